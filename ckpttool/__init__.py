@@ -82,7 +82,8 @@ if TYPE_CHECKING:
     from ckpttool.commands.evaluate import Protocol as Protocol, evaluate as evaluate
     from ckpttool.commands.evidence import AgentFacts as AgentFacts
     from ckpttool.commands.export_onnx import ExportOptions as ExportOptions, export as export
-    from ckpttool.commands.inspect import schema as schema, summary as summary
+    from ckpttool.commands.inspect import summary as summary
+    from ckpttool.commands.schemas import schema as schema
     from ckpttool.commands.load_agent import LoadedAgent as LoadedAgent, load_agent as load_agent
     from ckpttool.commands.load_into import FillOptions as FillOptions, load_into as load_into
     from ckpttool.commands.options import ConversionOptions as ConversionOptions
@@ -91,7 +92,8 @@ if TYPE_CHECKING:
     from ckpttool.commands.sweep import sweep as sweep
     from ckpttool.commands.verify import VerificationOptions as VerificationOptions, verify as verify
     from ckpttool.core import errors as errors
-    from ckpttool.core.checkpoint import Branch as Branch, Checkpoint as Checkpoint, Handle as Handle
+    from ckpttool.core.checkpoint import Checkpoint as Checkpoint
+    from ckpttool.core.handles import Branch as Branch, Handle as Handle
     from ckpttool.core.errors import CkpttoolError as CkpttoolError
     from ckpttool.core.sidecar import Sidecar as Sidecar
     from ckpttool.core.tree import Leaf as Leaf, Tree as Tree, ValueLeaf as ValueLeaf, display as display

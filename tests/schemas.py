@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ckpttool.commands.inspect import schema_names
+from ckpttool.commands.schemas import schema_names
 
 FOLDER = Path(__file__).resolve().parent.parent / "ckpttool" / "schemas"
 # A word that says nothing of a value.

@@ -20,22 +20,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+from rich.cells import cell_len
 
-from ckpttool.browser import model
-from ckpttool.browser.model import (
-    AliasRow,
-    BrowserListing,
-    ComparisonState,
-    Outline,
-    ReaderThread,
-    SearchIndex,
-    TensorNumbers,
-    list_for_browser,
-    next_hit,
-    read_numbers,
-)
+from ckpttool.browser import details, lines, numbers, overview
+from ckpttool.browser.comparison import ComparisonState
+from ckpttool.browser.listing import AliasRow, BrowserListing, list_for_browser
+from ckpttool.browser.numbers import TensorNumbers, read_numbers
+from ckpttool.browser.outline import Outline
 from ckpttool.browser.panes import CellDifference, TensorCells, ValueGrid, choose_cell_format, format_exactly
-from ckpttool.commands.inspect import ModuleSummary, TensorRow
+from ckpttool.browser.reader import ReaderThread
+from ckpttool.browser.search import SearchIndex, next_hit
+from ckpttool.commands.modules import ModuleSummary
+from ckpttool.commands.rows import TensorRow
 from ckpttool.commands.stats import Moments
 from ckpttool.core import Leaf, UsageError
 from ckpttool.core.source import LARGE
@@ -224,7 +220,7 @@ def read(row: TensorRow) -> TensorNumbers | None:
 def told(shown: BrowserListing, name: str, comparison: ComparisonState | None = None, cells: int = 60) -> str:
     row = shown.rows[name]
     numbers = (read(row),) if isinstance(row, TensorRow) else None
-    return model.to_plain_text(model.detail_lines(shown, comparison, row, numbers, cells))
+    return lines.to_plain_text(details.detail_lines(shown, comparison, row, numbers, cells))
 
 
 def test_the_details_of_a_tensor(sample: BrowserListing) -> None:
@@ -246,7 +242,7 @@ def test_the_details_of_a_tensor(sample: BrowserListing) -> None:
     assert "m of" in slot
     assert "policy/actor/l1/kernel" in slot
     module = next(each for each in sample.root.below["policy"].below.values() if each.name == "critic")
-    assert "9,090 parameters" in model.to_plain_text(model.detail_lines(sample, None, module, None, 40))
+    assert "9,090 parameters" in lines.to_plain_text(details.detail_lines(sample, None, module, None, 40))
 
 
 def test_large_tensors_are_read_in_pieces_and_give_the_same(tied: str) -> None:
@@ -320,28 +316,28 @@ def test_a_conversion_is_compared_by_meaning_and_forms_are_seen_at_once(folder: 
     for _ in comparison.steps(comparison.note):
         pass
     assert comparison.marks["values"] == "changed"
-    golden(model.title_line(pair, comparison, 80)[1].text)
+    golden(overview.title_line(pair, comparison, 80)[1].text)
 
 
 def test_a_member_of_an_archive_is_named_as_people_write_it(folder: Path) -> None:
     file = safetensors(folder / "inner.safetensors", {"a": np.eye(2)})
     with zipfile.ZipFile(folder / "old.zip", "w") as archive:
         archive.write(file, "inner.safetensors")
-    said = model.to_plain_text(
-        model.about_lines(list_for_browser(f"zip://inner.safetensors::{folder}/old.zip"), 300)
+    said = lines.to_plain_text(
+        overview.about_lines(list_for_browser(f"zip://inner.safetensors::{folder}/old.zip"), 300)
     )
     assert said.count(f"zip://inner.safetensors::{folder}/old.zip") == 2
     assert "old.zip::" not in said
 
 
 def test_the_page_about_the_checkpoint(sample: BrowserListing, golden: Golden) -> None:
-    said = model.to_plain_text(model.about_lines(sample, 78))
+    said = lines.to_plain_text(overview.about_lines(sample, 78))
     for part in ("tensor_bundle (crc32c checksums)", "td3_tf", "2 files", "27,142"):
         assert part in said
     assert max(map(len, said.splitlines())) <= 78
-    two = model.to_plain_text(model.key_help(78, two=True))
+    two = lines.to_plain_text(overview.key_help(78, two=True))
     golden(two)
-    assert "difference" not in model.to_plain_text(model.key_help(78, two=False))
+    assert "difference" not in lines.to_plain_text(overview.key_help(78, two=False))
 
 
 # --- Tables of values ---------------------------------------------------------------------------------
@@ -405,8 +401,8 @@ def test_all_of_a_value_is_told_exactly() -> None:
 def test_a_histogram_shows_what_there_is_at_all() -> None:
     counts = (1, 0, *[10_000] * 13, 1)
     found = TensorNumbers(Moments(130_002, -1.0, 1.0), counts)
-    columns, bars = model.column_lines(found, 40), model.to_plain_text(model.bar_lines(found, 60))
-    assert model.to_plain_text(columns).splitlines()[3].startswith("▁▁  ██")
+    columns, bars = numbers.column_lines(found, 40), lines.to_plain_text(numbers.bar_lines(found, 60))
+    assert lines.to_plain_text(columns).splitlines()[3].startswith("▁▁  ██")
     assert bars.splitlines()[0].count("▏") == 1
     assert "10,000" in bars
     assert max(map(len, bars.splitlines())) <= 60
@@ -415,9 +411,9 @@ def test_a_histogram_shows_what_there_is_at_all() -> None:
 def test_lines_are_fitted_by_cells_and_inert() -> None:
     for name in HOSTILE:
         for cells in (8, 20, 60):
-            assert model.cell_len(model.pad_text(name, cells)) == cells
-            assert all(model.cell_len(each) <= cells for each in model.wrap_text(name, cells))
-            assert model.pad_text(name, cells).isprintable()
+            assert cell_len(lines.pad_text(name, cells)) == cells
+            assert all(cell_len(each) <= cells for each in lines.wrap_text(name, cells))
+            assert lines.pad_text(name, cells).isprintable()
 
 
 def test_what_is_looked_at_is_read_before_what_is_compared() -> None:
@@ -670,7 +666,7 @@ def test_hostile_names_are_inert_and_keep_their_columns(hostile: str) -> None:
     async def talk(browser: Played) -> None:
         for _ in HOSTILE:
             lines = await browser.press("e", "down")
-            assert all(model.cell_len(line) == 80 for line in lines)
+            assert all(cell_len(line) == 80 for line in lines)
             assert all(line.isprintable() for line in lines)
         lines = browser.lines()
         assert any("[bold red]x[" in line for line in lines)

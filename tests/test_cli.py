@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ckpttool.cli import common
+from ckpttool.cli import console
 from ckpttool.commands.save import save
 from tests.conftest import ROOT, TF_SAMPLE, TORCH_SAMPLE, Ran, Terminal, ckpttool, in_process, refused, zipped
 from tests.golden_texts import Golden
@@ -621,9 +621,9 @@ def test_struct_is_little_endian_everywhere() -> None:
 
 def test_a_list_of_very_many_objects_has_a_line_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
     content = {"rows": [{"n": n, "x": [1.5, float("nan")]} for n in range(5)], "one": {"a": []}}
-    short = common.render_document(content)
-    monkeypatch.setattr(common, "_MANY", 4)
-    long = common.render_document(content)
+    short = console.render_document(content)
+    monkeypatch.setattr(console, "_MANY", 4)
+    long = console.render_document(content)
     assert json.loads(long) == json.loads(short)
     assert json.loads(long)["rows"][4] == {"n": 4, "x": [1.5, "NaN"]}
     assert sum(line.startswith('  {"n": ') for line in long.splitlines()) == 5

@@ -15,7 +15,8 @@ from typer.testing import CliRunner
 
 from ckpttool.cli.app import COMMANDS, CommandEntry
 from ckpttool.cli.app import app as program
-from ckpttool.cli.common import OptionPanel, complete_words, takes_panels
+from ckpttool.cli.completion import complete_words
+from ckpttool.cli.panels import OptionPanel, takes_panels
 from ckpttool.core import UsageError
 from tests.conftest import ROOT, in_process
 
@@ -187,7 +188,7 @@ def test_only_the_command_that_is_chosen_is_imported() -> None:
         )
         return set(done.stderr.split())
 
-    own = {"ckpttool.cli", "ckpttool.cli.app", "ckpttool.cli.common"}
+    own = {"ckpttool.cli", "ckpttool.cli.app", "ckpttool.cli.parameters"}
     for words in (("--version",), ("--help",)):
         found = imported(*words)
         assert {name for name in found if not name.startswith(("ckpttool.core", "ckpttool.version"))} == own

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ckpttool.commands.digest import digest_checkpoint
 from ckpttool.core import ChecksumError, CkpttoolError
+from ckpttool.core.digests import digest_checkpoint
 from ckpttool.formats import open_checkpoint
 from tests.hostile.differential import BY_SLUG, FAULTS, Verdict, compare, difference, verdict
 from tests.hostile.mutations import kinds, mutant

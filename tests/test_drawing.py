@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from ckpttool.cli import drawings
-from ckpttool.cli.common import ColumnLine
+from ckpttool.cli.columns import ColumnLine
 from ckpttool.cli.drawings import GraphDrawing, lay_out_graph, render_dot, render_page, render_svg, text_width
 from ckpttool.commands.graph import COMFORTABLE, MOST, ModuleGraph, build_module_graph
 from ckpttool.commands.inspect import summary

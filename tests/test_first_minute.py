@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ckpttool.cli import common, evaluate
+from ckpttool.cli import console, evaluate, parameters
 from ckpttool.cli.tables import TreeView, render_tree
 from ckpttool.commands.inspect import summary
 from ckpttool.commands.options import infer_target_word
@@ -183,7 +183,7 @@ def test_a_long_listing_goes_through_the_pager(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr("sys.stdin", _Keyboard())
     paged: list[tuple[list[str], str]] = []
     monkeypatch.setattr(
-        common, "_run_pager", lambda command, text: bool(paged.append((command, text))) or True
+        console, "_run_pager", lambda command, text: bool(paged.append((command, text))) or True
     )
     file = flat(tmp_path / "flat.safetensors", 60)
     shown = on_terminal("inspect", file, "--all", "-q", PAGER="more -s")
@@ -199,9 +199,9 @@ def test_a_long_listing_goes_through_the_pager(tmp_path: Path, monkeypatch: pyte
 
 def test_the_pager_gets_the_text(tmp_path: Path) -> None:
     copy = tmp_path / "seen"
-    assert common._run_pager(["sh", "-c", f"cat > '{copy}'"], "one\ntwo")
+    assert console._run_pager(["sh", "-c", f"cat > '{copy}'"], "one\ntwo")
     assert copy.read_text() == "one\ntwo\n"
-    assert not common._run_pager([str(tmp_path / "absent")], "one")
+    assert not console._run_pager([str(tmp_path / "absent")], "one")
 
 
 def test_the_document_lists_everything(tmp_path: Path) -> None:
@@ -380,7 +380,7 @@ def test_a_checkpoint_comes_from_stdin(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("sys.stdin", _Input(TORCH_SAMPLE.read_bytes()))
         assert in_process(verb, "-", "--json").json()["tensors"] == document["tensors"]
     monkeypatch.setattr("sys.stdin", _Input(TORCH_SAMPLE.read_bytes()))
-    monkeypatch.setattr(common, "_MOST_STDIN", 1000)
+    monkeypatch.setattr(parameters, "_MOST_STDIN", 1000)
     assert in_process("inspect", "-", "--json").json()["error"]["kind"] == "limit"
     monkeypatch.setattr("sys.stdin", _Input(b"", terminal=True))
     assert in_process("inspect", "-", "--json").json()["error"]["kind"] == "usage"

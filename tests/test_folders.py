@@ -221,10 +221,10 @@ def test_textconv_prints_a_folder_and_never_fails(kind: str, folders: Path) -> N
 def test_both_sides_may_be_folders(
     command: str, folders: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from ckpttool.cli import common
+    from ckpttool.cli import parameters
 
     one = str(folders / "one file")
-    assert common.use_checkpoint(one, quiet=False) == f"{one}/agent.pt"
+    assert parameters.use_checkpoint(one, quiet=False) == f"{one}/agent.pt"
     assert capsys.readouterr().err == f"using {one}/agent.pt\n"
     run = str(folders / "a run with its latest")
     assert choose_checkpoint(run).path == run

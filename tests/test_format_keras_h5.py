@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ckpttool.commands.digest import digest_checkpoint
 from ckpttool.core import (
     Checkpoint,
     CkpttoolError,
@@ -29,6 +28,7 @@ from ckpttool.core import (
     display,
 )
 from ckpttool.core import Path as TreePath
+from ckpttool.core.digests import digest_checkpoint
 from ckpttool.formats import keras_h5, open_checkpoint, slot_path
 from tests import keras_models, tensorflow_child
 from tests.conftest import in_process, refused

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ckpttool.commands.digest import digest_checkpoint
 from ckpttool.core import ChecksumError, CkpttoolError, FormatError, UnsupportedError, attr, display
+from ckpttool.core.digests import digest_checkpoint
 from ckpttool.formats import Probe, keras_h5, open_checkpoint
 from ckpttool.formats.keras_h5 import KERAS_ARCHIVE
 from tests.conftest import in_process, refused

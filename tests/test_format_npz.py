@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from ckpttool.commands.convert import convert
-from ckpttool.commands.digest import digest_checkpoint
 from ckpttool.commands.save import save
 from ckpttool.core import (
     CkpttoolError,
@@ -33,6 +32,7 @@ from ckpttool.core import (
     display,
     key,
 )
+from ckpttool.core.digests import digest_checkpoint
 from ckpttool.encodings import npy
 from ckpttool.formats import Probe, npz, open_checkpoint
 from tests import test_gate

@@ -18,7 +18,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ckpttool.commands.inspect import audit_notes
+from ckpttool.commands.audit import audit_notes
 from ckpttool.core import (
     Alias,
     ChecksumError,

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ckpttool.commands.digest import digest_checkpoint
 from ckpttool.core import CkpttoolError, File, FormatError, Leaf, Tree, UnsupportedError, ValueLeaf
+from ckpttool.core.digests import digest_checkpoint
 from ckpttool.formats import open_checkpoint, torch_legacy, torch_zip
 from tests.conftest import CORPUS, in_process, refused
 from tests.golden_texts import Golden

@@ -17,9 +17,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from ckpttool.commands.audit import audit_notes
 from ckpttool.commands.convert import convert
-from ckpttool.commands.digest import digest_checkpoint
-from ckpttool.commands.inspect import audit_notes
 from ckpttool.core import (
     CkpttoolError,
     FormatError,
@@ -34,6 +33,7 @@ from ckpttool.core import (
     index,
     key,
 )
+from ckpttool.core.digests import digest_checkpoint
 from ckpttool.formats import open_checkpoint, torch_dcp
 from tests import warm
 from tests.conftest import in_process

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from ckpttool.commands.inspect import audit_notes
+from ckpttool.commands.audit import audit_notes
 from ckpttool.core import (
     Checkpoint,
     CkpttoolError,

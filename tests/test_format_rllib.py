@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ckpttool.commands.inspect import audit_notes
+from ckpttool.commands.audit import audit_notes
 from ckpttool.core import (
     CkpttoolError,
     FormatError,

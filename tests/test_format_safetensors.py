@@ -22,7 +22,6 @@ from hypothesis import strategies as st
 from safetensors import torch as referee
 
 from ckpttool.commands.convert import convert
-from ckpttool.commands.digest import digest_checkpoint
 from ckpttool.commands.save import save
 from ckpttool.core import (
     CkpttoolError,
@@ -40,6 +39,7 @@ from ckpttool.core import (
     dtypes,
     key,
 )
+from ckpttool.core.digests import digest_checkpoint
 from ckpttool.formats import Probe, open_checkpoint, torch_zip
 from ckpttool.formats import safetensors as ours
 from tests.conftest import ROOT, TF_SAMPLE, TORCH_SAMPLE, in_process, refused

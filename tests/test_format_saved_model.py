@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ckpttool.commands.digest import digest_checkpoint
 from ckpttool.core import Checkpoint, CkpttoolError, FormatError, Leaf, TruncatedError, key, limits
+from ckpttool.core.digests import digest_checkpoint
 from ckpttool.encodings import protobuf
 from ckpttool.formats import Probe, open_checkpoint, tf_bundle, tf_saved_model, torch_zip
 from tests.bundle_writer import bundle, field, graph, node, shape, variable, varint

@@ -13,8 +13,8 @@ import torch
 from safetensors import torch as referee
 
 from ckpttool.commands.convert import convert
-from ckpttool.commands.digest import digest_checkpoint
 from ckpttool.core import CkpttoolError, FormatError, TruncatedError, UsageError, key
+from ckpttool.core.digests import digest_checkpoint
 from ckpttool.formats import Probe, open_checkpoint, safetensors
 from ckpttool.formats.safetensors import SHARDED_SAFETENSORS
 from tests.conftest import in_process, refused

@@ -16,8 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ckpttool.commands.digest import digest_checkpoint
-from ckpttool.commands.inspect import audit_notes
+from ckpttool.commands.audit import audit_notes
 from ckpttool.core import (
     CkpttoolError,
     FormatError,
@@ -31,6 +30,7 @@ from ckpttool.core import (
     index,
     key,
 )
+from ckpttool.core.digests import digest_checkpoint
 from ckpttool.formats import Probe, open_checkpoint, sb3, torch_legacy
 from ckpttool.formats.sb3 import STABLE_BASELINES2
 from ckpttool.formats.torch_legacy import PYTHON_PICKLE

@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from ckpttool.commands.digest import digest_checkpoint
-from ckpttool.commands.inspect import audit_notes
+from ckpttool.commands.audit import audit_notes
 from ckpttool.core import (
     ChecksumError,
     FormatError,
@@ -27,6 +26,7 @@ from ckpttool.core import (
     key,
 )
 from ckpttool.core import Path as TreePath
+from ckpttool.core.digests import digest_checkpoint
 from ckpttool.formats import Probe, open_checkpoint, torch_zip
 from ckpttool.formats import sb3 as stable_baselines2
 from tests import sb3_files as sb3

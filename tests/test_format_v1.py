@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ckpttool.commands.digest import digest_checkpoint
 from ckpttool.core import (
     ChangedError,
     Checkpoint,
@@ -27,6 +26,7 @@ from ckpttool.core import (
     UnsupportedError,
     UsageError,
 )
+from ckpttool.core.digests import digest_checkpoint
 from ckpttool.formats import Probe, open_checkpoint, tf_bundle, tf_v1
 from tests import v1_writer as v1
 from tests.golden_texts import Golden

@@ -13,9 +13,9 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from ckpttool.commands.digest import digest_checkpoint
 from ckpttool.commands.save import save
 from ckpttool.core import ChangedError, Checkpoint, CkpttoolError, Leaf, Tree, UnsupportedError, key, plugins
+from ckpttool.core.digests import digest_checkpoint
 from ckpttool.formats import Probe, open_checkpoint, tf_bundle, torch_zip
 from ckpttool.formats.torch_zip import PYTORCH_SET
 from tests.conftest import TF_SAMPLE, TORCH_SAMPLE

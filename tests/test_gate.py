@@ -28,7 +28,7 @@ import yaml
 from ckpttool.commands import check as candidates
 from ckpttool.commands.check import CheckResult, check
 from ckpttool.commands.doctor import diagnose
-from ckpttool.core import File, checkpoint, filesystem
+from ckpttool.core import File, code_references, filesystem
 from ckpttool.encodings import pickle_reader
 from ckpttool.formats import Probe, detect, find_pickle_format, keras_config, tf_operations
 from tests.bundle_writer import field
@@ -454,12 +454,12 @@ def test_a_storage_of_torch_within_a_pickle_is_judged() -> None:
     def verdict(data: bytes) -> str:
         text = b"B" + struct.pack("<I", len(data)) + data
         found = pickle_reader.parse_pickle(b"ctorch.storage\n_load_from_bytes\n(" + text + b"tR.")
-        return checkpoint.worst_verdict(found.code_references)
+        return code_references.worst_verdict(found.code_references)
 
     plain = b"".join(pickle.dumps(each, 2) for each in (0x1950A86A20F9469CFC6C, 1001, {}, [], []))
-    assert verdict(plain) == checkpoint.CLASSES
-    assert verdict(ACTS) == checkpoint.CODE
-    assert verdict(plain[:-2] + PROTOCOL_0) == checkpoint.CODE
+    assert verdict(plain) == code_references.CLASSES
+    assert verdict(ACTS) == code_references.CODE
+    assert verdict(plain[:-2] + PROTOCOL_0) == code_references.CODE
 
 
 # --- Programs in archives, what follows a pickle, files of two formats ----------------------------------
@@ -610,7 +610,7 @@ def test_what_another_loader_would_run_is_told_everywhere(tmp_path: Path, name: 
     assert set(topics) == {"loading"}
     assert "loading" in [each.topic for each in diagnose(str(path)).findings]
     found = detect.open_checkpoint(str(path))
-    names = {each.name for each in found.code_references if each.verdict == checkpoint.CODE}
+    names = {each.name for each in found.code_references if each.verdict == code_references.CODE}
     assert reference in names if reference else found.unjudged
     assert in_process("inspect", path).out.startswith(("RUNS CODE: ", "NEEDS CLASSES: ", "NOT CHECKED: "))
     assert in_process("inspect", path, "--strict").status == 1
@@ -1061,12 +1061,12 @@ ACTING_CONFIGS: dict[str, Any] = {
 def verdict(config: Any) -> str:
     found = keras_config.audit_json(json.dumps(config), "model_config")
     assert found.unjudged == ()
-    return checkpoint.worst_verdict(found.code_references)
+    return code_references.worst_verdict(found.code_references)
 
 
 @pytest.mark.parametrize("name", ACTING_CONFIGS)
 def test_configurations_that_act(name: str) -> None:
-    assert verdict(ACTING_CONFIGS[name]) == checkpoint.CODE
+    assert verdict(ACTING_CONFIGS[name]) == code_references.CODE
 
 
 @pytest.mark.parametrize(
@@ -1088,7 +1088,7 @@ def test_configurations_that_act(name: str) -> None:
     ],
 )
 def test_configurations_that_need_classes(config: Any) -> None:
-    assert verdict(config) == checkpoint.CLASSES
+    assert verdict(config) == code_references.CLASSES
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ckpttool.cli import common
+from ckpttool.cli import console, styles
 from ckpttool.commands.save import save
 from ckpttool.core import clean
 from tests.conftest import TORCH_SAMPLE, Terminal, in_process
@@ -192,16 +192,16 @@ def test_results_of_a_play_are_inert(files: dict[str, Path], tmp_path: Path) -> 
 
 
 def test_only_our_own_styles_pass() -> None:
-    given = f"{common.style_code('1')}x\x1b[1my{common.style_code('0')}"
-    assert common.escape_controls(given, styles=True) == "\x1b[1mx\\x1b[1my\x1b[0m"
-    assert common.escape_controls(given) == "x\\x1b[1my"
+    given = f"{styles.style_code('1')}x\x1b[1my{styles.style_code('0')}"
+    assert styles.escape_controls(given, styles=True) == "\x1b[1mx\\x1b[1my\x1b[0m"
+    assert styles.escape_controls(given) == "x\\x1b[1my"
 
 
 def test_what_libraries_print_is_escaped_too(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "stdout", sys.stdout)
         patch.setattr(sys, "stderr", sys.stderr)
-        common.guard_streams()
+        console.guard_streams()
         print(f"a\tb {NASTY}")  # noqa: T201  # as a library does
         print(NASTY, file=sys.stderr)  # noqa: T201
         sys.stderr.writelines([NASTY, "\n"])
@@ -224,5 +224,5 @@ def test_every_character_that_does_not_print_is_escaped() -> None:
         0xE0001,
     ):
         assert clean(f"a{chr(number)}b").isascii()
-        assert common.escape_controls(f"a{chr(number)}b").isascii()
-    assert common.escape_controls("a\nb") == "a\nb"
+        assert styles.escape_controls(f"a{chr(number)}b").isascii()
+    assert styles.escape_controls("a\nb") == "a\nb"

@@ -18,15 +18,11 @@ from ckpttool import CkpttoolError
 from ckpttool.cli.tables import TreeView, render_tree
 from ckpttool.commands.check import check
 from ckpttool.commands.folder import inspect_path
-from ckpttool.commands.inspect import (
-    CheckpointSummary,
-    TensorRow,
-    Totals,
-    group_by_module,
-    signature_lines,
-    walk_modules,
-)
+from ckpttool.commands.inspect import CheckpointSummary, Totals
+from ckpttool.commands.modules import group_by_module, walk_modules
+from ckpttool.commands.rows import TensorRow
 from ckpttool.commands.save import save
+from ckpttool.commands.signatures import signature_lines
 from ckpttool.core import Container, Inline, Leaf, attr, shorten
 from ckpttool.formats import CheckpointState, tf_common
 from tests.conftest import TF_SAMPLE, TORCH_SAMPLE, Terminal, in_process, refused
@@ -419,7 +415,7 @@ def test_a_numbered_layer_has_its_own_name(golden: Golden) -> None:
 
 
 def test_names_sort_by_their_numbers_of_however_many_digits() -> None:
-    from ckpttool.commands.inspect import natural_sort_key
+    from ckpttool.commands.rows import natural_sort_key
 
     in_order = ["a", "l01", "l1", "l2", "l10", "l10a", "l" + "9" * 5000, "l1" + "0" * 5000]
     shuffled = in_order[::-1]

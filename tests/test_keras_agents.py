@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ckpttool.commands.digest import digest_checkpoint
 from ckpttool.core import Container, Leaf, Tree, attr, display
 from ckpttool.core import Path as TreePath
+from ckpttool.core.digests import digest_checkpoint
 from ckpttool.formats import keras_h5, layer_variables, open_checkpoint
 from tests import tensorflow_child
 from tests.conftest import in_process

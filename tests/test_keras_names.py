@@ -16,7 +16,7 @@ import pytest
 from ckpttool.commands import model_comparison, model_proof
 from ckpttool.commands.check import check
 from ckpttool.commands.doctor import diagnose
-from ckpttool.core import UsageError, checkpoint
+from ckpttool.core import UsageError, code_references
 from ckpttool.formats import keras_config, open_checkpoint
 from tests import tensorflow_child
 from tests.conftest import ROOT, in_process, zipped
@@ -180,15 +180,15 @@ def test_every_object_that_tf_keras_finds_by_its_name_is_known(registries: dict[
         assert len(found) > 5
         for name in found:
             config = {"class_name": name, "config": {}}
-            verdict = checkpoint.worst_verdict(keras_config.audit_document(config, "x"))
+            verdict = code_references.worst_verdict(keras_config.audit_document(config, "x"))
             if name in asked:
-                assert verdict == checkpoint.CODE, name
+                assert verdict == code_references.CODE, name
             elif name in names.classes:
-                assert verdict == checkpoint.PLAIN, name
+                assert verdict == code_references.PLAIN, name
             else:
                 # Functions and bases, which tf_keras would call in place of a class.
                 base = name in ("PyMetric", "_RNNCellWrapper") or (name.isupper() and name in names.functions)
-                assert verdict == (checkpoint.CLASSES if base else checkpoint.CODE), (home, name)
+                assert verdict == (code_references.CLASSES if base else code_references.CODE), (home, name)
 
 
 @pytest.mark.tensorflow
@@ -310,7 +310,7 @@ def test_every_acting_configuration_is_found_and_refused(tmp_path: Path, name: s
     assert [each.topic for each in row.findings] == ["loading"]
     assert "loading" in [each.topic for each in diagnose(str(tmp_path / "m")).findings]
     opened = open_checkpoint(str(tmp_path / "m"))
-    assert checkpoint.worst_verdict(opened.code_references) == checkpoint.CODE
+    assert code_references.worst_verdict(opened.code_references) == code_references.CODE
     assert model_comparison.find_code(opened, "keras") is not None
 
 

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from ckpttool.commands.convert import ConversionResult, convert
-from ckpttool.commands.digest import digest_checkpoint
 from ckpttool.core import Sidecar, UnsupportedError, sidecar_path
+from ckpttool.core.digests import digest_checkpoint
 from ckpttool.formats import open_checkpoint
 from tests.golden_texts import Golden
 

@@ -15,7 +15,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ckpttool
-from ckpttool.commands.digest import digest_checkpoint
 from ckpttool.core import (
     Checkpoint,
     Leaf,
@@ -30,6 +29,7 @@ from ckpttool.core import (
     index,
     key,
 )
+from ckpttool.core.digests import digest_checkpoint
 from ckpttool.networks import audit, compare_names, copy_values, flatten_with_path, state_dict, submodules
 from tests.conftest import ROOT
 from tests.golden_texts import Golden

@@ -23,7 +23,7 @@ import pytest
 from ckpttool.commands.check import CheckOptions, check
 from ckpttool.commands.doctor import diagnose
 from ckpttool.core import worst_verdict
-from ckpttool.core.checkpoint import CLASSES, CODE, PLAIN, UNKNOWN, UNSAFE
+from ckpttool.core.code_references import CLASSES, CODE, PLAIN, UNKNOWN, UNSAFE
 from ckpttool.encodings import dumps, parse_pickle, pickle_audit, pickle_reader
 from ckpttool.formats import open_checkpoint, pickles, torch_tensors
 from tests.conftest import TORCH_SAMPLE, in_process

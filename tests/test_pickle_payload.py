@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 import ckpttool
-from ckpttool.commands.inspect import audit_notes
+from ckpttool.commands.audit import audit_notes
 from ckpttool.core import CkpttoolError, FormatError, Record, ValueLeaf, dangerous_calls
 from ckpttool.encodings import Global, PickleObject, dumps, parse_pickle
 from ckpttool.formats import open_checkpoint

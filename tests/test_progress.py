@@ -19,11 +19,11 @@ from tests.conftest import ROOT, TORCH_SAMPLE
 
 COUNTING = """
 import time
-from ckpttool.cli.common import show_progress as progress
-from ckpttool.cli import common
+from ckpttool.cli.progress import show_progress as progress
+from ckpttool.cli import parameters
 if {clock}:  # a moment, however long the machine takes
     now = iter({reports} * [0.0] + {reports} * [0.3])
-    common.time = type("time", (), {{"monotonic": lambda: next(now)}})
+    parameters.time = type("time", (), {{"monotonic": lambda: next(now)}})
 with progress("eval", quiet={quiet}, unit="episodes") as moving:
     for n in range({reports}):
         moving(n, 40, 1000 * n)

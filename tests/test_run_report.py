@@ -16,7 +16,7 @@ import pytest
 
 import ckpttool
 from ckpttool.commands import run_history
-from ckpttool.commands.inspect import Finding
+from ckpttool.commands.findings import Finding
 from ckpttool.commands.run_history import (
     FindingHistory,
     LayerHistory,

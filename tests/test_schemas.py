@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
 import ckpttool
-from ckpttool.commands.inspect import Topic, schema_names
+from ckpttool.commands.findings import Topic
+from ckpttool.commands.schemas import schema_names
 from ckpttool.commands.stats import By
-from ckpttool.core import Role, UsageError, checkpoint, dtypes, errors
+from ckpttool.core import Role, UsageError, code_references, dtypes, errors
 from ckpttool.core.sidecar import Scores
 from ckpttool.mapping.solver import CONFIDENCE
 from tests import schemas
@@ -31,7 +32,7 @@ OTHERS = {"error", "result", "sidecar"}
 def commands() -> set[str]:
     """Return the commands that print a document: `browse` refuses to."""
     from ckpttool.cli.app import COMMANDS
-    from ckpttool.cli.common import AsJson
+    from ckpttool.cli.parameters import AsJson
 
     # `browse` has the option, to refuse it.
     said = get_args(AsJson)[1].help
@@ -178,7 +179,7 @@ def test_the_words_are_those_of_the_program() -> None:
     scores = stored("sidecar")["properties"]["choices"]["properties"]["scores"]
     assert set(scores["enum"]) == set(get_args(Scores))
     inspect = stored("inspect")["$defs"]
-    assert set(inspect["verdict"]["enum"]) == set(checkpoint.VERDICTS)
+    assert set(inspect["verdict"]["enum"]) == set(code_references.VERDICTS)
     assert set(inspect["totals"]["properties"]["roles"]["properties"]) == shared("role")
     matched = stored("convert")["properties"]["matched"]["items"]["properties"]
     assert set(matched["by"]["enum"]) == set(CONFIDENCE)

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 from ckpttool.cli import evaluate as scores
-from ckpttool.commands import inspect, parallel
+from ckpttool.commands import parallel, training_counters
 from ckpttool.commands import sweep as results
 from ckpttool.commands.evaluate import Evaluation, Protocol, evaluate
 from ckpttool.commands.folder import expand_paths
@@ -126,23 +126,26 @@ def test_one_path_is_taken_as_it_is() -> None:
     ],
 )
 def test_the_step_in_a_name(name: str, step: int | None) -> None:
-    assert inspect.step_in_name(name) == step
+    assert training_counters.step_in_name(name) == step
 
 
 def test_all_steps_are_of_one_source() -> None:
     told = [{"total_it": 5, "name": 1}, {"total_it": 9, "name": 2}, {"name": 3}]
-    assert inspect.most_common_source(told) == "name"
-    assert inspect.most_common_source(told[:2]) == "total_it"
-    assert inspect.most_common_source([{"total_it": 5, "name": 1}, {"total_it": 5, "name": 2}]) == "name"
-    assert inspect.most_common_source([{}, {}]) is None
-    assert inspect.most_common_source([{"total_it": 5}, {"total_it": 5}]) == "total_it"
+    assert training_counters.most_common_source(told) == "name"
+    assert training_counters.most_common_source(told[:2]) == "total_it"
+    assert (
+        training_counters.most_common_source([{"total_it": 5, "name": 1}, {"total_it": 5, "name": 2}])
+        == "name"
+    )
+    assert training_counters.most_common_source([{}, {}]) is None
+    assert training_counters.most_common_source([{"total_it": 5}, {"total_it": 5}]) == "total_it"
 
 
 def test_a_count_of_saves_is_no_step() -> None:
-    assert inspect.most_common_source([{"save_counter": 5}, {"save_counter": 6}]) is None
+    assert training_counters.most_common_source([{"save_counter": 5}, {"save_counter": 6}]) is None
     told = [{"total_it": 9, "save_counter": number} for number in (1, 2)]
-    assert inspect.most_common_source(told) == "total_it"
-    assert inspect.step_columns(told[0]) == {
+    assert training_counters.most_common_source(told) == "total_it"
+    assert training_counters.step_columns(told[0]) == {
         "environment_steps": None,
         "updates": 9,
         "saves": 1,

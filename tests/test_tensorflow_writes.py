@@ -17,7 +17,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # the child process runs this file by its path
 
-from ckpttool.commands.digest import digest, digest_checkpoint  # noqa: E402
+from ckpttool.commands.digest import digest  # noqa: E402
 from ckpttool.commands.save import save  # noqa: E402
 from ckpttool.core import (  # noqa: E402
     Alias,
@@ -37,6 +37,7 @@ from ckpttool.core import (  # noqa: E402
     key,
 )
 from ckpttool.core import Path as TreePath  # noqa: E402
+from ckpttool.core.digests import digest_checkpoint  # noqa: E402
 from ckpttool.formats import (  # noqa: E402
     open_checkpoint,
     tf_bundle,

@@ -15,7 +15,7 @@ import pytest
 
 from ckpttool.commands.check import check
 from ckpttool.core import CkpttoolError
-from ckpttool.core.checkpoint import CODE
+from ckpttool.core.code_references import CODE
 from ckpttool.formats import open_checkpoint, tf_operations
 from tests.bundle_writer import field
 from tests.conftest import CORPUS, ROOT, TORCH_SAMPLE, in_process

@@ -440,7 +440,7 @@ def test_equal_optimizers_make_equal_updates(outcomes: dict[str, Any], name: str
 
 
 def _versions() -> dict[str, Any]:
-    from ckpttool.cli.common import render_document
+    from ckpttool.cli.console import render_document
 
     return {key: value for key, value in json.loads(render_document({})).items() if key in ("schema", "tool")}
 

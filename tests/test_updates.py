@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ckpttool.commands import inspect
+from ckpttool.commands import training_counters
 from ckpttool.core import File, Inline, Span
 from ckpttool.formats import VariableInfo, tree_by_name
 from ckpttool.libraries import optimizers_read
@@ -31,7 +31,7 @@ def power(beta: float, steps: int) -> float:
 @pytest.mark.parametrize("betas", optimizers_read.BETAS)
 @pytest.mark.parametrize("steps", [0, 1, 137])
 def test_the_count_is_said(betas: tuple[float, float], steps: int, golden: Golden) -> None:
-    found = inspect.update_count_notes(
+    found = training_counters.update_count_notes(
         tree(beta1_power=power(betas[0], steps), beta2_power=power(betas[1], steps))
     )
     assert len(found) == 1
@@ -41,13 +41,13 @@ def test_the_count_is_said(betas: tuple[float, float], steps: int, golden: Golde
 def test_every_optimizer_is_counted_by_itself() -> None:
     powers = {f"beta1_power{n}": power(0.9, 10 + k) for k, n in enumerate(("", "_1"))}
     powers |= {f"beta2_power{n}": power(0.999, 10 + k) for k, n in enumerate(("", "_1"))}
-    found = inspect.update_count_notes(tree(**powers))
+    found = training_counters.update_count_notes(tree(**powers))
     assert [("10 updates" in note, "11 updates" in note) for note in found] == [(True, False), (False, True)]
 
 
 def test_other_numbers_say_nothing() -> None:
-    assert inspect.update_count_notes(tree(beta1_power=0.5, beta2_power=0.7)) == ()
-    assert inspect.update_count_notes(tree(beta1_power=power(0.9, 3))) == ()
+    assert training_counters.update_count_notes(tree(beta1_power=0.5, beta2_power=0.7)) == ()
+    assert training_counters.update_count_notes(tree(beta1_power=power(0.9, 3))) == ()
 
 
 def test_a_power_that_cannot_be_read_says_nothing(tmp_path: Path) -> None:
@@ -55,4 +55,6 @@ def test_a_power_that_cannot_be_read_says_nothing(tmp_path: Path) -> None:
     file.write_bytes(bytes(8))
     gone = VariableInfo("float32", (), Span(File.stamp(str(file)), 0, 4))
     file.unlink()
-    assert inspect.update_count_notes(tree_by_name({"beta1_power": gone, "beta2_power": gone})) == ()
+    assert (
+        training_counters.update_count_notes(tree_by_name({"beta1_power": gone, "beta2_power": gone})) == ()
+    )

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ckpttool.commands.digest import digest_checkpoint
 from ckpttool.core import FormatError, Inline, Leaf, Tree, display
+from ckpttool.core.digests import digest_checkpoint
 from ckpttool.formats import VariableInfo, count_adam_steps, open_checkpoint, tree_by_name
 from tests import saver_graphs, v1_writer
 from tests.conftest import in_process

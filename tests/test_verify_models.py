@@ -14,7 +14,7 @@ import pytest
 
 from benchmarks import verifying
 from ckpttool.cli import tables
-from ckpttool.cli.common import render_document
+from ckpttool.cli.console import render_document
 from ckpttool.commands import model_comparison
 from ckpttool.commands.verify import Verification, verify
 from ckpttool.core import UnsupportedError, UsageError

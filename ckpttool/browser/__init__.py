@@ -10,9 +10,9 @@ import sys
 import threading
 from collections.abc import Callable
 
-from ckpttool.browser.model import BrowserListing, list_for_browser
+from ckpttool.browser.listing import BrowserListing, list_for_browser
 from ckpttool.commands.diff import AUTO
-from ckpttool.commands.inspect import format_command
+from ckpttool.commands.findings import format_command
 from ckpttool.core.errors import MissingExtraError, UsageError
 
 # Background listing: small checkpoints open at once, others take seconds.

@@ -13,30 +13,14 @@ from textual.screen import Screen
 from textual.timer import Timer
 from textual.widgets import Input
 
-from ckpttool.browser import BackgroundListing, model
-from ckpttool.browser.model import (
-    PAGE,
-    TREE,
-    VALUES,
-    AliasRow,
-    BrowserKey,
-    BrowserListing,
-    ComparisonState,
-    Job,
-    Line,
-    Outline,
-    ReaderThread,
-    Row,
-    SearchIndex,
-    TensorNumbers,
-    TextPiece,
-    detail_lines,
-    fit_text,
-    format_shape,
-    next_hit,
-    pad_text,
-    wrap_paragraph,
-)
+from ckpttool.browser import BackgroundListing, numbers, overview
+from ckpttool.browser.comparison import ComparisonState
+from ckpttool.browser.details import detail_lines, format_shape
+from ckpttool.browser.keys import PAGE, TREE, VALUES, BrowserKey
+from ckpttool.browser.lines import Line, TextPiece, fit_text, pad_text, wrap_paragraph
+from ckpttool.browser.listing import AliasRow, BrowserListing, Row
+from ckpttool.browser.numbers import TensorNumbers
+from ckpttool.browser.outline import Outline
 from ckpttool.browser.panes import (
     Bar,
     CellDifference,
@@ -48,7 +32,10 @@ from ckpttool.browser.panes import (
     TreePane,
     ValueGrid,
 )
-from ckpttool.commands.inspect import ModuleSummary, Sort, TensorRow
+from ckpttool.browser.reader import Job, ReaderThread
+from ckpttool.browser.search import SearchIndex, next_hit
+from ckpttool.commands.modules import ModuleSummary, Sort
+from ckpttool.commands.rows import TensorRow
 from ckpttool.commands.stats import ChangedEntry, Moments
 from ckpttool.core.tree import Leaf
 
@@ -346,7 +333,9 @@ class WalkScreen(Screen[None]):
         self.query_one("#keys").display = False
         self.query_one("#asking").display = True
         self.query_one("#hits", Bar).show(
-            lambda cells: (TextPiece(pad_text(model.format_hits(self._found()), cells, right=True), "dim"),)
+            lambda cells: (
+                TextPiece(pad_text(overview.format_hits(self._found()), cells, right=True), "dim"),
+            )
         )
         box = self.query_one("#search", Input)
         box.value = ""
@@ -387,7 +376,7 @@ class WalkScreen(Screen[None]):
         if self._origin is not None and entry is not None and entry.path != self._origin:
             self._history.append(self._origin)
         self._searched()
-        self.show_message(model.format_hits(self._found()))
+        self.show_message(overview.format_hits(self._found()))
 
     def action_no_search(self) -> None:
         """Return to the position where the search began."""
@@ -404,7 +393,7 @@ class WalkScreen(Screen[None]):
 
     def action_following(self, backwards: bool) -> None:  # Textual passes action arguments by position
         """Go to the next hit of the last search."""
-        none = model.format_hits(self._found()) or "no search yet; press / to search"
+        none = overview.format_hits(self._found()) or "no search yet; press / to search"
         self._go(self._hits, backwards=backwards, none=none)
 
     def _go(self, hits: list[int], *, backwards: bool, none: str) -> None:
@@ -457,7 +446,7 @@ class MainScreen(WalkScreen):
         self.query_one("#asking").display = False
         self.query_one("#slash", Bar).show(lambda _: (TextPiece("/", "mark"),))
         self.query_one("#title", Bar).show(
-            lambda cells: model.title_line(self.listing, self.comparison, cells)
+            lambda cells: overview.title_line(self.listing, self.comparison, cells)
         )
         self.query_one("#keys", Bar).show(self.last_words)
         room = max(4, self.app.size.height - 4)
@@ -502,7 +491,7 @@ class MainScreen(WalkScreen):
     def _reading(self, name: str) -> Job:
         found: list[TensorNumbers | None] = []
         for row in self._sides(name):
-            yield from model.read_numbers(row, found.append)
+            yield from numbers.read_numbers(row, found.append)
             yield
         self.post_message(ReaderResult(lambda: self._take(name, tuple(found))))
 
@@ -562,12 +551,12 @@ class MainScreen(WalkScreen):
 
     def action_about(self) -> None:
         """Show an overview of the checkpoint."""
-        self.app.push_screen(PageScreen("About", lambda cells: model.about_lines(self.listing, cells)))
+        self.app.push_screen(PageScreen("About", lambda cells: overview.about_lines(self.listing, cells)))
 
     def action_help(self) -> None:
         """Show the key help."""
         two = self.comparison is not None
-        self.app.push_screen(PageScreen("Keys", lambda cells: model.key_help(cells, two=two)))
+        self.app.push_screen(PageScreen("Keys", lambda cells: overview.key_help(cells, two=two)))
 
     def action_histogram(self) -> None:
         """Show the histogram of the tensor, for both sides if there are two."""
@@ -579,7 +568,7 @@ class MainScreen(WalkScreen):
             )
             return
         title = entry.path if entry is not None else ""
-        self.app.push_screen(PageScreen(title, lambda cells: model.histogram_lines(known, cells)))
+        self.app.push_screen(PageScreen(title, lambda cells: numbers.histogram_lines(known, cells)))
 
     def action_values(self) -> None:
         """Show the tensor's values."""

@@ -15,30 +15,23 @@ from textual.message import Message
 from textual.strip import Strip
 from textual.widget import Widget
 
-from ckpttool.browser.model import (
-    AliasRow,
-    ComparisonState,
-    Line,
-    Outline,
-    OutlineLine,
-    Row,
-    TextPiece,
-    Tone,
-    fit_text,
-    pad_text,
-)
+from ckpttool.browser.comparison import ComparisonState
+from ckpttool.browser.lines import Line, TextPiece, Tone, fit_text, pad_text
+from ckpttool.browser.listing import AliasRow, Row
+from ckpttool.browser.outline import Outline, OutlineLine
 from ckpttool.commands import stats
-from ckpttool.commands.inspect import ModuleSummary, Sort, TensorRow, describe_module_kind, json_value
-from ckpttool.core.checkpoint import slice_leaf
+from ckpttool.commands.modules import ModuleSummary, Sort, describe_module_kind
+from ckpttool.commands.rows import TensorRow, json_value
 from ckpttool.core.deferred import dataclass
 from ckpttool.core.dtypes import np
 from ckpttool.core.errors import CkpttoolError
+from ckpttool.core.slices import slice_leaf
 from ckpttool.core.source import LARGE, Inline, Span, StridedView
 from ckpttool.core.text import clean, describe_error, format_size, shorten
 from ckpttool.core.tree import Leaf
 
 if TYPE_CHECKING:
-    from ckpttool.browser.model import Job
+    from ckpttool.browser.reader import Job
     from ckpttool.commands.stats import Moments
     from ckpttool.core.source import Shape
 

@@ -18,8 +18,8 @@ from typing import Annotated, Any
 import typer
 
 from ckpttool import exit_interrupted
-from ckpttool.cli import common
-from ckpttool.cli.common import show_fetch_progress
+from ckpttool.cli import console, panels
+from ckpttool.cli.progress import show_fetch_progress
 from ckpttool.core import limits
 from ckpttool.core.deferred import NamedTuple
 from ckpttool.core.errors import CkpttoolError, from_system_error
@@ -48,7 +48,7 @@ class _RichHelp:
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Print the help with rich, or write it to the formatter."""
-        with common.render_with_rich():
+        with console.render_with_rich():
             super().format_help(ctx, formatter)  # type: ignore[misc]  # typer's command has it
 
 
@@ -98,7 +98,7 @@ class CommandEntry(NamedTuple):
     def load(self) -> Callable[..., int]:
         """Import and return the function; its signature defines all options."""
         module, _, function = self.target.partition(":")
-        return common.takes_panels(getattr(importlib.import_module(module), function))
+        return panels.takes_panels(getattr(importlib.import_module(module), function))
 
     def listed(self) -> typer.core.TyperCommand:
         """Return a stub command for --help, completion and suggestions."""
@@ -246,7 +246,7 @@ class _CliGroup(_RichHelp, typer.core.TyperGroup):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the arguments; without any, print the first screen."""
         if not args and not ctx.resilient_parsing:
-            common.print_text(_first_screen())
+            console.print_text(_first_screen())
             ctx.exit(2)
         parsed: list[str] = super().parse_args(ctx, args)
         return parsed
@@ -266,7 +266,7 @@ class _CliGroup(_RichHelp, typer.core.TyperGroup):
         """
         if args[0] == "help":
             if len(args) == 1:
-                common.print_text(ctx.get_help())
+                console.print_text(ctx.get_help())
                 ctx.exit()
             args = [args[1], "--help"]
         if args[0] not in self.commands and _is_checkpoint_path(args[0]):
@@ -320,7 +320,7 @@ app = typer.Typer(
 
 def _print_version(given: bool) -> None:
     if given:
-        common.print_text(f"ckpttool {__version__}")
+        console.print_text(f"ckpttool {__version__}")
         raise typer.Exit
 
 
@@ -402,13 +402,13 @@ def run() -> None:
     try:
         if signal.getsignal(signal.SIGINT) is exit_interrupted:
             signal.signal(signal.SIGINT, signal.default_int_handler)
-        common.guard_streams()
-        common.require_stdout()
+        console.guard_streams()
+        console.require_stdout()
         _install_numpy_memory_guard()
         status = typer.main.get_command(app)(prog_name=_NAME, standalone_mode=False)
-        common.flush_streams()
+        console.flush_streams()
     except _SignalExit as ended:
-        common.print_interruption(ended.how)
+        console.print_interruption(ended.how)
         raise
     except BaseException as error:  # noqa: BLE001  # the last line of defence: people never see a traceback
         status = _exit_status(error, as_json=as_json)
@@ -424,19 +424,19 @@ def _exit_status(error: BaseException, *, as_json: bool) -> int:
         return 130
     # Printing the help exits on its own when stdout is closed.
     ended = isinstance(error, SystemExit) and isinstance(error.__context__, BrokenPipeError)
-    if ended or (isinstance(error, BrokenPipeError) and common.is_reader_gone()):
-        common.silence_stdout()
+    if ended or (isinstance(error, BrokenPipeError) and console.is_reader_gone()):
+        console.silence_stdout()
         return 0
     if isinstance(error, SystemExit) and _raising_module(error).partition(".")[0] in ("typer", "click"):
         return int(error.code or 0)  # shell completion was installed or requested
     try:
-        common.print_error(_complete_hint(_convert_error(error)), as_json=as_json)
-        common.flush_streams()
+        console.print_error(_complete_hint(_convert_error(error)), as_json=as_json)
+        console.flush_streams()
     except BrokenPipeError:
-        common.silence_stdout()
+        console.silence_stdout()
     except CkpttoolError as unwritten:
         # Neither the error document nor the output of libraries could be written.
-        common.print_error(unwritten, as_json=False)
+        console.print_error(unwritten, as_json=False)
     return 2
 
 

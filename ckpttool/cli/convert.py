@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ckpttool.cli import common
-from ckpttool.cli.common import (
+from ckpttool.cli import completion, console, next_steps, parameters, styles
+from ckpttool.cli.panels import OptionPanel
+from ckpttool.cli.parameters import (
     AgentOptions,
     AsJson,
     Env,
     ModelOptions,
-    OptionPanel,
     Quiet,
     make_importable,
-    show_progress,
     use_checkpoint,
 )
+from ckpttool.cli.progress import show_progress
 from ckpttool.core import sidecar
 from ckpttool.core.deferred import dataclass
 from ckpttool.core.errors import UsageError
@@ -43,7 +43,7 @@ class TargetOptions(OptionPanel, title="Target"):
         typer.Option(
             metavar="WORD",
             help="Target (see above). Default: from the suffix of DST.",
-            autocompletion=common.complete_targets,
+            autocompletion=completion.complete_targets,
         ),
     ] = None
     network: Annotated[
@@ -168,7 +168,7 @@ class ConvertModelOptions(ModelOptions, title="Your own model"):
     def model(self) -> Any:
         """Return the model of --like, or None; without one, --input-shape is that of --like-source."""
         shapes = None if self.like is None and self.like_source is not None else self.input_shape
-        return common.build_like_model(self.like, self.like_args, shapes, self.python)
+        return parameters.build_like_model(self.like, self.like_args, shapes, self.python)
 
 
 @dataclass(frozen=True)
@@ -252,8 +252,8 @@ def convert(
     if not output.as_json and (output.quiet or done.written):
         from ckpttool.cli import tables
 
-        line = common.wrap_sentence(f"exit status 1: {clean('; '.join(tables.exit_reasons(done)))}")
-        (common.print_note if output.quiet else common.print_text)(line)
+        line = styles.wrap_sentence(f"exit status 1: {clean('; '.join(tables.exit_reasons(done)))}")
+        (console.print_note if output.quiet else console.print_text)(line)
     return 1
 
 
@@ -299,7 +299,7 @@ def _conversion_options(
 
 def _print_conversion(done: ConversionResult, output: ConvertOutputOptions) -> None:
     if output.as_json:
-        common.print_text(common.render_document(done.document()))
+        console.print_text(console.render_document(done.document()))
         return
     from ckpttool.cli import tables
     from ckpttool.commands.save import is_unavoidable_note
@@ -307,10 +307,10 @@ def _print_conversion(done: ConversionResult, output: ConvertOutputOptions) -> N
     if not output.verbose:
         notes = tuple(note for note in done.report.notes if not is_unavoidable_note(note))
         done = replace(done, report=replace(done.report, notes=notes))
-    common.print_text(tables.render_conversion(done, quiet=output.quiet, whole=output.dry_run))
+    console.print_text(tables.render_conversion(done, quiet=output.quiet, whole=output.dry_run))
     if output.code == "-" and done.code is not None:
-        common.print_text(f"\n{done.code}")
-    common.print_next_steps(common.after_convert, done, quiet=output.quiet)
+        console.print_text(f"\n{done.code}")
+    next_steps.print_next_steps(next_steps.after_convert, done, quiet=output.quiet)
 
 
 def _prepare_process() -> None:
@@ -469,10 +469,10 @@ def verify(
             progress=moving,
         )
     if as_json:
-        common.print_text(common.render_document(found.document()))
+        console.print_text(console.render_document(found.document()))
     else:
         from ckpttool.cli import tables
 
-        common.print_text(tables.render_verification(found, quiet=quiet))
-        common.print_next_steps(common.after_verify, second, found, quiet=quiet)
+        console.print_text(tables.render_verification(found, quiet=quiet))
+        next_steps.print_next_steps(next_steps.after_verify, second, found, quiet=quiet)
     return 0 if found.within and not sidecar.has_open_entries(found.ledger) else 1

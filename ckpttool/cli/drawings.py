@@ -13,11 +13,12 @@ from html import escape
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
-from ckpttool.cli.common import ColumnLine
+from ckpttool.cli.columns import ColumnLine
 from ckpttool.cli.tables import list_rows
 from ckpttool.commands.dataflow import restore_strips
 from ckpttool.commands.graph import ModuleEdge, ModuleGraph, ModuleNode, build_module_graph
-from ckpttool.commands.inspect import CheckpointSummary, describe_module_kind
+from ckpttool.commands.inspect import CheckpointSummary
+from ckpttool.commands.modules import describe_module_kind
 from ckpttool.commands.outline import architecture_strips
 from ckpttool.core.atomic_write import require_new, write_file
 from ckpttool.core.deferred import NamedTuple, dataclass, field

@@ -12,19 +12,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ckpttool.cli import common
-from ckpttool.cli.common import (
-    AgentOptions,
-    AsJson,
-    OptionPanel,
-    Quiet,
-    fit_path,
-    make_importable,
-    show_progress,
-    wrap_sentence,
-)
+from ckpttool.cli import completion, console, next_steps, parameters
+from ckpttool.cli.columns import fit_path
+from ckpttool.cli.panels import OptionPanel
+from ckpttool.cli.parameters import AgentOptions, AsJson, Quiet, make_importable
+from ckpttool.cli.progress import show_progress
+from ckpttool.cli.styles import wrap_sentence
 from ckpttool.cli.tables import labeled_lines, merge_default_sentences
-from ckpttool.commands.inspect import ANY_UNIT, TITLES, UNITS, step_columns
+from ckpttool.commands.training_counters import ANY_UNIT, TITLES, UNITS, step_columns
 from ckpttool.core import sidecar, urls
 from ckpttool.core.deferred import dataclass, field
 from ckpttool.core.errors import CkpttoolError, NotACheckpointError, UsageError
@@ -66,7 +61,7 @@ class EnvironmentOptions(OptionPanel, title="Environment"):
         typer.Option(
             metavar="ID",
             help="Gymnasium id or module:factory. Default: the sidecar's.",
-            autocompletion=common.complete_environments,
+            autocompletion=completion.complete_environments,
         ),
     ] = None
     engine: Annotated[
@@ -74,7 +69,7 @@ class EnvironmentOptions(OptionPanel, title="Environment"):
         typer.Option(
             metavar="SIMULATOR",
             help=" ".join(_ENGINES),
-            autocompletion=common.complete_words(*_ENGINES),
+            autocompletion=completion.complete_words(*_ENGINES),
         ),
     ] = "auto"
     num_envs: Annotated[
@@ -86,7 +81,7 @@ class EnvironmentOptions(OptionPanel, title="Environment"):
         typer.Option(
             metavar="NAME",
             help="Observations: zero_contact_forces or current_positions.",
-            autocompletion=common.complete_words("zero_contact_forces", "current_positions"),
+            autocompletion=completion.complete_words("zero_contact_forces", "current_positions"),
         ),
     ] = None
     wrapper: Annotated[
@@ -94,7 +89,7 @@ class EnvironmentOptions(OptionPanel, title="Environment"):
         typer.Option(
             metavar="NAME[:ARG=N,...]",
             help="Wrapper used in training, innermost first; repeatable.",
-            autocompletion=common.complete_words(
+            autocompletion=completion.complete_words(
                 "none", "TimeFeatureWrapper", "HistoryWrapper", "VecFrameStack", "RescaleAction"
             ),
         ),
@@ -126,7 +121,7 @@ class PlayOptions(OptionPanel, title="Evaluation"):
         typer.Option(
             metavar="NAME",
             help="actor, actor_target or, without a layout, a module.",
-            autocompletion=common.complete_words("actor", "actor_target"),
+            autocompletion=completion.complete_words("actor", "actor_target"),
         ),
     ] = "actor"
     dtype: Annotated[
@@ -134,7 +129,7 @@ class PlayOptions(OptionPanel, title="Evaluation"):
         typer.Option(
             metavar="NAME",
             help="Precision of the policy: float32 or float64.",
-            autocompletion=common.complete_words("float32", "float64"),
+            autocompletion=completion.complete_words("float32", "float64"),
         ),
     ] = "float32"
     backend: Annotated[
@@ -142,7 +137,7 @@ class PlayOptions(OptionPanel, title="Evaluation"):
         typer.Option(
             metavar="NAME",
             help="numpy, torch, tensorflow or onnxruntime.",
-            autocompletion=common.complete_backends,
+            autocompletion=completion.complete_backends,
         ),
     ] = "numpy"
     device: Annotated[str, typer.Option(metavar="NAME", help="cpu, cuda, cuda:N or auto.")] = "cpu"
@@ -229,7 +224,7 @@ class OutputOptions(OptionPanel, title="Output"):
         typer.Option(
             metavar="NAME",
             help="Colors of plots: light or dark. Default: light; SVG adapts.",
-            autocompletion=common.complete_words("light", "dark"),
+            autocompletion=completion.complete_words("light", "dark"),
         ),
     ] = None
     chart: Annotated[
@@ -313,7 +308,7 @@ def evaluate(
         )
     if not found.scored and found.failed and len(found.failed) == 1:
         if isinstance(found.failed[0].error, NotACheckpointError):
-            common.require_one_run(paths)
+            parameters.require_one_run(paths)
         raise found.failed[0].error
     shown, mean = _print_results(found, compared, output, options, as_json=as_json, quiet=quiet)
     return _exit_status(found, shown, mean, runs.min_return)
@@ -377,10 +372,10 @@ def _print_results(
     saved = output.out if output.out is not None and sweep.results_path(output.out) is None else None
     if saved is not None:
         # Before films: they take long, and can fail.
-        sweep.save_document(saved, common.render_document(content))
+        sweep.save_document(saved, console.render_document(content))
     if not as_json and found.scored:
         notes = () if quiet else labeled_lines("note", beside.notes)
-        common.print_text(
+        console.print_text(
             "\n".join([render_sweep(found, quiet=quiet), *map(wrap_sentence, notes), *compared_output.lines])
         )
     unit = UNITS.get(found.step_from or "", ANY_UNIT)
@@ -394,21 +389,21 @@ def _print_results(
     )
     shown = display_results(output, found, options, drawn, quiet=quiet, as_json=as_json)
     shown.failures += compared_output.failures
-    whole = common.render_document({**content, **shown.document})
+    whole = console.render_document({**content, **shown.document})
     if saved is not None and shown.document:
         sweep.complete_document(saved, whole)
     if as_json:
-        common.print_text(whole)
+        console.print_text(whole)
     else:
-        common.print_text("\n".join(shown.lines))
-        common.print_next_steps(common.after_eval, found, options.env, quiet=quiet)
+        console.print_text("\n".join(shown.lines))
+        next_steps.print_next_steps(next_steps.after_eval, found, options.env, quiet=quiet)
     return shown, compared_output.mean
 
 
 def _exit_status(found: Sweep, shown: DisplayOutput, mean: float | None, min_return: float | None) -> int:
     """Print the errors and return the exit status; `mean` is the mean over runs."""
     for failure in shown.failures:
-        common.print_error(failure, as_json=False)
+        console.print_error(failure, as_json=False)
     if found.failed:
         _print_failures(found.failed)
     if found.failed or shown.failures:
@@ -429,7 +424,7 @@ def _print_failures(failed: Sequence[EvaluationFailure]) -> None:
         alike.setdefault((sentence, each.error.hint), []).append(each)
     for (sentence, hint), those in alike.items():
         more = f" (and {len(those) - 1} more)" if len(those) > 1 else ""
-        common.print_error(
+        console.print_error(
             CkpttoolError(sentence, file=f"{those[0].checkpoint}{more}", hint=hint), as_json=False
         )
 
@@ -905,7 +900,7 @@ def display_results(
         # Points of different runs do not form one curve.
         curve = () if drawn.algorithms else found.curve
         if lines := figures.render_chart(found.evaluations, curve, drawn.unit):
-            common.print_text("\n".join(lines))
+            console.print_text("\n".join(lines))
     try:
         if output.plot is not None:
             figures.write_plot(output.plot, drawn, output.theme)

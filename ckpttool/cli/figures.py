@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ckpttool.cli.common import terminal_width
-from ckpttool.commands.inspect import ANY_UNIT
+from ckpttool.cli.styles import terminal_width
+from ckpttool.commands.training_counters import ANY_UNIT
 from ckpttool.core import deferred, search_paths
 from ckpttool.core.atomic_write import require_new, write_file
 from ckpttool.core.deferred import NamedTuple

@@ -11,43 +11,37 @@ from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
 
 import typer
 
-from ckpttool.cli import common, tables
-from ckpttool.cli.common import (
+from ckpttool.cli import completion, console, next_steps, parameters, tables
+from ckpttool.cli.columns import fit_path
+from ckpttool.cli.panels import OptionPanel
+from ckpttool.cli.parameters import (
     AgentOptions,
     AsJson,
     Env,
     Glob,
     LayoutOption,
     ModelOptions,
-    OptionPanel,
     PathArgument,
     PathOrStdin,
     Quiet,
-    fit_path,
     make_importable,
-    show_progress,
     use_checkpoint,
-    wrap_sentence,
 )
+from ckpttool.cli.progress import show_progress
+from ckpttool.cli.styles import wrap_sentence
 from ckpttool.cli.tables import TreeView
-from ckpttool.commands.inspect import (
-    SAFE,
-    TITLES,
-    CheckpointRow,
-    CheckpointSummary,
-    Sort,
-    format_command,
-    list_plugins,
-    list_schemas,
-    may_describe_layers,
-    read_allowed_names,
-    step_columns,
-    summary,
-)
-from ckpttool.commands.inspect import schema as read_schema
+from ckpttool.commands.audit import SAFE, read_allowed_names
+from ckpttool.commands.findings import format_command
+from ckpttool.commands.inspect import CheckpointSummary, may_describe_layers, summary
+from ckpttool.commands.modules import Sort
+from ckpttool.commands.plugin_rows import list_plugins
+from ckpttool.commands.rows import CheckpointRow
+from ckpttool.commands.schemas import list_schemas
+from ckpttool.commands.schemas import schema as read_schema
+from ckpttool.commands.training_counters import TITLES, step_columns
 from ckpttool.core import filesystem, urls
 from ckpttool.core import limits as parser_limits
-from ckpttool.core.checkpoint import allowing
+from ckpttool.core.code_references import allowing
 from ckpttool.core.deferred import dataclass
 from ckpttool.core.errors import CkpttoolError, UsageError, suggest_choice
 from ckpttool.core.text import clean, format_count, format_size
@@ -76,7 +70,7 @@ class TreeOptions(OptionPanel, title="Tree"):
         typer.Option(
             metavar="ORDER",
             help="Order within each module: file, size or name.",
-            autocompletion=common.complete_words("file", "size", "name"),
+            autocompletion=completion.complete_words("file", "size", "name"),
         ),
     ] = "file"
     keys: Annotated[bool, typer.Option("--keys", help="Show the native keys.")] = False
@@ -168,7 +162,7 @@ def inspect(
     # A listing creates many objects but no garbage: collecting would cost a fifth of its time.
     gc.disable()
     view = parse_view(tree, names=pickle.names, quiet=quiet)
-    path = common.spool_stdin(path)
+    path = parameters.spool_stdin(path)
     if drawing.graph is not None or pickle.strict:
         path = use_checkpoint(path, quiet=quiet or as_json)
     with allowing(pickle.allowed()):
@@ -184,10 +178,10 @@ def inspect(
         name = "dataflow" if drawing.dataflow else "graph"
         described = {"architecture": [each.document() for each in models]}
         document = {**found.document(), **described, **({name: drawn} if drawn else {})}
-        common.print_text(common.render_document(document))
+        console.print_text(console.render_document(document))
     else:
-        common.page_text(render_listing(found, replace(view, models=models), drawn))
-        common.print_next_steps(common.after_inspect, found, quiet=quiet or drawn is not None)
+        console.page_text(render_listing(found, replace(view, models=models), drawn))
+        next_steps.print_next_steps(next_steps.after_inspect, found, quiet=quiet or drawn is not None)
     return status
 
 
@@ -200,19 +194,19 @@ def overview(path: PathArgument, as_json: AsJson = False, quiet: Quiet = False) 
 
     found = load_listing(path, None, None)
     if as_json:
-        common.print_text(common.render_document(found.document()))
+        console.print_text(console.render_document(found.document()))
         return 0
     view = parse_view(TreeOptions(), names=False, quiet=quiet)
     if not isinstance(found, CheckpointSummary):
-        common.page_text(render_listing(found, view, None))
+        console.page_text(render_listing(found, view, None))
         return 0
     with show_progress("doctor", quiet=quiet) as moving:
         diagnosis = doctor.diagnose(found.checkpoint.path, progress=moving)
     verdict = tables.render_diagnosis(diagnosis, quiet=quiet, alone=False)
     if view.screen is not None:
         view = replace(view, screen=view.screen - verdict.count("\n") - 2)
-    common.page_text("\n\n".join(filter(None, (render_listing(found, view, None), verdict))))
-    common.print_next_steps(common.after_overview, found, quiet=quiet)
+    console.page_text("\n\n".join(filter(None, (render_listing(found, view, None), verdict))))
+    next_steps.print_next_steps(next_steps.after_overview, found, quiet=quiet)
     return 1 if diagnosis.findings else 0
 
 
@@ -223,7 +217,7 @@ def parse_view(tree: TreeOptions, *, names: bool, quiet: bool) -> TreeView:
     """Return the tree view given by the options; raise UsageError for an unknown sort key."""
     _require_order(tree.sort, get_args(Sort))
     # Below the tree come two suggested commands and the prompt.
-    screen = None if (height := common.terminal_height()) is None else height - (1 if quiet else 3)
+    screen = None if (height := console.terminal_height()) is None else height - (1 if quiet else 3)
     return TreeView(
         tree.keys,
         tree.aliases,
@@ -371,16 +365,16 @@ def digest(
     """Print the sha256 of every tensor and of the whole; verify the format's checksums."""
     from ckpttool.commands import digest
 
-    path = use_checkpoint(common.spool_stdin(path), quiet=quiet or as_json)
+    path = use_checkpoint(parameters.spool_stdin(path), quiet=quiet or as_json)
     with show_progress("digest", quiet=quiet or as_json) as moving:
         found = digest.digest(path, moving)
     compared = digest.compare_with_saved(found, check) if check is not None else None
     found = digest.filter_digest(found, glob)
     if as_json:
-        common.print_text(common.render_document(_digest_document(found, compared)))
+        console.print_text(console.render_document(_digest_document(found, compared)))
     else:
-        common.print_text(tables.render_digest(found, compared, quiet=quiet))
-        common.print_next_steps(common.after_digest, path, quiet=quiet)
+        console.print_text(tables.render_digest(found, compared, quiet=quiet))
+        next_steps.print_next_steps(next_steps.after_digest, path, quiet=quiet)
     return 0 if compared is None or compared.equal else 1
 
 
@@ -410,7 +404,9 @@ def stats(
     sort: Annotated[
         str,
         typer.Option(
-            metavar="ORDER", help="file, name, size or norm.", autocompletion=common.complete_words(*_ORDERS)
+            metavar="ORDER",
+            help="file, name, size or norm.",
+            autocompletion=completion.complete_words(*_ORDERS),
         ),
     ] = "file",
     layout: LayoutOption = None,
@@ -428,10 +424,10 @@ def stats(
     with show_progress("stats", quiet=quiet or as_json) as moving:
         found = stats.stats(path, glob, layout, moving)
     if as_json:
-        common.print_text(common.render_document(found.document()))
+        console.print_text(console.render_document(found.document()))
     else:
-        common.print_text(tables.render_stats(found, depth, sort, quiet=quiet))
-        common.print_next_steps(common.after_stats, path, found, quiet=quiet)
+        console.print_text(tables.render_stats(found, depth, sort, quiet=quiet))
+        next_steps.print_next_steps(next_steps.after_stats, path, found, quiet=quiet)
     return 0 if found.finite else 1
 
 
@@ -445,7 +441,7 @@ class DiffOptions(OptionPanel, title="Comparison"):
         typer.Option(
             metavar="HOW",
             help="Pair entries by path, agent, conversion or auto.",
-            autocompletion=common.complete_words("auto", "path", "agent", "conversion"),
+            autocompletion=completion.complete_words("auto", "path", "agent", "conversion"),
         ),
     ] = "auto"
     sort: Annotated[
@@ -453,7 +449,7 @@ class DiffOptions(OptionPanel, title="Comparison"):
         typer.Option(
             metavar="ORDER",
             help="Sort key, largest first: abs, rel or cosine.",
-            autocompletion=common.complete_words("abs", "rel", "cosine"),
+            autocompletion=completion.complete_words("abs", "rel", "cosine"),
         ),
     ] = "abs"
     whole: Annotated[bool, typer.Option("--all", help="Show every change, not only the first 20.")] = False
@@ -487,13 +483,13 @@ def diff(
             progress=moving,
         )
     if as_json:
-        common.print_text(common.render_document(found.document()))
+        console.print_text(console.render_document(found.document()))
     else:
-        height = common.terminal_height()
+        height = console.terminal_height()
         # The last lines are the next command and the prompt.
         screen = None if height is None else height - (1 if quiet else 3)
-        common.print_text(tables.render_diff(found, whole=options.whole, quiet=quiet, screen=screen))
-        common.print_next_steps(common.after_diff, left, right, found, quiet=quiet)
+        console.print_text(tables.render_diff(found, whole=options.whole, quiet=quiet, screen=screen))
+        next_steps.print_next_steps(next_steps.after_diff, left, right, found, quiet=quiet)
     return 0 if found.identical else 1
 
 
@@ -535,10 +531,10 @@ def doctor(
             part=model.part,
         )
     if as_json:
-        common.print_text(common.render_document(found.document()))
+        console.print_text(console.render_document(found.document()))
     else:
-        common.print_text(tables.render_diagnosis(found, quiet=quiet))
-        common.print_next_steps(common.after_doctor, path, found, quiet=quiet)
+        console.print_text(tables.render_diagnosis(found, quiet=quiet))
+        next_steps.print_next_steps(next_steps.after_doctor, path, found, quiet=quiet)
     return 1 if found.findings else 0
 
 
@@ -599,8 +595,8 @@ def report(
     gc.disable()
     _require_page_name(options.out)
     if other is None and (made_run := _report_run(path, options, quiet=quiet or as_json)) is not None:
-        common.print_text(
-            common.render_document(made_run.document()) if as_json else _run_text(made_run, quiet=quiet)
+        console.print_text(
+            console.render_document(made_run.document()) if as_json else _run_text(made_run, quiet=quiet)
         )
         return 0
     if options.video is not None:
@@ -622,7 +618,9 @@ def report(
             force=options.force,
             progress=moving,
         )
-    common.print_text(common.render_document(made.document()) if as_json else _report_text(made, quiet=quiet))
+    console.print_text(
+        console.render_document(made.document()) if as_json else _report_text(made, quiet=quiet)
+    )
     return 0
 
 
@@ -650,7 +648,7 @@ def _report_run(path: str, options: ReportOptions, *, quiet: bool) -> RunReport 
             hint = format_command("report", run.members[-1].path, option, file)
             raise UsageError(f"{option} requires one checkpoint, not a run", file=path, hint=hint)
     if not quiet:
-        common.print_note(f"using {format_count(len(run.members), 'checkpoint')} of {path}")
+        console.print_note(f"using {format_count(len(run.members), 'checkpoint')} of {path}")
     with show_progress("report", quiet=quiet) as moving:
         return report.write_run_report(
             run,
@@ -772,12 +770,12 @@ def check(
     if only is not None and only.error is not None and not only.findings:
         raise only.error
     if as_json:
-        common.print_text(common.render_document(found.document()))
+        console.print_text(console.render_document(found.document()))
     else:
-        common.print_text("\n".join(_check_lines(found, quiet=quiet)))
+        console.print_text("\n".join(_check_lines(found, quiet=quiet)))
     for each in found.failed:
         if each.error is not None and not as_json:
-            common.print_error(each.error, as_json=False)
+            console.print_error(each.error, as_json=False)
     return status
 
 
@@ -830,7 +828,7 @@ def textconv(
     if place != file and not filesystem.lexists(place):
         place = f"{place}.index"  # of a TensorFlow prefix
     lines = check.textconv(place)
-    common.print_text(common.render_document({"lines": lines}) if as_json else "\n".join(map(clean, lines)))
+    console.print_text(console.render_document({"lines": lines}) if as_json else "\n".join(map(clean, lines)))
     return 0
 
 
@@ -888,18 +886,18 @@ def backends(as_json: AsJson = False, quiet: Quiet = False) -> int:  # noqa: ARG
 def limits(as_json: AsJson = False, quiet: Quiet = False) -> int:  # noqa: ARG001
     """List the parser limits and the names for --limit."""
     if as_json:
-        common.print_text(common.render_document({"limits": parser_limits.document()}))
+        console.print_text(console.render_document({"limits": parser_limits.document()}))
     else:
-        common.print_text(tables.render_limits(parser_limits.document()))
+        console.print_text(tables.render_limits(parser_limits.document()))
     return 0
 
 
 def _print_plugins(kind: Any, *, as_json: bool) -> int:
     found = list_plugins(kind)
     if as_json:
-        common.print_text(common.render_document({kind: [row.document() for row in found]}))
+        console.print_text(console.render_document({kind: [row.document() for row in found]}))
     else:
-        common.print_text(tables.render_plugins(kind, found))
+        console.print_text(tables.render_plugins(kind, found))
     return 0
 
 
@@ -910,7 +908,7 @@ def schema(
             metavar="NAME",
             help="Name of a command, or error, result, sidecar.",
             show_default=False,
-            autocompletion=common.complete_schemas,
+            autocompletion=completion.complete_schemas,
         ),
     ] = None,
     as_json: AsJson = False,
@@ -920,14 +918,14 @@ def schema(
     if name is None:
         rows = list_schemas()
         if as_json:
-            common.print_text(common.render_document({"schemas": [row.document() for row in rows]}))
+            console.print_text(console.render_document({"schemas": [row.document() for row in rows]}))
         else:
-            common.print_text(tables.render_schemas(rows))
+            console.print_text(tables.render_schemas(rows))
         return 0
     content = read_schema(name)
     if as_json:
         (row,) = (row for row in list_schemas() if row.name == name)
-        common.print_text(common.render_document({"schemas": [{**row.document(), "content": content}]}))
+        console.print_text(console.render_document({"schemas": [{**row.document(), "content": content}]}))
     else:
-        common.print_text(json.dumps(content, indent=1))
+        console.print_text(json.dumps(content, indent=1))
     return 0

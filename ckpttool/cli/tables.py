@@ -11,33 +11,25 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from ckpttool.cli import common
-from ckpttool.cli.common import (
+from ckpttool.cli.columns import ColumnLine, align_columns, fit_path, keep_whole
+from ckpttool.cli.styles import (
     BOLD,
     DIM,
     GREEN,
     PLAIN,
     RED,
     YELLOW,
-    ColumnLine,
-    align_columns,
-    fit_path,
+    adopt_rich_styles,
     has_colors,
-    keep_whole,
     strip_line_end,
     terminal_width,
     wrap_sentence,
 )
+from ckpttool.commands.audit import SAFE, format_audit
 from ckpttool.commands.dataflow import build_listed_strips, find_recorded_facts, strip_lines
-from ckpttool.commands.inspect import (
-    SAFE,
+from ckpttool.commands.modules import (
     ModuleSummary,
-    TensorRow,
-    ValueRow,
     describe_module_kind,
-    format_audit,
-    json_value,
-    signature_lines,
     skip_wrapping_modules,
     user_given_names,
 )
@@ -54,6 +46,8 @@ from ckpttool.commands.outline import (
     missing_shards,
     outline_layers,
 )
+from ckpttool.commands.rows import TensorRow, ValueRow, json_value
+from ckpttool.commands.signatures import signature_lines
 from ckpttool.core import deferred, sidecar, urls
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.deferred import NamedTuple, dataclass
@@ -62,17 +56,22 @@ from ckpttool.core.text import clean, format_count, format_size, shorten
 from ckpttool.core.tree import Leaf, Record, ValueLeaf
 
 if TYPE_CHECKING:
-    from ckpttool.commands.digest import Digest, DigestComparison
+    from ckpttool.commands.audit import LoadingVerdict
+    from ckpttool.commands.digest import DigestComparison
     from ckpttool.commands.doctor import Diagnosis
-    from ckpttool.commands.inspect import CheckpointSummary, LoadingVerdict, PluginRow, SchemaRow, Sort
+    from ckpttool.commands.inspect import CheckpointSummary
     from ckpttool.commands.model_comparison import ModelComparison
     from ckpttool.commands.model_proof import ModelProof
+    from ckpttool.commands.modules import Sort
     from ckpttool.commands.network_outputs import Parity
     from ckpttool.commands.outline import Architecture, ArchitectureLayer
     from ckpttool.commands.plan import ConversionResult
+    from ckpttool.commands.plugin_rows import PluginRow
+    from ckpttool.commands.schemas import SchemaRow
     from ckpttool.commands.stats import ChangedEntry, Diff, Entry, Moments, Stats
     from ckpttool.commands.training_comparison import ModelTraining
     from ckpttool.commands.verify import TrainStepComparison, Verification
+    from ckpttool.core.digests import Digest
     from ckpttool.core.sidecar import LedgerEntry
     from ckpttool.mapping.rules import MappingReport
 
@@ -100,7 +99,7 @@ def render_table(columns: Sequence[tuple[str, str]], rows: Iterable[Sequence[str
         file=io.StringIO(), width=terminal_width(), force_terminal=has_colors(), color_system=colours
     )
     console.print(table)
-    text = common.adopt_rich_styles(console.file.getvalue())  # type: ignore[attr-defined]  # the StringIO given above
+    text = adopt_rich_styles(console.file.getvalue())  # type: ignore[attr-defined]  # the StringIO given above
     return "\n".join(map(strip_line_end, text.splitlines()))
 
 

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 
 from ckpttool.commands.folder import BESIDE, CheckpointEntry, expand_paths, list_names
-from ckpttool.commands.inspect import natural_sort_key
+from ckpttool.commands.rows import natural_sort_key
 from ckpttool.commands.sweep import ScoredCheckpoint
 from ckpttool.core import filesystem, urls
 from ckpttool.core.deferred import dataclass

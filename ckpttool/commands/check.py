@@ -15,17 +15,10 @@ from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 from urllib.parse import quote
 
-from ckpttool.commands import folder, inspect, stats
-from ckpttool.commands.digest import DigestRecorder
-from ckpttool.commands.inspect import (
-    Finding,
-    data_only_command,
-    natural_sort_key,
-    unjudged_findings,
-    weightless_findings,
-)
-from ckpttool.core import checkpoint as asked
-from ckpttool.core import deferred, filesystem, limits, plugins, text, urls
+from ckpttool.commands import audit, folder, stats
+from ckpttool.commands.findings import Finding, data_only_command, unjudged_findings, weightless_findings
+from ckpttool.commands.rows import natural_sort_key
+from ckpttool.core import code_references, deferred, filesystem, limits, plugins, text, urls
 from ckpttool.core.atomic_write import (
     Progress,
     WorkerThread,
@@ -33,8 +26,10 @@ from ckpttool.core.atomic_write import (
     is_hidden_name,
     write_file,
 )
-from ckpttool.core.checkpoint import Checkpoint, CodeReference
+from ckpttool.core.checkpoint import Checkpoint
+from ckpttool.core.code_references import CodeReference
 from ckpttool.core.deferred import NamedTuple, dataclass, field
+from ckpttool.core.digests import DigestRecorder
 from ckpttool.core.dtypes import np
 from ckpttool.core.errors import (
     CkpttoolError,
@@ -423,7 +418,7 @@ def find_unclaimed_code(path: str, probe: Probe | None = None) -> tuple[CodeRefe
     try:
         programs = model or detect.match_archive(probe.members) is not None
         scanned = detect.scan_for_code(File.stamp(path), programs=programs)
-        unsafe = asked.unsafe_references(asked.apply_allowed(scanned.code_references))
+        unsafe = code_references.unsafe_references(code_references.apply_allowed(scanned.code_references))
         return (*unsafe, *(detect.list_operations(probe) or ()), *detect.list_model_calls(probe))
     except (CkpttoolError, OSError):
         return ()
@@ -615,7 +610,7 @@ def check(
     wanted = wanted or CheckOptions()
     if wanted.layout is not None:
         plugins.find("layouts", wanted.layout)
-    with asked.allowing(wanted.allowed):
+    with code_references.allowing(wanted.allowed):
         return _check_all(paths, wanted, progress, jobs)
 
 
@@ -686,7 +681,7 @@ class _CheckTask(NamedTuple):
 
     def run(self) -> list[_Judged]:
         """Return the verdict on each."""
-        with limits.using(self.limits), asked.allowing(self.wanted.allowed):
+        with limits.using(self.limits), code_references.allowing(self.wanted.allowed):
             return [_judge_candidate(each, self.wanted) for each in self.candidates]
 
     def failed(self, error: CkpttoolError) -> list[_Judged]:
@@ -793,15 +788,19 @@ def _code_findings(references: Sequence[CodeReference]) -> tuple[Finding, ...]:
     """Return the finding for code in a file that cannot be read as a checkpoint."""
     if not references:
         return ()
-    return (Finding("loading", inspect.summarize_audit(asked.merge_references(references)).sentence, None),)
+    return (
+        Finding(
+            "loading", audit.summarize_audit(code_references.merge_references(references)).sentence, None
+        ),
+    )
 
 
 def _loading_findings(checkpoint: Checkpoint, wanted: CheckOptions) -> Iterator[Finding]:
-    worst = asked.worst_verdict(checkpoint.code_references)
-    if worst in asked.UNSAFE or (wanted.strict and worst != asked.PLAIN):
+    worst = code_references.worst_verdict(checkpoint.code_references)
+    if worst in code_references.UNSAFE or (wanted.strict and worst != code_references.PLAIN):
         yield Finding(
             "loading",
-            inspect.summarize_audit(checkpoint.code_references).sentence,
+            audit.summarize_audit(checkpoint.code_references).sentence,
             data_only_command(checkpoint.path),
         )
     yield from unjudged_findings(checkpoint.unjudged)
@@ -1144,9 +1143,9 @@ def _summary_lines(checkpoint: Checkpoint) -> Iterator[str]:
     yield f"format {checkpoint.format}" + (f", {checkpoint.writer}" if checkpoint.writer else "")
     if binding is not None:
         yield f"layout {binding.layout}"
-    for verdict in (asked.CODE, asked.UNKNOWN, asked.CLASSES):
+    for verdict in (code_references.CODE, code_references.UNKNOWN, code_references.CLASSES):
         for each in sorted(
-            asked.filter_verdict(checkpoint.code_references, verdict), key=lambda each: each.name
+            code_references.filter_verdict(checkpoint.code_references, verdict), key=lambda each: each.name
         ):
             yield f"loading {'calls' if each.calls else 'imports'} {each.name} ({verdict})"
     names = [

@@ -10,7 +10,6 @@ from dataclasses import replace
 from typing import IO, Any
 
 from ckpttool.commands import evidence, general_conversion, receipt, restore, save
-from ckpttool.commands.digest import Digest, DigestRecorder
 from ckpttool.commands.evidence import AgentFacts, add_environment
 from ckpttool.commands.network_outputs import (
     OutputMismatchError,
@@ -53,6 +52,7 @@ from ckpttool.core.atomic_write import (
 )
 from ckpttool.core.checkpoint import Checkpoint, keep_network_reads
 from ckpttool.core.deferred import dataclass, field
+from ckpttool.core.digests import Digest, DigestRecorder
 from ckpttool.core.errors import CkpttoolError, MappingError, UnsupportedError, UsageError
 from ckpttool.core.sidecar import LedgerEntries, Sidecar
 from ckpttool.core.tree import Path

@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 from ckpttool.commands import evidence, receipt, save
-from ckpttool.commands.digest import Digest
 from ckpttool.commands.load_into import (
     ModelFillPlan,
     TargetModel,
@@ -47,6 +46,7 @@ from ckpttool.core.activations import UNKNOWN, framework_order
 from ckpttool.core.atomic_write import Progress
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.deferred import dataclass, field
+from ckpttool.core.digests import Digest
 from ckpttool.core.errors import UsageError, abbreviate_list
 from ckpttool.core.sidecar import LedgerEntry, Sidecar
 from ckpttool.core.tree import ValueLeaf, display

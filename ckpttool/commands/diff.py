@@ -11,7 +11,6 @@ from functools import cached_property
 from typing import Any, Literal, cast, get_args
 
 from ckpttool.commands import save
-from ckpttool.commands.digest import digest_checkpoint
 from ckpttool.commands.evidence import GIVEN
 from ckpttool.commands.load_into import FillOptions, LiveModel, plan_model_fill
 from ckpttool.commands.options import (
@@ -39,6 +38,7 @@ from ckpttool.core import dtypes, plugins, urls
 from ckpttool.core.atomic_write import Progress, ignore_progress
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.deferred import dataclass
+from ckpttool.core.digests import digest_checkpoint
 from ckpttool.core.dtypes import np
 from ckpttool.core.errors import CkpttoolError, UsageError, is_system_error, suggest_choice
 from ckpttool.core.sidecar import Sidecar

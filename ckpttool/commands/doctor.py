@@ -7,14 +7,13 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from ckpttool.commands import evaluate, evidence, options, restore
+from ckpttool.commands.audit import LoadingVerdict, judge_loading
 from ckpttool.commands.evaluate import Protocol
 from ckpttool.commands.evidence import NO_FACTS, AgentFacts
-from ckpttool.commands.inspect import (
+from ckpttool.commands.findings import (
     Finding,
-    LoadingVerdict,
     data_only_command,
     format_command,
-    judge_loading,
     unjudged_findings,
     weightless_findings,
 )
@@ -22,8 +21,7 @@ from ckpttool.commands.load_into import FillOptions, LiveModel, ModelFillPlan, p
 from ckpttool.commands.network_outputs import require_facts
 from ckpttool.commands.restore import Agent, VerifiedSidecar, build_agent, read_verified_sidecar
 from ckpttool.commands.stats import Stats, compute_stats
-from ckpttool.core import checkpoint as asked
-from ckpttool.core import plugins, sidecar, urls
+from ckpttool.core import code_references, plugins, sidecar, urls
 from ckpttool.core.atomic_write import Progress, ignore_progress
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.deferred import dataclass
@@ -237,8 +235,8 @@ def _loading_findings(checkpoint: Checkpoint, notes: list[str]) -> Iterator[Find
     """Yield the code that would run if the framework loaded the file."""
     acting = [
         each
-        for verdict in (asked.CODE, asked.UNKNOWN)
-        for each in asked.filter_verdict(checkpoint.code_references, verdict)
+        for verdict in (code_references.CODE, code_references.UNKNOWN)
+        for each in code_references.filter_verdict(checkpoint.code_references, verdict)
     ]
     fix = data_only_command(checkpoint.path)
     for each in acting[:_SHOWN]:
@@ -247,15 +245,15 @@ def _loading_findings(checkpoint: Checkpoint, notes: list[str]) -> Iterator[Find
         more = format_count(len(acting) - _SHOWN, "more name that runs code", "more names that run code")
         yield Finding("loading", f"and {more}", fix)
     yield from unjudged_findings(checkpoint.unjudged)
-    classes = asked.filter_verdict(checkpoint.code_references, asked.CLASSES)
+    classes = code_references.filter_verdict(checkpoint.code_references, code_references.CLASSES)
     if classes:
         notes.append(
             f"loading it imports {format_count(len(classes), 'name')} from outside the standard library"
         )
 
 
-def _describe_action(each: asked.CodeReference) -> str:
-    if each.verdict == asked.UNKNOWN:
+def _describe_action(each: code_references.CodeReference) -> str:
+    if each.verdict == code_references.UNKNOWN:
         return "create an instance of the unknown class"
     return "call" if each.calls else _ACTIONS.get(each.by, "import")
 

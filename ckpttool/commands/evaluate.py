@@ -19,8 +19,8 @@ import numpy as np
 
 from ckpttool.commands import restore
 from ckpttool.commands.evidence import NO_FACTS, AgentFacts
+from ckpttool.commands.findings import format_command
 from ckpttool.commands.folder import expand_paths
-from ckpttool.commands.inspect import format_command
 from ckpttool.commands.network_outputs import (
     ActionBounds,
     derive_network_settings,

@@ -15,8 +15,9 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, cast
 
-from ckpttool.commands import inspect, save
-from ckpttool.commands.inspect import CheckpointRow, CheckpointSummary, natural_sort_key, summary
+from ckpttool.commands import save, training_counters
+from ckpttool.commands.inspect import CheckpointSummary, summary
+from ckpttool.commands.rows import CheckpointRow, natural_sort_key
 from ckpttool.core import deferred, filesystem, limits, plugins, sidecar, urls
 from ckpttool.core.atomic_write import is_hidden_name
 from ckpttool.core.checkpoint import Checkpoint
@@ -127,7 +128,9 @@ def _with_counts(listed: CheckpointRow) -> CheckpointRow:
         return listed
     try:
         checkpoint = open_checkpoint(listed.path)
-        return replace(listed, counts=inspect.count_training(checkpoint, recognize_checkpoint(checkpoint)))
+        return replace(
+            listed, counts=training_counters.count_training(checkpoint, recognize_checkpoint(checkpoint))
+        )
     except CkpttoolError as error:
         if is_system_error(error) or isinstance(error, NotFoundError):
             raise  # missing counts would look like a checkpoint without counters

@@ -7,7 +7,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Literal
 
-from ckpttool.commands.inspect import CheckpointSummary, ModuleSummary, TensorRow, user_given_names
+from ckpttool.commands.inspect import CheckpointSummary
+from ckpttool.commands.modules import ModuleSummary, user_given_names
+from ckpttool.commands.rows import TensorRow
 from ckpttool.core.deferred import NamedTuple, dataclass, field
 from ckpttool.core.text import format_count
 

@@ -68,7 +68,8 @@ from ckpttool.commands.training_comparison import (
 )
 from ckpttool.core import limits, sandbox, urls
 from ckpttool.core.atomic_write import Progress, ignore_progress
-from ckpttool.core.checkpoint import CLASSES, CODE, UNKNOWN, Checkpoint, filter_verdict
+from ckpttool.core.checkpoint import Checkpoint
+from ckpttool.core.code_references import CLASSES, CODE, UNKNOWN, filter_verdict
 from ckpttool.core.deferred import NamedTuple, dataclass, field
 from ckpttool.core.errors import CkpttoolError, MappingError, UnsupportedError, UsageError, abbreviate_list
 from ckpttool.core.text import describe_record

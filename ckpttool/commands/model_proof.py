@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from ckpttool.commands.inspect import format_command
+from ckpttool.commands.findings import format_command
 from ckpttool.commands.model_comparison import (
     ModelComparison,
     ModelComparisonOptions,

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ckpttool.commands import restore
-from ckpttool.commands.inspect import format_command
+from ckpttool.commands.findings import format_command
 from ckpttool.commands.model_inputs import OPPOSITE, move_channels
 from ckpttool.commands.restore import (
     FACTS,

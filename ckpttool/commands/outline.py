@@ -8,18 +8,16 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from ckpttool.commands.dataflow import FlowStage, FlowStrip, StageKind
-from ckpttool.commands.inspect import (
+from ckpttool.commands.modules import (
     ModuleSummary,
     Sort,
-    TensorRow,
-    ValueRow,
     describe_module_kind,
-    json_value,
     module_activation,
     module_entries,
-    read_number,
     skip_wrapping_modules,
 )
+from ckpttool.commands.rows import TensorRow, ValueRow, json_value
+from ckpttool.commands.training_counters import read_number
 from ckpttool.core import deferred, filesystem
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.deferred import NamedTuple, dataclass

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ckpttool.commands import options, restore
-from ckpttool.commands.digest import Digest, digest_checkpoint
-from ckpttool.commands.inspect import json_value
 from ckpttool.commands.restore import (
     VerifiedSidecar,
     select_network_leaves,
 )
+from ckpttool.commands.rows import json_value
 from ckpttool.commands.save import ReverseRecord
 from ckpttool.core import text
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.deferred import NamedTuple
+from ckpttool.core.digests import Digest, digest_checkpoint
 from ckpttool.core.errors import CkpttoolError, UsageError, abbreviate_list
 from ckpttool.core.sidecar import Sidecar
 from ckpttool.core.tree import Leaf, Tree, ValueLeaf

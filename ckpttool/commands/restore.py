@@ -14,13 +14,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 from ckpttool.commands import evidence
-from ckpttool.commands.digest import digest_checkpoint
 from ckpttool.commands.evidence import GIVEN, NO_FACTS, AgentFacts
+from ckpttool.commands.findings import format_command
 from ckpttool.commands.folder import list_names
-from ckpttool.commands.inspect import format_command
 from ckpttool.core import deferred, filesystem, plugins, sidecar, text
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.deferred import dataclass
+from ckpttool.core.digests import digest_checkpoint
 from ckpttool.core.dtypes import np
 from ckpttool.core.errors import (
     ChecksumError,

@@ -16,17 +16,19 @@ from typing import Any
 
 import numpy as np
 
-from ckpttool.commands import algorithms, inspect
+from ckpttool.commands import algorithms, inspect, training_counters
 from ckpttool.commands.algorithms import BELOW, MOST_BYTES, Of, TrainingCurve, TrainingLogs, thin_points
-from ckpttool.commands.digest import DigestRecorder
 from ckpttool.commands.doctor import examine_agent
+from ckpttool.commands.findings import Finding
 from ckpttool.commands.folder import CheckpointEntry, expand_paths, list_names
-from ckpttool.commands.inspect import Finding, natural_sort_key, step_columns, step_in_name
+from ckpttool.commands.rows import natural_sort_key
 from ckpttool.commands.stats import Values, compute_stats, euclidean_norm, iter_values
+from ckpttool.commands.training_counters import step_columns, step_in_name
 from ckpttool.core import deferred, filesystem, urls
 from ckpttool.core.atomic_write import Progress, WorkerThread, ignore_progress
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.deferred import NamedTuple, dataclass, field
+from ckpttool.core.digests import DigestRecorder
 from ckpttool.core.errors import CkpttoolError, is_system_error
 from ckpttool.core.source import File, Shape
 from ckpttool.core.text import describe_error, format_count, replace_nonfinite, shorten
@@ -100,7 +102,7 @@ def find_run(path: str, layout: str | None = None) -> RunFiles | None:
         return None
     run = [each for each in members if _is_of(each, kind)]
     notes += [_left_out(each, kind) for each in members if not _is_of(each, kind)]
-    source = inspect.most_common_source([each.counts for each in run if each.error is None])
+    source = training_counters.most_common_source([each.counts for each in run if each.error is None])
     steps = [each.counts.get(source) for each in run if each.error is None] if source else []
     if len({step for step in steps if step is not None}) < 2:
         return None
@@ -117,11 +119,11 @@ def _training_order(run: Sequence[RunMember], source: str | None) -> list[RunMem
         (each for each in named if (source or "") in each.counts), key=lambda each: each.counts[source or ""]
     )
     for member in (each for each in named if (source or "") not in each.counts):
-        number = member.counts.get(inspect.NAME)
+        number = member.counts.get(training_counters.NAME)
         later = (
             at
             for at, each in enumerate(known)
-            if number is not None and each.counts.get(inspect.NAME, -1) > number
+            if number is not None and each.counts.get(training_counters.NAME, -1) > number
         )
         known.insert(next(later, len(known)), member)
     return known
@@ -160,10 +162,10 @@ def _numbered_folders(path: str) -> list[CheckpointEntry]:
 
 
 def _open_member(entry: CheckpointEntry, layout: str | None) -> RunMember:
-    counts = {} if (step := _named_step(entry.path)) is None else {inspect.NAME: step}
+    counts = {} if (step := _named_step(entry.path)) is None else {training_counters.NAME: step}
     try:
         checkpoint, binding = _recognized(entry, layout)
-        counts |= inspect.count_training(checkpoint, binding)
+        counts |= training_counters.count_training(checkpoint, binding)
     except CkpttoolError as error:
         if is_system_error(error):
             raise
@@ -198,7 +200,7 @@ def _common_kind(members: Sequence[RunMember]) -> _Kind | None:
 def _is_of(member: RunMember, kind: _Kind) -> bool:
     """Return whether a checkpoint belongs to the run; a damaged one does if its name has a step."""
     if member.error is not None:
-        return member.format in (None, kind[0]) and inspect.NAME in member.counts
+        return member.format in (None, kind[0]) and training_counters.NAME in member.counts
     return (member.format, member.layout) == kind
 
 

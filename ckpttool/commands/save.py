@@ -18,15 +18,6 @@ from functools import partial
 from typing import IO, Any, cast
 
 from ckpttool.commands import options as targets
-from ckpttool.commands.digest import (
-    SHARED,
-    Digest,
-    TeeSource,
-    combine_digests,
-    digest_checkpoint,
-    hash_tensor,
-    map_tensors,
-)
 from ckpttool.commands.options import TARGETS, TargetKind
 from ckpttool.core import atomic_write, deferred, dtypes, plugins, sidecar
 from ckpttool.core.atomic_write import (
@@ -40,6 +31,15 @@ from ckpttool.core.atomic_write import (
 )
 from ckpttool.core.checkpoint import Checkpoint, keep_network_reads
 from ckpttool.core.deferred import NamedTuple, dataclass, field
+from ckpttool.core.digests import (
+    SHARED,
+    Digest,
+    TeeSource,
+    combine_digests,
+    digest_checkpoint,
+    hash_tensor,
+    map_tensors,
+)
 from ckpttool.core.errors import (
     CkpttoolError,
     FormatError,

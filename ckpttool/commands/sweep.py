@@ -15,7 +15,7 @@ from typing import IO, Any, cast
 
 import numpy as np
 
-from ckpttool.commands import inspect
+from ckpttool.commands import training_counters
 from ckpttool.commands.evaluate import (
     Evaluation,
     EvaluationEnvironment,
@@ -77,7 +77,7 @@ LEVEL = 0.95
 class ScoredCheckpoint:
     """A finished evaluation with the training step of its checkpoint, None if unknown.
 
-    `counts` are the training counters of the checkpoint and its name (inspect.count_training).
+    `counts` are the training counters of the checkpoint and its name (training_counters.count_training).
     """
 
     evaluation: Evaluation
@@ -568,7 +568,7 @@ class JobFactory:
         versions = collect_versions(self._backend, spec)
         policy = hash_policy(playable.network)
         key = evaluation_key(policy, place.identity, self._how, versions)
-        return EvaluationJob(number, playable, key, inspect.steps_by_source(agent), versions)
+        return EvaluationJob(number, playable, key, training_counters.steps_by_source(agent), versions)
 
     def _agent(self, checkpoint: Checkpoint, *, named: bool, alone: bool) -> Agent | None:
         """Return the checkpoint as an agent; one similar to its predecessor has the same layout."""
@@ -652,7 +652,11 @@ class Sweep:
         """Return the JSON document."""
         return {
             "evaluations": [
-                {**each.evaluation.document(), "step": each.step, **inspect.step_columns(each.counts)}
+                {
+                    **each.evaluation.document(),
+                    "step": each.step,
+                    **training_counters.step_columns(each.counts),
+                }
                 for each in self.scored
             ],
             "ranking": [each.document() for each in self.ranking],
@@ -803,7 +807,7 @@ class _SweepState:
     def result(self, *, interrupted: bool) -> Sweep:
         """Return the record of all results."""
         numbers = sorted(self.found)
-        source = inspect.most_common_source([self.steps[number] for number in numbers])
+        source = training_counters.most_common_source([self.steps[number] for number in numbers])
         scored = tuple(
             ScoredCheckpoint(
                 self.found[n], self.steps[n].get(source) if source is not None else None, self.steps[n]

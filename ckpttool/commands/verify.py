@@ -20,9 +20,7 @@ from ckpttool.commands.diff import (
     Reconversion,
     align_checkpoints,
 )
-from ckpttool.commands.digest import digest_checkpoint
 from ckpttool.commands.evidence import NO_FACTS, AgentFacts
-from ckpttool.commands.inspect import json_value
 from ckpttool.commands.model_comparison import (
     ModelComparison,
     ModelComparisonOptions,
@@ -55,6 +53,7 @@ from ckpttool.commands.restore import (
     recognize_playable_agent,
     restore_agent,
 )
+from ckpttool.commands.rows import json_value
 from ckpttool.commands.save import reverse_conversion
 from ckpttool.commands.stats import By, ChangedEntry, Entry, round_to_float32
 from ckpttool.commands.training_comparison import TrainingOptions
@@ -62,6 +61,7 @@ from ckpttool.core import plugins, sidecar, text, urls
 from ckpttool.core.atomic_write import Progress, ignore_progress
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.deferred import dataclass, field
+from ckpttool.core.digests import digest_checkpoint
 from ckpttool.core.errors import CkpttoolError, MappingError, UnsupportedError, UsageError, abbreviate_list
 from ckpttool.core.sidecar import LedgerEntries, LedgerEntry, Sidecar
 from ckpttool.core.text import describe_record, format_count

@@ -21,17 +21,15 @@ if TYPE_CHECKING:
         require_new as require_new,
         write_atomically as write_atomically,
     )
-    from ckpttool.core.checkpoint import (
-        Branch as Branch,
-        Checkpoint as Checkpoint,
+    from ckpttool.core.checkpoint import Checkpoint as Checkpoint
+    from ckpttool.core.code_references import (
         CodeReference as CodeReference,
-        Handle as Handle,
         dangerous_calls as dangerous_calls,
         merge_references as merge_references,
-        read_writable as read_writable,
         relocate_references as relocate_references,
         worst_verdict as worst_verdict,
     )
+    from ckpttool.core.handles import Branch as Branch, Handle as Handle, read_writable as read_writable
     from ckpttool.core.errors import (
         ChangedError as ChangedError,
         ChecksumError as ChecksumError,

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from ckpttool.core.checkpoint import CLASSES, CODE, PLAIN, UNKNOWN, Verdict, unsafe_references
+from ckpttool.core.code_references import CLASSES, CODE, PLAIN, UNKNOWN, Verdict, unsafe_references
 from ckpttool.encodings.pickle_values import RENAMED, Dict, Global, PickleObject, Set, StoredBytes
 
 

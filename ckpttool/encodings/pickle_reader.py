@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from ckpttool.core import deferred, limits
-from ckpttool.core.checkpoint import CODE, PLAIN, CodeReference, Verdict, dangerous_calls, worse_verdict
+from ckpttool.core.code_references import CODE, PLAIN, CodeReference, Verdict, dangerous_calls, worse_verdict
 from ckpttool.core.deferred import NamedTuple
 from ckpttool.core.errors import CkpttoolError, FormatError, TruncatedError
 from ckpttool.encodings.pickle_audit import (

@@ -11,7 +11,8 @@ import json
 from typing import IO, Any
 
 from ckpttool.core import text
-from ckpttool.core.checkpoint import Checkpoint, merge_references, relocate_references
+from ckpttool.core.checkpoint import Checkpoint
+from ckpttool.core.code_references import merge_references, relocate_references
 from ckpttool.core.errors import CkpttoolError, FormatError, UnsupportedError
 from ckpttool.core.source import File
 from ckpttool.core.tree import Container, Leaf, Path, PathStep, Tree, ValueLeaf, key

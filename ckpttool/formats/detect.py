@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ckpttool.core import atomic_write, deferred, dtypes, filesystem, limits, plugins, text, urls
 from ckpttool.core.atomic_write import is_hidden_name
-from ckpttool.core.checkpoint import (
+from ckpttool.core.checkpoint import Checkpoint
+from ckpttool.core.code_references import (
     CODE,
-    Checkpoint,
     CodeReference,
     apply_allowed,
     merge_references,

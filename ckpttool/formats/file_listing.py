@@ -7,13 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from ckpttool.core import text as documents
-from ckpttool.core.checkpoint import (
-    Checkpoint,
-    CodeReference,
-    Integrity,
-    merge_references,
-    relocate_references,
-)
+from ckpttool.core.checkpoint import Checkpoint, Integrity
+from ckpttool.core.code_references import CodeReference, merge_references, relocate_references
 from ckpttool.core.deferred import dataclass, field
 from ckpttool.core.errors import (
     abbreviate_list,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ckpttool.core import deferred
 from ckpttool.core import text as documents
-from ckpttool.core.checkpoint import CLASSES, CODE, CodeReference, Verdict, merge_references
+from ckpttool.core.code_references import CLASSES, CODE, CodeReference, Verdict, merge_references
 from ckpttool.core.deferred import NamedTuple
 from ckpttool.core.errors import FormatError, LimitError
 from ckpttool.core.source import Shape

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from ckpttool.core import deferred, text
-from ckpttool.core.checkpoint import CodeReference
+from ckpttool.core.code_references import CodeReference
 from ckpttool.core.deferred import NamedTuple, dataclass, field
 from ckpttool.core.errors import CkpttoolError, FormatError
 from ckpttool.core.optimizers import ADAM, FAMILIES, SGD, find_class

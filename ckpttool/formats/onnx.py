@@ -9,7 +9,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from ckpttool.core import deferred, dtypes, filesystem, limits
-from ckpttool.core.checkpoint import CLASSES, CODE, Checkpoint, CodeReference, merge_references
+from ckpttool.core.checkpoint import Checkpoint
+from ckpttool.core.code_references import CLASSES, CODE, CodeReference, merge_references
 from ckpttool.core.deferred import NamedTuple, dataclass, field
 from ckpttool.core.dtypes import np
 from ckpttool.core.errors import CkpttoolError, FormatError, TruncatedError, UnsupportedError, abbreviate_list

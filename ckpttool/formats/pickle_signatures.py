@@ -13,14 +13,12 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Literal
 
 from ckpttool.core import deferred, filesystem
-from ckpttool.core.checkpoint import (
-    CODE,
-)
+from ckpttool.core.code_references import CODE
+from ckpttool.formats.probe import HEAD, Probe
 
 if TYPE_CHECKING:
     from ckpttool.encodings.pickle_reader import PickleScan
 
-from ckpttool.formats.probe import HEAD, Probe
 
 ZIP = b"PK\x03\x04"
 MAGIC = 0x1950A86A20F9469CFC6C

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any, Generic, Literal, TypeVar
 
 from ckpttool.core import limits, text
-from ckpttool.core.checkpoint import CodeReference, merge_references, relocate_references
+from ckpttool.core.code_references import CodeReference, merge_references, relocate_references
 from ckpttool.core.deferred import NamedTuple
 from ckpttool.core.errors import CkpttoolError, FormatError, UnsupportedError
 from ckpttool.core.source import File, Inline, Source, Span, Storage

@@ -10,7 +10,8 @@ from dataclasses import replace
 from typing import IO, Any
 
 from ckpttool.core import filesystem, limits, text
-from ckpttool.core.checkpoint import Checkpoint, relocate_references
+from ckpttool.core.checkpoint import Checkpoint
+from ckpttool.core.code_references import relocate_references
 from ckpttool.core.deferred import NamedTuple
 from ckpttool.core.errors import CkpttoolError, FormatError, NotFoundError, UnsupportedError
 from ckpttool.core.source import File, Shape

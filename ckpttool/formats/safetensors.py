@@ -10,7 +10,8 @@ from typing import IO, Any, NoReturn
 
 from ckpttool.core import deferred, dtypes, filesystem, limits
 from ckpttool.core import text as documents
-from ckpttool.core.checkpoint import Checkpoint, merge_references, relocate_references
+from ckpttool.core.checkpoint import Checkpoint
+from ckpttool.core.code_references import merge_references, relocate_references
 from ckpttool.core.deferred import NamedTuple
 from ckpttool.core.errors import (
     CkpttoolError,

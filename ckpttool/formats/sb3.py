@@ -18,13 +18,8 @@ from pathlib import Path as Folder
 from typing import IO, Any
 
 from ckpttool.core import filesystem, limits, search_paths
-from ckpttool.core.checkpoint import (
-    Checkpoint,
-    CodeReference,
-    Integrity,
-    merge_references,
-    relocate_references,
-)
+from ckpttool.core.checkpoint import Checkpoint, Integrity
+from ckpttool.core.code_references import CodeReference, merge_references, relocate_references
 from ckpttool.core.deferred import NamedTuple
 from ckpttool.core.errors import (
     CkpttoolError,

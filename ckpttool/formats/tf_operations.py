@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 
 from ckpttool.core import deferred
-from ckpttool.core.checkpoint import CODE, CodeReference, merge_references, relocate_references
+from ckpttool.core.code_references import CODE, CodeReference, merge_references, relocate_references
 from ckpttool.core.deferred import NamedTuple, dataclass, field
 from ckpttool.core.errors import CkpttoolError
 from ckpttool.core.source import File

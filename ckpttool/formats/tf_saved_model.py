@@ -9,7 +9,8 @@ from dataclasses import replace
 from typing import Any
 
 from ckpttool.core import filesystem, limits, text
-from ckpttool.core.checkpoint import Checkpoint, CodeReference, merge_references
+from ckpttool.core.checkpoint import Checkpoint
+from ckpttool.core.code_references import CodeReference, merge_references
 from ckpttool.core.deferred import NamedTuple, dataclass, field
 from ckpttool.core.errors import CkpttoolError, FormatError, TruncatedError, abbreviate_list
 from ckpttool.core.source import File

@@ -10,13 +10,8 @@ from dataclasses import replace
 from typing import Any, NoReturn
 
 from ckpttool.core import deferred, dtypes, filesystem, limits
-from ckpttool.core.checkpoint import (
-    Checkpoint,
-    CodeReference,
-    Integrity,
-    merge_references,
-    relocate_references,
-)
+from ckpttool.core.checkpoint import Checkpoint, Integrity
+from ckpttool.core.code_references import CodeReference, merge_references, relocate_references
 from ckpttool.core.deferred import NamedTuple
 from ckpttool.core.errors import CkpttoolError, FormatError, NotFoundError, TruncatedError, abbreviate_list
 from ckpttool.core.source import Buffer, File, Inline, MissingShard, Shape, Source

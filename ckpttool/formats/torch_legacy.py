@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NoReturn
 
-from ckpttool.core.checkpoint import Checkpoint, CodeReference, merge_references, relocate_references
+from ckpttool.core.checkpoint import Checkpoint
+from ckpttool.core.code_references import CodeReference, merge_references, relocate_references
 from ckpttool.core.deferred import NamedTuple
 from ckpttool.core.errors import CkpttoolError, FormatError, TruncatedError, UnsupportedError
 from ckpttool.core.source import File, Inline, Span

@@ -10,8 +10,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import IO, Any, NoReturn, Protocol
 
-from ckpttool.core import checkpoint, deferred, dtypes, filesystem, limits
-from ckpttool.core.checkpoint import CODE, Checkpoint, CodeReference, merge_references, relocate_references
+from ckpttool.core import code_references, deferred, dtypes, filesystem, limits
+from ckpttool.core.checkpoint import Checkpoint
+from ckpttool.core.code_references import CODE, CodeReference, merge_references, relocate_references
 from ckpttool.core.deferred import dataclass, field
 from ckpttool.core.errors import CkpttoolError, FormatError, NotFoundError, UnsupportedError
 from ckpttool.core.source import DeflatedSpan, File, Shape, Span, Storage
@@ -642,7 +643,7 @@ def add_constants(module: FileListing, constants: FileListing) -> FileListing:
     containers = {placed(p): c for p, c in tree.containers.items() if p}
     containers[_CONSTANTS,] = Container("record", "CONSTANTS")
     merged = Tree({**whole, **leaves}, {**whole.aliases, **aliases}, {**whole.containers, **containers})
-    references = checkpoint.merge_references(module.code_references, constants.code_references)
+    references = code_references.merge_references(module.code_references, constants.code_references)
     return replace(module, tree=merged, notes=(*module.notes, *constants.notes), code_references=references)
 
 

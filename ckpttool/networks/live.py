@@ -11,9 +11,10 @@ from dataclasses import replace
 from typing import Any
 
 from ckpttool.core import dtypes
-from ckpttool.core.checkpoint import Checkpoint, Handle, to_torch
+from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.deferred import NamedTuple, dataclass
 from ckpttool.core.errors import MappingError, UnsupportedError, abbreviate_list
+from ckpttool.core.handles import Handle, to_torch
 from ckpttool.core.source import Shape, as_array
 from ckpttool.core.text import format_count
 from ckpttool.core.tree import Leaf, Path, PathStep, Tree, ValueLeaf, attr, display, index, key, path_to_json

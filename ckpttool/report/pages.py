@@ -13,25 +13,21 @@ from typing import Any
 
 from markupsafe import Markup
 
-from ckpttool.commands import inspect
+from ckpttool.commands import audit
 from ckpttool.commands.dataflow import FlowStrip
 from ckpttool.commands.diff import DiffSide, align_checkpoints, compare_alignment
-from ckpttool.commands.digest import digest_checkpoint
 from ckpttool.commands.doctor import Diagnosis, examine_agent
-from ckpttool.commands.inspect import (
-    CheckpointSummary,
+from ckpttool.commands.inspect import CheckpointSummary, summary
+from ckpttool.commands.modules import (
     ModuleSummary,
-    TensorRow,
-    ValueRow,
     describe_module_kind,
     group_by_module,
-    json_value,
     module_entries,
-    signature_lines,
     skip_wrapping_modules,
-    summary,
     user_given_names,
 )
+from ckpttool.commands.rows import TensorRow, ValueRow, json_value
+from ckpttool.commands.signatures import signature_lines
 from ckpttool.commands.stats import (
     ArrayDifference,
     ChangedEntry,
@@ -49,6 +45,7 @@ from ckpttool.commands.stats import (
 from ckpttool.core import filesystem, sidecar, text, urls
 from ckpttool.core.atomic_write import Progress, ignore_progress
 from ckpttool.core.deferred import dataclass
+from ckpttool.core.digests import digest_checkpoint
 from ckpttool.core.dtypes import np
 from ckpttool.core.errors import CkpttoolError, FormatError
 from ckpttool.core.source import File, StreamedArray
@@ -1042,7 +1039,7 @@ def render_page(found: ReportContents) -> bytes:
     text = template_environment().get_template("page.html").render(
         found=found,
         checkpoint=found.summary.checkpoint,
-        audit=inspect.build_audit_document(found.summary.checkpoint.code_references),
+        audit=audit.build_audit_document(found.summary.checkpoint.code_references),
         signatures=signature_lines(found.summary.checkpoint.details, _COLUMNS),
         details=_format_details(found.summary.checkpoint.details),
         chart=build_chart(found.results.curves),

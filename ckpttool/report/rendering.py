@@ -18,8 +18,8 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from ckpttool.commands import inspect
-from ckpttool.commands.inspect import ANY_UNIT, UNITS
+from ckpttool.commands import training_counters
+from ckpttool.commands.training_counters import ANY_UNIT, UNITS
 from ckpttool.core import filesystem, text, urls
 from ckpttool.core.deferred import dataclass
 from ckpttool.core.errors import FormatError
@@ -187,7 +187,7 @@ class EvaluationSection:
     @property
     def counted(self) -> tuple[str, ...]:
         """Titles of all counters that any checkpoint has, one column each."""
-        titles = ("step", *inspect.TITLES.values())
+        titles = ("step", *training_counters.TITLES.values())
         return tuple(title for title in titles if any(title in each.counts for each in self.results))
 
 
@@ -295,7 +295,7 @@ def _read_judgement(found: object) -> tuple[str, str]:
 
 def _training_counts(found: Mapping[str, Any]) -> dict[str, int]:
     """Return the training counters of an evaluation; documents of older versions have only one step."""
-    given = {title: parse_number(found.get(name)) for name, title in inspect.TITLES.items()}
+    given = {title: parse_number(found.get(name)) for name, title in training_counters.TITLES.items()}
     counts = {title: int(number) for title, number in given.items() if math.isfinite(number)}
     step = parse_number(found.get("step"))
     return counts if counts or not math.isfinite(step) else {"step": int(step)}

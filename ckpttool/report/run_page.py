@@ -12,7 +12,6 @@ from typing import Any
 from markupsafe import Markup
 
 from ckpttool.commands.dataflow import FlowStrip
-from ckpttool.commands.inspect import ANY_UNIT, TITLES, UNITS, step_columns
 from ckpttool.commands.run_history import (
     FindingHistory,
     LayerHistory,
@@ -22,6 +21,7 @@ from ckpttool.commands.run_history import (
     fold_layers,
     follow_run,
 )
+from ckpttool.commands.training_counters import ANY_UNIT, TITLES, UNITS, step_columns
 from ckpttool.core import filesystem, text, urls
 from ckpttool.core.atomic_write import Progress, ignore_progress
 from ckpttool.core.deferred import dataclass

@@ -48,8 +48,8 @@ def tensor(dtype: str, shape: Sequence[int], data: bytes | memoryview) -> str:
 
 def ours(path: str) -> Form:
     """Return what ckpttool reads, by the names that the format itself uses."""
-    from ckpttool.commands.digest import digest_checkpoint
     from ckpttool.core import CkpttoolError
+    from ckpttool.core.digests import digest_checkpoint
     from ckpttool.formats import open_checkpoint
 
     try:

@@ -17,9 +17,9 @@ from contextlib import suppress
 from functools import cache
 from typing import NamedTuple
 
-from ckpttool.commands.digest import digest_checkpoint
 from ckpttool.commands.inspect import summary
 from ckpttool.core import Checkpoint, CkpttoolError, File, Inline, Leaf, Span, sidecar
+from ckpttool.core.digests import digest_checkpoint
 from ckpttool.encodings import archives, npy, pickle_reader, protobuf, sstable
 from ckpttool.formats import (
     embedded_tree,

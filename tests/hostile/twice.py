@@ -94,8 +94,8 @@ def differences(
 
 def verdict(path: str) -> list[Any]:
     """Return what is read at a path, in words that two readings can be compared by."""
-    from ckpttool.commands.digest import digest_checkpoint
     from ckpttool.core import CkpttoolError
+    from ckpttool.core.digests import digest_checkpoint
     from ckpttool.formats import open_checkpoint
 
     try:
@@ -110,8 +110,8 @@ def verdict(path: str) -> list[Any]:
 
 def _tensors(found: Any) -> list[str]:
     """Return the digest of every tensor that can be read, and the error of every other one."""
-    from ckpttool.commands.digest import hash_tensor
     from ckpttool.core import CkpttoolError
+    from ckpttool.core.digests import hash_tensor
 
     each = []
     for _, leaf in found.tree.tensors():

@@ -1,0 +1,140 @@
+"""Contents of one checkpoint, or of two side by side: entries by name, and their relations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from ckpttool.commands import folder
+from ckpttool.commands.diff import AUTO, CheckpointAlignment, DiffSide, align_checkpoints
+from ckpttool.commands.inspect import CheckpointSummary
+from ckpttool.commands.modules import (
+    ModuleSummary,
+    group_by_module,
+    user_given_names,
+)
+from ckpttool.commands.rows import TensorRow, ValueRow
+from ckpttool.commands.stats import Entry
+from ckpttool.core.deferred import dataclass
+from ckpttool.core.errors import UsageError
+from ckpttool.core.tree import Leaf, Path, ValueLeaf
+
+Row = TensorRow | ValueRow
+
+
+@dataclass(frozen=True, slots=True)
+class AliasRow(ValueRow):
+    """Alias from user code, shown at its own place in the tree; `target` is the tensor's path."""
+
+    target: str = ""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BrowserListing:
+    """Contents of the browser.
+
+    `summaries` has one checkpoint, or the left and the right one. `rows` are all entries by name (the
+    left one's if both have it), `right` those of the right one. `root` holds them and the links.
+    `links` are a tensor's aliases shown in the tree, `slots` the optimizer state of a parameter.
+    """
+
+    summaries: tuple[CheckpointSummary, ...]
+    root: ModuleSummary
+    rows: Mapping[str, Row]
+    links: Mapping[str, tuple[str, ...]]
+    slots: Mapping[str, tuple[str, ...]]
+    alignment: CheckpointAlignment | None = None
+    right: Mapping[str, Row] | None = None
+
+    def ways(self, name: str) -> tuple[str, ...]:
+        """Return the tree positions of one storage: the tensor's own path, then its aliases."""
+        row = self.rows.get(name)
+        name = row.target if isinstance(row, AliasRow) else name
+        return (name, *self.links.get(name, ()))
+
+    def relatives(self, name: str) -> tuple[str, ...]:
+        """Return a parameter and its slots, given the name of either."""
+        row = self.rows.get(name)
+        of = row.of if isinstance(row, TensorRow) and row.of in self.rows else None
+        return (of or name, *self.slots.get(of or name, ()))
+
+
+def list_for_browser(
+    path: str, other: str | None = None, *, glob: str | None = None, by: str = AUTO, layout: str | None = None
+) -> BrowserListing:
+    """List the checkpoint at the path, paired with `other` if given; no tensor is read.
+
+    `by` selects how entries are paired, as in `diff`. Raise any error of opening, and UsageError for a
+    folder of checkpoints without a latest one.
+    """
+    left = _require_summary(path, None if other is not None else glob, layout)
+    if other is None:
+        return _list_one(left)
+    right = _require_summary(other, None, None)
+    sides = (DiffSide(each.checkpoint, each.binding) for each in (left, right))
+    return _list_two(left, right, align_checkpoints(*sides, glob=glob, by=by))
+
+
+def _require_summary(path: str, glob: str | None, layout: str | None) -> CheckpointSummary:
+    found = folder.inspect_path(path, glob, layout)
+    if not isinstance(found, CheckpointSummary):
+        raise UsageError("no single checkpoint to browse", file=path, hint=found.hint)
+    return found
+
+
+def _list_one(found: CheckpointSummary) -> BrowserListing:
+    entries: tuple[Row, ...] = (*found.tensors, *found.values)
+    rows = {row.path: row for row in entries}
+    links = _add_aliases(found.tensors, rows)
+    tree = found.checkpoint.tree
+    modules = group_by_module(rows.items(), tree.containers) if links else found.modules
+    return BrowserListing(
+        (found,), modules[0] if modules else ModuleSummary("", "", None), rows, links, _group_slots(rows)
+    )
+
+
+def _add_aliases(tensors: Iterable[TensorRow], rows: dict[str, Row]) -> dict[str, tuple[str, ...]]:
+    """Add a link to `rows` for each alias from user code; return the links by tensor."""
+    found: dict[str, tuple[str, ...]] = {}
+    for row in tensors:
+        names = tuple(name for name in dict.fromkeys(user_given_names(row.aliases)) if name not in rows)
+        if names:
+            found[row.path] = names
+            for name in names:
+                rows[name] = AliasRow(name, (), ValueLeaf(None), row.path)
+    return found
+
+
+def _list_two(
+    left: CheckpointSummary, right: CheckpointSummary, pairs: CheckpointAlignment
+) -> BrowserListing:
+    first = _side_rows(pairs.left, pairs.places[0], left)
+    second = _side_rows(pairs.right, pairs.places[1], right)
+    rows = {**first, **{name: row for name, row in second.items() if name not in first}}
+    containers = {} if pairs.by == "agent" else left.checkpoint.tree.containers
+    modules = group_by_module(rows.items(), containers)
+    return BrowserListing((left, right), modules[0], rows, {}, _group_slots(rows), pairs, second)
+
+
+def _side_rows(
+    entries: Mapping[str, Entry], places: Mapping[str, Path], found: CheckpointSummary
+) -> dict[str, Row]:
+    stored = {row.keys: row for row in found.tensors}
+    names = {found.checkpoint.tree.names.get(place, name): name for name, place in places.items()}
+    rows: dict[str, Row] = {}
+    for name, entry in entries.items():
+        place = places[name]
+        own = stored.get(place)
+        if isinstance(entry, Leaf):
+            of = names.get(own.of) if own is not None and own.of is not None else None
+            rows[name] = TensorRow(name, place, entry, of, own.aliases if own is not None else ())
+        else:
+            rows[name] = ValueRow(name, place, entry)
+    return rows
+
+
+def _group_slots(rows: Mapping[str, Row]) -> dict[str, tuple[str, ...]]:
+    found: dict[str, list[str]] = {}
+    for row in rows.values():
+        if isinstance(row, TensorRow) and row.of is not None:
+            found.setdefault(row.of, []).append(row.path)
+    return {name: tuple(slots) for name, slots in found.items()}

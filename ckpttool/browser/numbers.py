@@ -1,0 +1,123 @@
+"""Statistics of one tensor, read on demand and in pieces if it is large, and its text histogram."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from ckpttool.browser.lines import BLANK, Line, TextPiece
+from ckpttool.browser.listing import Row
+from ckpttool.commands import stats
+from ckpttool.commands.rows import TensorRow
+from ckpttool.commands.stats import Moments
+from ckpttool.core.deferred import dataclass
+from ckpttool.core.errors import CkpttoolError
+from ckpttool.core.source import StreamedArray
+from ckpttool.core.text import describe_error
+
+
+@dataclass(frozen=True, slots=True)
+class TensorNumbers:
+    """A tensor's moments, histogram and warning signs, or the error that prevented reading them."""
+
+    moments: Moments | None = None
+    histogram: tuple[int, ...] = ()
+    signs: tuple[str, ...] = ()
+    error: str | None = None
+
+
+def read_numbers(row: Row | None, done: Callable[[TensorNumbers | None], None]) -> Iterator[None]:
+    """Read a tensor piece by piece; report the result at the end, None if it has no numbers.
+
+    Large tensors are read twice, and their units are not examined; see stats.signs.
+    """
+    if not isinstance(row, TensorRow) or row.leaf.dtype == "string" or not row.leaf.size:
+        done(None)
+        return
+    try:
+        values = row.leaf.values()
+        if isinstance(values, StreamedArray):
+            yield from _read_streaming(row, values, done)
+            return
+        found = stats.tensor_stats(row.path, row.keys, row.leaf, values)
+        done(TensorNumbers(found.moments, found.histogram, found.signs))
+    except CkpttoolError as error:
+        done(TensorNumbers(error=describe_error(error)))
+
+
+def _read_streaming(
+    row: TensorRow, values: StreamedArray, done: Callable[[TensorNumbers | None], None]
+) -> Iterator[None]:
+    known = Moments()
+    for piece in values:
+        known += stats.compute_moments(piece)
+        yield
+    counts: list[int] = []
+    for piece in values:
+        here = stats.histogram(piece, known)
+        counts = [a + b for a, b in zip(counts, here, strict=True)] if counts else list(here)
+        yield
+    done(TensorNumbers(known, tuple(counts), tuple(stats.find_warning_signs(row.keys, row.leaf, known))))
+
+
+# Text histogram: a few lines of columns, or a line per range.
+
+_EIGHTHS = " ▁▂▃▄▅▆▇█"
+_ACROSS = " ▏▎▍▌▋▊▉█"
+_TALL = 4
+
+
+def column_lines(found: TensorNumbers, cells: int) -> list[Line]:
+    """Return the histogram as columns, four lines tall, with its range below; empty without a histogram."""
+    counts, known = found.histogram, found.moments
+    if not counts or known is None:
+        return []
+    each = max(1, min(3, cells // len(counts)))
+    most = max(counts)
+    # Nonzero counts stay visible.
+    heights = [max(1, round(count / most * _TALL * 8)) if count else 0 for count in counts]
+    lines: list[Line] = []
+    for row in range(_TALL - 1, -1, -1):
+        text = "".join(_EIGHTHS[min(8, max(0, height - 8 * row))] * each for height in heights)
+        lines.append((TextPiece(text.rstrip(), "bar"),))
+    low, high = f"{known.low:.4g}", f"{known.high:.4g}"
+    gap = max(1, each * len(counts) - len(low) - len(high))
+    return [*lines, (TextPiece(f"{low}{' ' * gap}{high}", "dim"),)]
+
+
+def bar_lines(found: TensorNumbers, cells: int) -> list[Line]:
+    """Return a line per histogram range: its ends, a bar, the count and the share."""
+    counts, known = found.histogram, found.moments
+    if not counts or known is None:
+        return []
+    step = (known.high - known.low) / len(counts)
+    ends = [f"{known.low + step * at:.4g}" for at in range(len(counts))] + [f"{known.high:.4g}"]
+    wide, digits = max(map(len, ends)), len(f"{max(counts):,}")
+    room = max(4, cells - 2 * wide - digits - 15)
+    lines: list[Line] = []
+    for at, count in enumerate(counts):
+        label = f"{ends[at]:>{wide}} to {ends[at + 1]:>{wide}}  "
+        bar = _draw_bar(count / max(counts) * room, count)
+        share = f"{count / known.finite:.1%}"
+        lines.append(
+            (
+                TextPiece(label, "dim"),
+                TextPiece(f"{bar:<{room}}", "bar"),
+                TextPiece(f"  {count:>{digits},} {share:>6}"),
+            )
+        )
+    return lines
+
+
+def _draw_bar(length: float, count: int) -> str:
+    eighths = max(round(8 * length), int(count > 0))
+    return _ACROSS[8] * (eighths // 8) + _ACROSS[eighths % 8].strip()
+
+
+def histogram_lines(read: Sequence[TensorNumbers | None], cells: int) -> list[Line]:
+    """Return the histogram bars of each side, one side after the other."""
+    lines: list[Line] = []
+    for word, found in zip(("left", "right") if len(read) > 1 else ("",), read, strict=True):
+        if found is not None:
+            lines += [(TextPiece(word, "head"),)] if word else []
+            lines += [*bar_lines(found, cells), BLANK]
+    return lines

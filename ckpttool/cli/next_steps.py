@@ -1,0 +1,171 @@
+"""Suggested next commands with the paths just used, only on a terminal."""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+import sys
+from collections.abc import Callable
+from typing import (
+    TYPE_CHECKING,
+    Any,
+)
+
+from ckpttool.cli.console import print_text
+from ckpttool.cli.styles import DIM, PLAIN, has_colors
+from ckpttool.core import sidecar, urls
+from ckpttool.core.errors import (
+    CkpttoolError,
+)
+from ckpttool.core.text import clean
+
+if TYPE_CHECKING:
+    from ckpttool.commands.doctor import Diagnosis
+    from ckpttool.commands.folder import CheckpointFolder
+    from ckpttool.commands.inspect import CheckpointSummary
+    from ckpttool.commands.plan import ConversionResult
+    from ckpttool.commands.stats import Diff, Stats
+    from ckpttool.commands.sweep import Sweep
+    from ckpttool.commands.verify import Verification
+
+
+# Arguments of a few commands, without the program's name.
+Steps = list[tuple[str, ...]]
+# Checkpoints of one framework are most often converted to the other one.
+_TENSORFLOW = ("tensor_bundle", "tensorflow_v1", "saved_model", "keras_h5", "keras_zip", "keras_rl")
+
+
+def print_next_steps(after: Callable[..., Steps], *found: Any, quiet: bool) -> None:
+    """Print the commands that a function suggests for a result, one per line; never into a pipe."""
+    if quiet or not sys.stdout.isatty():
+        return
+    for words in after(*found):
+        line = f"next: {clean(shlex.join(('ckpttool', *words)))}"
+        print_text(f"{DIM}{line}{PLAIN}" if has_colors() else line)
+
+
+def after_inspect(found: CheckpointSummary | CheckpointFolder) -> Steps:
+    """Suggest commands for an agent, or for a model that is not one."""
+    from ckpttool.commands.inspect import CheckpointSummary
+
+    if not isinstance(found, CheckpointSummary):
+        return []
+    path = urls.display_url(found.checkpoint.path)
+    if urls.is_copy(found.checkpoint.path):
+        return []
+    if found.layout is None:
+        return [*_audit_command(found, path), *([("stats", path), ("doctor", path)] if found.tensors else [])]
+    tensorflow = found.checkpoint.format in _TENSORFLOW
+    other = ("agent.pt",) if tensorflow else ("ckpt-1", "--to", "tf")
+    return [("convert", path, *other), *([_eval_command(path, found)] if _may_play(found) else [])]
+
+
+def _may_play(found: CheckpointSummary) -> bool:
+    """Return whether the agent has a policy with continuous actions."""
+    if found.binding is None:
+        return True
+    discrete = any("discrete" in each for each in found.binding.unplaced.get("actor", ()))
+    return not discrete and any(part.acts for part in found.binding.parts)
+
+
+def _audit_command(found: CheckpointSummary, path: str) -> Steps:
+    """Suggest the list of what loading would run, unless it is shown already."""
+    from ckpttool.core.code_references import UNSAFE, worst_verdict
+
+    runs = worst_verdict(found.checkpoint.code_references) in UNSAFE
+    return [("inspect", path, "--names")] if runs and "--names" not in sys.argv else []
+
+
+def after_overview(found: CheckpointSummary | CheckpointFolder) -> Steps:
+    """Suggest what `inspect` suggests, except `doctor`, which has run."""
+    steps = after_inspect(found)
+    return [("report", *step[1:]) if step[0] == "doctor" else step for step in steps]
+
+
+def after_digest(path: str) -> Steps:
+    """Suggest comparing with this digest later; nothing for stdin."""
+    if urls.is_copy(path):
+        return []
+    return [("digest", path, "--check", "saved.json")]
+
+
+def after_stats(path: str, found: Stats) -> Steps:
+    """Suggest `doctor` if the values look unhealthy."""
+    bad = not found.finite or any(each.signs for each in found.tensors)
+    return [("doctor", path)] if bad else []
+
+
+def after_diff(left: str, right: str, found: Diff) -> Steps:
+    """Suggest checking whether two different agents still act alike."""
+    agents = None not in found.layouts
+    return [("verify", left, right)] if agents and not found.identical and not found.resized else []
+
+
+def after_doctor(path: str, found: Diagnosis) -> Steps:
+    """Suggest evaluating a healthy agent."""
+    return [_eval_command(path)] if found.layout is not None and not found.findings else []
+
+
+def after_convert(found: ConversionResult) -> Steps:
+    """Suggest the same command without --dry-run, or verifying and evaluating the written agent."""
+    if found.written:
+        played = [("verify", found.source, found.target), _eval_command(found.target)]
+        return played if found.parity and not found.target.endswith(".onnx") else [("inspect", found.target)]
+    words = sys.argv[1:]
+    if "--dry-run" not in words or not found.report.complete:
+        return []
+    if "--glob" in words:
+        at = words.index("--glob")
+        del words[at : at + 2]
+    return [tuple(word for word in words if word != "--dry-run" and not word.startswith("--glob="))]
+
+
+def after_verify(second: str, found: Verification) -> Steps:
+    """Suggest evaluating the verified agent."""
+    return [_eval_command(second)] if found.within and found.models is None else []
+
+
+def after_eval(found: Sweep, env: str | None) -> Steps:
+    """Suggest scoring the best of several more precisely, or recording a video of one."""
+    env_options = ("--env", env) if env is not None else ()
+    if found.best is not None:
+        return [("eval", urls.display_url(found.best.checkpoint), *env_options, "--episodes", "100")]
+    return [
+        ("eval", urls.display_url(each.checkpoint), *env_options, "--video", "agent.mp4")
+        for each in found.evaluations[:1]
+    ]
+
+
+def _eval_command(path: str, found: CheckpointSummary | None = None) -> tuple[str, ...]:
+    """Return the command that plays an agent, with its environment if neither file nor sidecar names it."""
+    if found is not None and found.binding is not None and found.binding.facts.env:
+        return "eval", path
+    # Do not download anything for a suggestion.
+    recorded = None
+    if not urls.is_url(path):
+        with contextlib.suppress(CkpttoolError):
+            recorded = sidecar.load_sidecar(path)
+    if recorded is not None and recorded.env:
+        return "eval", path
+    if found is not None and found.layout == "stable_baselines3" and not urls.is_elsewhere(path):
+        from ckpttool.libraries.sb3 import names_environment
+
+        if names_environment(path):
+            return "eval", path
+    return "eval", path, "--env", _infer_environment(found) or "ID"
+
+
+def _infer_environment(found: CheckpointSummary | None) -> str | None:
+    """Return the only environment that fits the path and the sizes of an agent; None for none or several."""
+    from ckpttool.commands.dataflow import build_listed_strips, find_policy_sizes
+
+    if found is None:
+        return None
+    sizes = find_policy_sizes(build_listed_strips(found.binding, found.checkpoint.tree))
+    if sizes is None:
+        return None
+    from ckpttool.evaluation.environments import candidate_environments
+
+    words = "/".join(found.checkpoint.path.rstrip("/").split("/")[-3:])
+    fitting = candidate_environments(words, *sizes)
+    return fitting[0] if len(fitting) == 1 else None

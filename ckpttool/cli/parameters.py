@@ -1,0 +1,252 @@
+"""Arguments and options that several commands share, and the checkpoint that a path stands for."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import Sequence
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+)
+
+import typer
+
+from ckpttool.cli.completion import complete_environments, complete_layouts, complete_words
+from ckpttool.cli.console import _write_stderr
+from ckpttool.cli.panels import OptionPanel
+from ckpttool.cli.styles import wrap_sentence
+from ckpttool.core import urls
+from ckpttool.core.deferred import dataclass
+from ckpttool.core.errors import (
+    LimitError,
+    NotACheckpointError,
+    UsageError,
+    abbreviate_list,
+)
+from ckpttool.core.kinds import ACTIVATIONS
+
+if TYPE_CHECKING:
+    from ckpttool.commands.evidence import AgentFacts
+    from ckpttool.commands.folder import CheckpointChoice
+
+
+def use_checkpoint(path: str, *, quiet: bool) -> str:
+    """Return the path to open for a command's path; a folder stands for one checkpoint, named on stderr.
+
+    Raise NotACheckpointError for a folder from whose checkpoints the user must choose.
+    """
+    if urls.is_url(path) or not os.path.isdir(path):
+        return path
+    from ckpttool.commands import folder
+
+    choice = folder.choose_checkpoint(path)
+    if choice.candidates:
+        raise _ambiguous_folder_error(path, choice)
+    if not quiet and os.path.normpath(choice.location) != os.path.normpath(path):
+        beside = f" (also in this folder: {abbreviate_list([*choice.beside], _CANDIDATES)})"
+        _write_stderr(
+            [wrap_sentence(f"using {choice.location}{beside if choice.beside else ''}", sys.stderr)]
+        )
+    return choice.path
+
+
+def require_one_run(paths: Sequence[str]) -> None:
+    """Raise NotACheckpointError for a folder of several training runs, from which the user must choose."""
+    from ckpttool.commands import folder
+
+    for path in paths:
+        choice = folder.choose_checkpoint(path)
+        if choice.folders > 1:
+            raise _ambiguous_folder_error(path, choice)
+
+
+def _ambiguous_folder_error(path: str, choice: CheckpointChoice) -> NotACheckpointError:
+    paths = [each.path for each in choice.candidates]
+    words = [paths[-1] if word == path else word for word in sys.argv[1:]]
+    found = abbreviate_list([os.path.relpath(each, path) for each in reversed(paths)], _CANDIDATES)
+    hint = shlex.join(("ckpttool", *words))
+    return NotACheckpointError(choice.problem, file=path, found=found, hint=hint)
+
+
+# Checkpoints of a folder in an error.
+_CANDIDATES = 5
+# Name of the copy of stdin, as it is shown; the maximum number of its bytes, and how many at a time.
+_STDIN = "stdin"
+_MOST_STDIN, _PIECE = 8 << 30, 1 << 20
+
+
+def spool_stdin(path: str) -> str:
+    """Return the path; for `-`, the path of a temporary copy of stdin, removed when the program ends.
+
+    Raise UsageError if stdin is a terminal or closed, and LimitError if it is too long.
+    """
+    if path != "-":
+        return path
+    import atexit
+    import tempfile
+
+    if sys.stdin is None or sys.stdin.isatty():
+        raise UsageError(
+            "'-' reads a checkpoint from stdin, which is a terminal", hint="ckpttool inspect - < FILE"
+        )
+    folder = tempfile.mkdtemp(prefix="ckpttool-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    copy_path, total = os.path.join(folder, _STDIN), 0
+    urls.name_copy(copy_path, _STDIN)
+    with open(copy_path, "wb") as copied:
+        while piece := sys.stdin.buffer.read(_PIECE):
+            total += len(piece)
+            if total > _MOST_STDIN:
+                raise LimitError("stdin is too long", expected=f"at most {_MOST_STDIN:,} bytes")
+            copied.write(piece)
+    return copy_path
+
+
+# Arguments and options shared by several commands.
+
+PathArgument = Annotated[
+    str, typer.Argument(metavar="PATH", help="File, TensorFlow prefix or folder.", show_default=False)
+]
+PathOrStdin = Annotated[
+    str,
+    typer.Argument(
+        metavar="PATH", help="File, TensorFlow prefix or folder; - for stdin.", show_default=False
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print a JSON document to stdout.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only results, findings and output paths.")]
+Glob = Annotated[
+    str | None,
+    typer.Option(metavar="PATTERN", help="Only tensors whose path matches (** crosses levels)."),
+]
+LayoutOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="Layout to read (see ckpttool layouts), or none.",
+        autocompletion=complete_layouts,
+    ),
+]
+Env = Annotated[
+    str | None,
+    typer.Option(
+        metavar="ID",
+        help="Gymnasium environment of the agent.",
+        autocompletion=complete_environments,
+    ),
+]
+ActivationOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="Hidden activation: one, or one per layer (relu,tanh).",
+        autocompletion=complete_words(*ACTIVATIONS),
+    ),
+]
+HeadOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="Action map: tanh, affine, unit_tanh, linear, clip, ...",
+        autocompletion=complete_words(
+            "tanh", "affine", "unit_tanh", "linear", "clip", "clip_affine", "tanh_clip_affine"
+        ),
+    ),
+]
+BoundsOption = Annotated[
+    tuple[str, str] | None,
+    typer.Option(metavar="LOW HIGH", help="Action bounds: two numbers or two comma-separated lists."),
+]
+ObsNormOption = Annotated[
+    str | None,
+    typer.Option(
+        "--obs-norm", metavar="FILE", help="Observation statistics: vecnormalize.pkl, or mean and var."
+    ),
+]
+LikeArgs = Annotated[
+    str | None,
+    typer.Option(metavar="JSON", help="For --like: arguments of the factory, '{\"hidden\": 256}'."),
+]
+InputShape = Annotated[
+    list[str] | None,
+    typer.Option(metavar="H,W,C", help="For --like: input shape without batch; repeatable."),
+]
+LikePython = Annotated[
+    str | None,
+    typer.Option(metavar="INTERPRETER", help="For --like: Python interpreter with its framework."),
+]
+
+
+@dataclass(frozen=True)
+class AgentOptions(OptionPanel, title="Agent"):
+    """How to read an agent, and facts about it that are not stored in the file."""
+
+    layout: LayoutOption = None
+    activation: ActivationOption = None
+    head: HeadOption = None
+    bounds: BoundsOption = None
+    obs_norm: ObsNormOption = None
+
+    def facts(self, env: str | None = None) -> AgentFacts:
+        """Return the facts given by the options, and the environment."""
+        return agent_facts(self.activation, self.head, self.bounds, self.obs_norm, env)
+
+
+@dataclass(frozen=True)
+class ModelOptions(OptionPanel, title="Your own model"):
+    """Model created by the user's code."""
+
+    like: Annotated[
+        str | None,
+        typer.Option(metavar="MODULE:FACTORY", help="Your own model, created by this class or function."),
+    ] = None
+    like_args: LikeArgs = None
+    input_shape: InputShape = None
+    python: LikePython = None
+
+    def model(self) -> Any:
+        """Return the model, or None without --like; raise UsageError for options that require --like."""
+        return build_like_model(self.like, self.like_args, self.input_shape, self.python)
+
+
+def agent_facts(
+    activation: str | None,
+    head: str | None,
+    bounds: tuple[str, str] | None,
+    obs_norm: str | None,
+    env: str | None = None,
+) -> AgentFacts:
+    """Return the agent facts given by the options."""
+    from ckpttool.commands.evidence import NO_FACTS, AgentFacts, parse_bounds
+
+    if activation is None and head is None and bounds is None and obs_norm is None and env is None:
+        return NO_FACTS
+    low, high = parse_bounds(bounds)
+    return AgentFacts(activation, head, low, high, obs_norm, env)
+
+
+def make_importable(env: str | None) -> str | None:
+    """Return the environment id; make the module of `module:Env-v0` importable from the working directory."""
+    module, colon, _ = (env or "").partition(":")
+    if colon and all(part.isidentifier() for part in module.split(".")):
+        from ckpttool.networks.model_child import find_user_module  # not needed by most commands
+
+        find_user_module(module)
+    return env
+
+
+def build_like_model(
+    factory: str | None, arguments: str | None, shapes: list[str] | None, python: str | None
+) -> Any:
+    """Return the model given by --like and its options, or None; raise UsageError if --like is missing."""
+    if factory is None:
+        if arguments or shapes or python:
+            raise UsageError("--like-args, --input-shape and --python require --like")
+        return None
+    from ckpttool.networks.worker import parse_model_spec
+
+    return parse_model_spec(factory, arguments, shapes or (), python)

@@ -1,0 +1,66 @@
+"""Findings of `doctor` and `check`: a problem of a checkpoint, and its fix."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Iterator
+from typing import Any, Literal
+
+from ckpttool.core import urls
+from ckpttool.core.checkpoint import Checkpoint
+from ckpttool.core.deferred import dataclass
+
+Topic = Literal["loading", "numbers", "optimizer", "agent", "environment", "layout", "model"]
+
+
+# Entries whose names mark them as networks, besides those of the canonical agent.
+_MODELS = ("policy", "model", "state_dict", "model_state_dict")
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One problem; `fix` is a command or advice, None if there is no known fix."""
+
+    topic: Topic
+    sentence: str
+    fix: str | None = None
+
+    def document(self) -> dict[str, Any]:
+        """Return the JSON object."""
+        return {"topic": self.topic, "sentence": self.sentence, "fix": self.fix}
+
+
+def format_command(verb: str, path: str, *words: str) -> str:
+    """Return a checkpoint's path as a single shell word, as a user types it."""
+    return shlex.join(("ckpttool", verb, urls.display_url(path), *words))
+
+
+def data_only_command(path: str) -> str:
+    """Return the command that keeps a checkpoint's data when loading it does more than return data."""
+    return format_command("convert", path, "safe.npz", "--allow-missing")
+
+
+def unjudged_findings(sentences: Iterable[str]) -> Iterator[Finding]:
+    """Yield a finding for each part that may contain code and cannot be judged."""
+    for sentence in sentences:
+        yield Finding("loading", f"cannot determine whether loading runs code: {sentence}")
+
+
+def weightless_findings(checkpoint: Checkpoint, *, values: bool) -> Iterator[Finding]:
+    """Yield a finding for a checkpoint without weights, and for each network without weights.
+
+    Without `values`, a file of plain values is not reported: many programs store settings in one.
+    """
+    tree = checkpoint.tree
+    fix = f"run {format_command('inspect', checkpoint.path)} to list its contents"
+    if not any(leaf.size for _, leaf in tree.tensors()):
+        if values or not any(True for _ in tree.plain()):
+            yield Finding("model", "the checkpoint contains no weights", fix)
+        return
+    from ckpttool.libraries.schema import NETWORKS, VALUES
+
+    held = {path[:1] for path in tree}
+    named = {*NETWORKS, *VALUES, *_MODELS}
+    for path in tree.containers:
+        if len(path) == 1 and path not in held and str(path[0].value) in named:
+            yield Finding("model", f"{path[0].value} contains no weights", fix)

@@ -1,0 +1,262 @@
+"""The sha256 of each tensor and of a whole checkpoint, with all checksums of the format verified."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from ckpttool.core import urls
+from ckpttool.core.atomic_write import Progress, WorkerThread, ignore_progress
+from ckpttool.core.checkpoint import Checkpoint
+from ckpttool.core.deferred import dataclass
+from ckpttool.core.errors import CkpttoolError
+from ckpttool.core.source import Buffer, Source, iter_pieces
+from ckpttool.core.text import describe_record
+from ckpttool.core.tree import Leaf, Path, Record, Tree, ValueLeaf
+
+# Smaller tensors are hashed faster than they are handed to another thread.
+SHARED = 64 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class TensorDigest:
+    """Digest of one tensor: sha256 of its contiguous little-endian bytes.
+
+    The bytes of a string tensor are, for each element, its length as u64 and the element.
+    """
+
+    path: str
+    key: str
+    dtype: str
+    shape: tuple[int, ...]
+    sha256: str
+
+    def document(self) -> dict[str, Any]:
+        """Return the JSON object."""
+        return {
+            "path": self.path,
+            "key": self.key,
+            "dtype": self.dtype,
+            "shape": list(self.shape),
+            "sha256": self.sha256,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Digest:
+    """All digests of a checkpoint.
+
+    `sha256` covers the key, type, shape and bytes of every tensor, and every plain value, independent
+    of their order in the file.
+    """
+
+    __repr__ = describe_record
+
+    path: str
+    format: str
+    checksums: str
+    tensors: tuple[TensorDigest, ...]
+    sha256: str
+
+    def document(self) -> dict[str, Any]:
+        """Return the JSON document."""
+        return {
+            "path": self.path,
+            "format": self.format,
+            "checksums": self.checksums,
+            "tensors": [tensor.document() for tensor in self.tensors],
+            "sha256": self.sha256,
+        }
+
+
+def digest_checkpoint(checkpoint: Checkpoint, progress: Progress = ignore_progress) -> Digest:
+    """Return the digest of an opened checkpoint."""
+    with WorkerThread() as lane:
+        return combine_digests(
+            checkpoint, map_tensors(checkpoint, lane, lambda _, leaf: hash_tensor(leaf), progress)
+        )
+
+
+def map_tensors(
+    checkpoint: Checkpoint,
+    lane: WorkerThread,
+    work: Callable[[Path, Leaf], str],
+    progress: Progress = ignore_progress,
+) -> dict[Path, str]:
+    """Apply `work` to every tensor, here and in the worker thread; raise the error of the first tensor."""
+    total = sum(leaf.nbytes for _, leaf in checkpoint.tree.tensors())
+    done, notes = 0, _HashResults(checkpoint, work)
+    for path, leaf in checkpoint.tree.tensors():
+        if notes.wrong:
+            break
+        if leaf.nbytes >= SHARED and lane.idle:
+            lane.do(partial(notes.take, path, leaf))
+        else:
+            notes.take(path, leaf)
+        done += leaf.nbytes
+        progress(done, total)
+    lane.wait()
+    return notes.complete()
+
+
+class DigestRecorder:
+    """Computes a checkpoint's digest while other code reads its tensors; a worker thread hashes the data.
+
+    Tensors that no other code has read are read for the digest.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, lane: WorkerThread) -> None:
+        """Create a copy of the checkpoint whose leaves report the data read from them."""
+        self._silent, self._lane = checkpoint, lane
+        self._heard: set[Path] = set()
+        self._found: dict[Path, str] = {}
+        tree = checkpoint.tree
+        leaves = {
+            path: replace(leaf, source=TeeSource(leaf.source, path, self)) if isinstance(leaf, Leaf) else leaf
+            for path, leaf in tree.items()
+        }
+        self.checkpoint = replace(checkpoint, tree=Tree(leaves, tree.aliases, tree.containers))
+
+    def hear(self, path: Path, data: Buffer) -> None:
+        """Record the bytes of a tensor, which must not change afterwards."""
+        if path in self._heard:
+            return
+        self._heard.add(path)
+        if len(data) < SHARED:
+            self._note(path, data)
+        else:
+            self._lane.do(partial(self._note, path, data), len(data))
+
+    def hear_pieces(self, path: Path, pieces: Iterator[Buffer]) -> Iterator[Buffer]:
+        """Yield the pieces of a tensor, and record their bytes."""
+        running = hashlib.sha256()
+        for piece in pieces:
+            if path not in self._heard:
+                self._lane.do(partial(running.update, bytes(piece)), len(piece))
+            yield piece
+        if path not in self._heard:
+            self._heard.add(path)
+            self._lane.do(lambda: self._found.update({path: running.hexdigest()}))
+
+    def sha256(self, path: Path) -> str:
+        """Return the digest of a tensor that was read, waiting for the worker thread."""
+        if path not in self._found:
+            self._lane.wait()
+        return self._found[path]
+
+    def digest(self) -> Digest:
+        """Read the remaining tensors and return the digest; raise the error of the first tensor."""
+        self._lane.wait()
+        return combine_digests(self._silent, map_tensors(self._silent, self._lane, self._known))
+
+    def _known(self, path: Path, leaf: Leaf) -> str:
+        return self._found[path] if path in self._found else hash_tensor(leaf)
+
+    def _note(self, path: Path, data: Buffer) -> None:
+        self._found[path] = hashlib.sha256(data).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class TeeSource:
+    """A source that reports the data read from it."""
+
+    base: Source
+    path: Path
+    recorder: DigestRecorder
+
+    def read(self) -> Buffer:
+        """Return the base's bytes."""
+        data = self.base.read()
+        self.recorder.hear(self.path, data)
+        return data
+
+    def pieces(self, *, verify: bool = True) -> Iterator[Buffer]:
+        """Yield the base's pieces; the first complete pass is hashed."""
+        pieces = iter_pieces(self.base, verify=verify)
+        return self.recorder.hear_pieces(self.path, pieces) if verify else pieces
+
+    def sha256(self) -> str:
+        """Return the digest of the data read."""
+        return self.recorder.sha256(self.path)
+
+
+class _HashResults:
+    """Results for each tensor, from any thread, or the error that prevented one."""
+
+    def __init__(self, checkpoint: Checkpoint, work: Callable[[Path, Leaf], str]) -> None:
+        self._checkpoint, self._work = checkpoint, work
+        self._found: dict[Path, str] = {}
+        self.wrong: dict[Path, CkpttoolError] = {}
+
+    def take(self, path: Path, leaf: Leaf) -> None:
+        """Process one tensor."""
+        try:
+            self._found[path] = self._work(path, leaf)
+        except CkpttoolError as error:
+            tree = self._checkpoint.tree
+            self.wrong[path] = error.located(file=self._checkpoint.path, path=tree.names[path])
+
+    def complete(self) -> dict[Path, str]:
+        """Return all results; raise the error of the first tensor that has one."""
+        for path in self._checkpoint.tree:
+            if path in self.wrong:
+                raise self.wrong[path]
+        return self._found
+
+
+def combine_digests(checkpoint: Checkpoint, hashes: Mapping[Path, str]) -> Digest:
+    """Return the digest of a checkpoint from the sha256 of every tensor.
+
+    Raise ChangedError if a file has changed since it was listed.
+    """
+    for file in checkpoint.files:
+        file.require_unchanged()
+    found = [
+        TensorDigest(name, native, leaf.dtype, leaf.shape, hashes[path])
+        for path, leaf in checkpoint.tree.tensors()
+        for name, native in _tensor_keys(checkpoint, path, leaf)
+    ]
+    whole = hashlib.sha256()
+    for line in sorted([*map(_line, found), *_value_lines(checkpoint)]):
+        whole.update(line)
+    checksums = "none in this format" if checkpoint.integrity == "none" else "verified"
+    return Digest(
+        urls.display_url(checkpoint.path), checkpoint.format, checksums, tuple(found), whole.hexdigest()
+    )
+
+
+def hash_tensor(leaf: Leaf) -> str:
+    """Return the digest of one tensor's bytes."""
+    found = hashlib.sha256()
+    for piece in iter_pieces(leaf.source):
+        found.update(piece)
+    return found.hexdigest()
+
+
+def _tensor_keys(checkpoint: Checkpoint, path: Path, leaf: Leaf) -> Iterator[tuple[str, str]]:
+    yield checkpoint.tree.names[path], leaf.key
+    # A tensor that its framework lists under two keys has a digest for each.
+    for alias in checkpoint.tree.aliases.get(path, ()):
+        if alias.key is not None:
+            yield checkpoint.tree.alias_name(alias), alias.key
+
+
+def _line(tensor: TensorDigest) -> bytes:
+    facts = [tensor.key, tensor.dtype, list(tensor.shape), tensor.sha256]
+    return json.dumps(facts).encode() + b"\n"
+
+
+def _value_lines(checkpoint: Checkpoint) -> Iterator[bytes]:
+    for path, leaf in checkpoint.tree.plain():
+        yield json.dumps([checkpoint.tree.names[path], *_value_texts(leaf)]).encode() + b"\n"
+
+
+def _value_texts(leaf: ValueLeaf) -> tuple[str, str]:
+    value = leaf.value
+    if isinstance(value, Record):
+        return value.name, value.summary
+    return type(value).__name__, repr(value)

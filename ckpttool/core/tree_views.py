@@ -1,0 +1,144 @@
+"""Views of the modules under a branch, as text and as HTML without scripts, with every name escaped."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+from ckpttool.core.deferred import dataclass, field
+from ckpttool.core.text import clean, format_count, format_size, shorten
+from ckpttool.core.tree import Leaf, ValueLeaf
+
+if TYPE_CHECKING:
+    from ckpttool.core.handles import Handle
+
+# Rows that are readable in a terminal and in a notebook cell.
+MOST = 48
+_MAX_VALUE_TEXT = 120
+Listed = tuple[str, Leaf | ValueLeaf]
+
+
+@dataclass(slots=True)
+class OutlineRow:
+    """One row: its name, its leaf or the module's totals, and child rows; `more` counts omitted rows."""
+
+    name: str
+    leaf: Leaf | ValueLeaf | None = None
+    below: dict[str, OutlineRow] = field(default_factory=dict)
+    tensors: int = 0
+    nbytes: int = 0
+    more: int = 0
+
+    @property
+    def beside(self) -> str:
+        """Text beside the name: a tensor's type and shape, a module's totals."""
+        if self.leaf is None:
+            return f"{format_count(self.tensors, 'tensor')}, {format_size(self.nbytes)}"
+        if isinstance(self.leaf, ValueLeaf):
+            value = self.leaf.value
+            # A value can be a text of megabytes.
+            return shorten(
+                clean(repr(value[:_MAX_VALUE_TEXT] if isinstance(value, str | bytes) else value)),
+                _MAX_VALUE_TEXT,
+            )
+        extents = ", ".join(map(str, self.leaf.shape))
+        role = "" if self.leaf.role == "parameter" else f" {self.leaf.role}"
+        return f"{self.leaf.dtype}[{extents}]{role}"
+
+
+def build_outline(leaves: Iterable[Listed], most: int = MOST) -> OutlineRow:
+    """Return the root row of named leaves with about `most` rows under it, outermost first."""
+    root = OutlineRow("")
+    for name, leaf in leaves:
+        _add_leaf(root, name, leaf)
+    room = most
+    waiting = deque([root])
+    while waiting:
+        node = waiting.popleft()
+        shown = list(node.below)[: max(room, 0)]
+        if node is not root and len(shown) < len(node.below):
+            shown = []  # a module is unfolded completely or not at all
+        node.more = len(node.below) - len(shown)
+        node.below = {name: node.below[name] for name in shown}
+        room -= len(shown)
+        waiting.extend(node.below.values())
+    return root
+
+
+def _add_leaf(root: OutlineRow, name: str, leaf: Leaf | ValueLeaf) -> None:
+    way = [root]
+    for step in name.split("/"):
+        if step not in way[-1].below:
+            way[-1].below[step] = OutlineRow(step)
+        way.append(way[-1].below[step])
+    way[-1].leaf = leaf
+    if isinstance(leaf, Leaf):
+        for node in way:
+            node.tensors += 1
+            node.nbytes += leaf.nbytes
+
+
+def render_lines(title: str, leaves: Iterable[Listed], width: int) -> Iterator[str]:
+    """Yield the lines for a terminal of that width."""
+    root = build_outline(leaves)
+    yield shorten(clean(title), width)
+    yield from _row_lines(root, "  ", width)
+
+
+def _row_lines(node: OutlineRow, indent: str, width: int) -> Iterator[str]:
+    for each in node.below.values():
+        mark = "/" if each.below or each.more else ""
+        yield shorten(f"{indent}{clean(each.name)}{mark}  {each.beside}", width)
+        yield from _row_lines(each, f"{indent}  ", width)
+    if node.more and not node.name:
+        yield f"{indent}and {node.more:,} more"
+
+
+# Notebook view of a checkpoint: HTML without scripts, with every name escaped as text.
+
+_MAX_HTML_TEXT = 160
+_ROW = '<div style="margin-left:1.2em">'
+_BESIDE = '<span style="opacity:.7">'
+
+
+def render_handle(shown: Handle) -> str:
+    """Return a table of the tensor's facts."""
+    facts = {
+        "type": shown.dtype,
+        "shape": "[" + ", ".join(map(str, shown.shape)) + "]",
+        "bytes": f"{shown.nbytes:,}",
+        "role": shown.role,
+        "key": shown.key,
+        "also": ", ".join(shown.aliases[:8]),
+    }
+    rows = "".join(
+        f"<tr><th>{name}</th><td>{html_text(value)}</td></tr>" for name, value in facts.items() if value
+    )
+    return f"<table><caption>{html_text(shown.name)}</caption>{rows}</table>"
+
+
+def render_branch(title: str, leaves: Iterable[Listed]) -> str:
+    """Return the modules as a tree that unfolds without a script, limited to a few dozen rows."""
+    root = build_outline(leaves)
+    inside = "".join(_html_rows(root))
+    return f"<details open><summary><b>{html_text(title)}</b></summary>{inside}</details>"
+
+
+def _html_rows(node: OutlineRow) -> Iterator[str]:
+    for each in node.below.values():
+        sentence = f"<code>{html_text(each.name)}</code> {_BESIDE}{html_text(each.beside)}</span>"
+        if each.below:
+            inside = "".join(_html_rows(each))
+            yield f"{_ROW}<details><summary>{sentence}</summary>{inside}</details></div>"
+        else:
+            yield f"{_ROW}{sentence}</div>"
+    if node.more and not node.name:
+        yield f"{_ROW}and {node.more:,} more</div>"
+
+
+def html_text(text: str) -> str:
+    """Return text from a file for HTML: escaped, without control characters, and shortened."""
+    from html import escape  # only notebooks need it
+
+    return escape(shorten(clean(text), _MAX_HTML_TEXT))
