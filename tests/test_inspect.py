@@ -415,7 +415,7 @@ def test_a_numbered_layer_has_its_own_name(golden: Golden) -> None:
 
 
 def test_names_sort_by_their_numbers_of_however_many_digits() -> None:
-    from ckpttool.commands.rows import natural_sort_key
+    from ckpttool.core.text import natural_sort_key
 
     in_order = ["a", "l01", "l1", "l2", "l10", "l10a", "l" + "9" * 5000, "l1" + "0" * 5000]
     shuffled = in_order[::-1]

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from ckpttool.browser.listing import BrowserListing, list_for_browser
 from ckpttool.commands.diff import AUTO
-from ckpttool.commands.findings import format_command
+from ckpttool.core.urls import format_command
 from ckpttool.core.errors import MissingExtraError, UsageError
 
 # Background listing: small checkpoints open at once, others take seconds.

@@ -22,10 +22,10 @@ from ckpttool.commands.modules import (
     ModuleSummary,
     describe_module_kind,
 )
-from ckpttool.commands.rows import TensorRow, json_value
+from ckpttool.commands.rows import TensorRow
 from ckpttool.commands.stats import ArrayDifference, ChangedEntry, Entry, Moments
 from ckpttool.core.text import format_count, format_size
-from ckpttool.core.tree import Leaf
+from ckpttool.core.tree import Leaf, json_value
 
 # Numbers of both sides, or None while they are being read.
 Read = Sequence[TensorNumbers | None] | None

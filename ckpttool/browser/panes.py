@@ -21,14 +21,14 @@ from ckpttool.browser.listing import AliasRow, Row
 from ckpttool.browser.outline import Outline, OutlineLine
 from ckpttool.commands import stats
 from ckpttool.commands.modules import ModuleSummary, Sort, describe_module_kind
-from ckpttool.commands.rows import TensorRow, json_value
+from ckpttool.commands.rows import TensorRow
 from ckpttool.core.deferred import dataclass
 from ckpttool.core.dtypes import np
 from ckpttool.core.errors import CkpttoolError
 from ckpttool.core.slices import slice_leaf
 from ckpttool.core.source import LARGE, Inline, Span, StridedView
 from ckpttool.core.text import clean, describe_error, format_size, shorten
-from ckpttool.core.tree import Leaf
+from ckpttool.core.tree import Leaf, json_value
 
 if TYPE_CHECKING:
     from ckpttool.browser.reader import Job

@@ -31,7 +31,6 @@ from ckpttool.cli.progress import show_progress
 from ckpttool.cli.styles import wrap_sentence
 from ckpttool.cli.tables import TreeView
 from ckpttool.commands.audit import SAFE, read_allowed_names
-from ckpttool.commands.findings import format_command
 from ckpttool.commands.inspect import CheckpointSummary, may_describe_layers, summary
 from ckpttool.commands.modules import Sort
 from ckpttool.commands.plugin_rows import list_plugins
@@ -45,6 +44,7 @@ from ckpttool.core.code_references import allowing
 from ckpttool.core.deferred import dataclass
 from ckpttool.core.errors import CkpttoolError, UsageError, suggest_choice
 from ckpttool.core.text import clean, format_count, format_size
+from ckpttool.core.urls import format_command
 
 if TYPE_CHECKING:
     from ckpttool.commands.check import CheckpointVerdict, CheckResult

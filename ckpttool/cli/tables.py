@@ -46,14 +46,14 @@ from ckpttool.commands.outline import (
     missing_shards,
     outline_layers,
 )
-from ckpttool.commands.rows import TensorRow, ValueRow, json_value
+from ckpttool.commands.rows import TensorRow, ValueRow
 from ckpttool.commands.signatures import signature_lines
 from ckpttool.core import deferred, sidecar, urls
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.deferred import NamedTuple, dataclass
 from ckpttool.core.errors import abbreviate_list
 from ckpttool.core.text import clean, format_count, format_size, shorten
-from ckpttool.core.tree import Leaf, Record, ValueLeaf
+from ckpttool.core.tree import Leaf, Record, ValueLeaf, json_value
 
 if TYPE_CHECKING:
     from ckpttool.commands.audit import LoadingVerdict

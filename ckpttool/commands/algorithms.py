@@ -13,14 +13,14 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ckpttool.commands.folder import BESIDE, CheckpointEntry, expand_paths, list_names
-from ckpttool.commands.rows import natural_sort_key
+from ckpttool.commands.folder import BESIDE, CheckpointEntry, expand_paths
 from ckpttool.commands.sweep import ScoredCheckpoint
 from ckpttool.core import filesystem, urls
 from ckpttool.core.deferred import dataclass
 from ckpttool.core.errors import ChangedError, CkpttoolError, TruncatedError, UsageError
+from ckpttool.core.filesystem import list_names
 from ckpttool.core.source import File
-from ckpttool.core.text import format_count
+from ckpttool.core.text import format_count, natural_sort_key
 from ckpttool.encodings import protobuf
 from ckpttool.evaluation import statistics
 from ckpttool.evaluation.statistics import (

@@ -17,7 +17,6 @@ from urllib.parse import quote
 
 from ckpttool.commands import audit, folder, stats
 from ckpttool.commands.findings import Finding, data_only_command, unjudged_findings, weightless_findings
-from ckpttool.commands.rows import natural_sort_key
 from ckpttool.core import code_references, deferred, filesystem, limits, plugins, text, urls
 from ckpttool.core.atomic_write import (
     Progress,
@@ -42,7 +41,7 @@ from ckpttool.core.errors import (
     from_system_error,
 )
 from ckpttool.core.source import Checksum, File, Span
-from ckpttool.core.text import clean, describe_error, describe_record, format_count
+from ckpttool.core.text import clean, describe_error, describe_record, format_count, natural_sort_key
 from ckpttool.core.tree import Leaf, Path, Record, ValueLeaf
 from ckpttool.formats import detect, tf_common, tf_object_graph
 from ckpttool.formats.detect import CheckpointLocation, open_checkpoint

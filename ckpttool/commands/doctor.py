@@ -10,13 +10,7 @@ from ckpttool.commands import evaluate, evidence, options, restore
 from ckpttool.commands.audit import LoadingVerdict, judge_loading
 from ckpttool.commands.evaluate import Protocol
 from ckpttool.commands.evidence import NO_FACTS, AgentFacts
-from ckpttool.commands.findings import (
-    Finding,
-    data_only_command,
-    format_command,
-    unjudged_findings,
-    weightless_findings,
-)
+from ckpttool.commands.findings import Finding, data_only_command, unjudged_findings, weightless_findings
 from ckpttool.commands.load_into import FillOptions, LiveModel, ModelFillPlan, plan_model_fill
 from ckpttool.commands.network_outputs import require_facts
 from ckpttool.commands.restore import Agent, VerifiedSidecar, build_agent, read_verified_sidecar
@@ -36,6 +30,7 @@ from ckpttool.core.errors import (
 from ckpttool.core.sidecar import LedgerEntries, LedgerEntry
 from ckpttool.core.text import describe_record, format_count
 from ckpttool.core.tree import display
+from ckpttool.core.urls import format_command
 from ckpttool.formats.detect import ensure_open
 from ckpttool.libraries.recognize import recognize_checkpoint
 from ckpttool.libraries.schema import NO_LAYOUT, RecognizedAgent

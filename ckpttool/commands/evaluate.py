@@ -19,7 +19,6 @@ import numpy as np
 
 from ckpttool.commands import restore
 from ckpttool.commands.evidence import NO_FACTS, AgentFacts
-from ckpttool.commands.findings import format_command
 from ckpttool.commands.folder import expand_paths
 from ckpttool.commands.network_outputs import (
     ActionBounds,
@@ -51,6 +50,7 @@ from ckpttool.core.errors import (
 from ckpttool.core.sidecar import LedgerEntries, LedgerEntry, Sidecar
 from ckpttool.core.text import clean, describe_record, format_count, shorten
 from ckpttool.core.tree import Tree
+from ckpttool.core.urls import format_command
 from ckpttool.evaluation import environments, video, wrappers
 from ckpttool.evaluation.environments import ADAPTERS, POSITIONS, ZERO_FORCES
 from ckpttool.evaluation.gymnasium_engine import ATARI_SIDE, OBS, EnvSpec, VectorEnv

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterable, Iterator
 from typing import Any, Literal
 
-from ckpttool.core import urls
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.deferred import dataclass
+from ckpttool.core.urls import format_command
 
 Topic = Literal["loading", "numbers", "optimizer", "agent", "environment", "layout", "model"]
 
@@ -28,11 +27,6 @@ class Finding:
     def document(self) -> dict[str, Any]:
         """Return the JSON object."""
         return {"topic": self.topic, "sentence": self.sentence, "fix": self.fix}
-
-
-def format_command(verb: str, path: str, *words: str) -> str:
-    """Return a checkpoint's path as a single shell word, as a user types it."""
-    return shlex.join(("ckpttool", verb, urls.display_url(path), *words))
 
 
 def data_only_command(path: str) -> str:

@@ -17,7 +17,7 @@ from typing import Any, cast
 
 from ckpttool.commands import save, training_counters
 from ckpttool.commands.inspect import CheckpointSummary, summary
-from ckpttool.commands.rows import CheckpointRow, natural_sort_key
+from ckpttool.commands.rows import CheckpointRow
 from ckpttool.core import deferred, filesystem, limits, plugins, sidecar, urls
 from ckpttool.core.atomic_write import is_hidden_name
 from ckpttool.core.checkpoint import Checkpoint
@@ -31,7 +31,8 @@ from ckpttool.core.errors import (
     UsageError,
     is_system_error,
 )
-from ckpttool.core.text import describe_record
+from ckpttool.core.filesystem import list_names
+from ckpttool.core.text import describe_record, natural_sort_key
 from ckpttool.formats import tf_common, torch_zip
 from ckpttool.formats.detect import (
     CheckpointLocation,
@@ -627,11 +628,3 @@ def _resolve_named(path: str) -> CheckpointEntry:
     except CkpttoolError:
         return CheckpointEntry(path, named=True)  # opening it reports the error
     return CheckpointEntry(found.location, named=True, found=found)
-
-
-def list_names(folder: str) -> list[str]:
-    """Return the names in a folder; none if it cannot be listed."""
-    try:
-        return filesystem.listdir(folder)
-    except (OSError, CkpttoolError):
-        return []

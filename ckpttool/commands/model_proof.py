@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 
-from ckpttool.commands.findings import format_command
 from ckpttool.commands.model_comparison import (
     ModelComparison,
     ModelComparisonOptions,
@@ -36,6 +35,7 @@ from ckpttool.core.errors import CkpttoolError
 from ckpttool.core.source import Shape
 from ckpttool.core.text import format_count
 from ckpttool.core.tree import Leaf, ValueLeaf
+from ckpttool.core.urls import format_command
 from ckpttool.mapping.rules import Move, Scale, SumTerm, rule_steps
 from ckpttool.networks import model_runner
 from ckpttool.networks.model_child import model_framework

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from ckpttool.commands import restore
-from ckpttool.commands.findings import format_command
 from ckpttool.commands.model_inputs import OPPOSITE, move_channels
 from ckpttool.commands.restore import (
     FACTS,
@@ -29,6 +28,7 @@ from ckpttool.core.kinds import ACTIVATIONS
 from ckpttool.core.sidecar import LedgerEntries, LedgerEntry, Sidecar, assumption_sentences
 from ckpttool.core.text import format_count
 from ckpttool.core.tree import Tree
+from ckpttool.core.urls import format_command
 from ckpttool.libraries import recognize, schema, tf_names
 from ckpttool.libraries.recognize import recognize_checkpoint
 from ckpttool.libraries.schema import (

@@ -16,13 +16,13 @@ from ckpttool.commands.modules import (
     module_entries,
     skip_wrapping_modules,
 )
-from ckpttool.commands.rows import TensorRow, ValueRow, json_value
+from ckpttool.commands.rows import TensorRow, ValueRow
 from ckpttool.commands.training_counters import read_number
 from ckpttool.core import deferred, filesystem
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.deferred import NamedTuple, dataclass
 from ckpttool.core.kinds import ACTIVATION_CLASSES
-from ckpttool.core.tree import Leaf
+from ckpttool.core.tree import Leaf, json_value
 from ckpttool.formats.detect import find_other_shards
 
 # A shape; None is an extent of any length.

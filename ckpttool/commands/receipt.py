@@ -15,7 +15,6 @@ from ckpttool.commands.restore import (
     VerifiedSidecar,
     select_network_leaves,
 )
-from ckpttool.commands.rows import json_value
 from ckpttool.commands.save import ReverseRecord
 from ckpttool.core import text
 from ckpttool.core.checkpoint import Checkpoint
@@ -23,7 +22,7 @@ from ckpttool.core.deferred import NamedTuple
 from ckpttool.core.digests import Digest, digest_checkpoint
 from ckpttool.core.errors import CkpttoolError, UsageError, abbreviate_list
 from ckpttool.core.sidecar import Sidecar
-from ckpttool.core.tree import Leaf, Tree, ValueLeaf
+from ckpttool.core.tree import Leaf, Tree, ValueLeaf, json_value
 from ckpttool.libraries.recognize import recognize_checkpoint
 from ckpttool.libraries.schema import (
     NO_LAYOUT,

@@ -15,8 +15,6 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ckpttool.commands import evidence
 from ckpttool.commands.evidence import GIVEN, NO_FACTS, AgentFacts
-from ckpttool.commands.findings import format_command
-from ckpttool.commands.folder import list_names
 from ckpttool.core import deferred, filesystem, plugins, sidecar, text
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.deferred import dataclass
@@ -32,9 +30,11 @@ from ckpttool.core.errors import (
     UsageError,
     abbreviate_list,
 )
+from ckpttool.core.filesystem import list_names
 from ckpttool.core.sidecar import LedgerEntries, LedgerEntry, NotUnderstood, Sidecar, Topic
 from ckpttool.core.source import File, Inline, MissingShard
 from ckpttool.core.tree import Leaf, Path, Tree, ValueLeaf, attr, display
+from ckpttool.core.urls import format_command
 from ckpttool.formats import onnx, settings, tf_common
 from ckpttool.formats.detect import ensure_open, find_location, open_checkpoint
 from ckpttool.formats.probe import Format

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
@@ -10,8 +9,7 @@ from typing import Any
 from ckpttool.commands.training_counters import step_columns
 from ckpttool.core import urls
 from ckpttool.core.deferred import dataclass, field
-from ckpttool.core.text import format_count
-from ckpttool.core.tree import Leaf, Path, Record, ValueLeaf, path_to_json
+from ckpttool.core.tree import Leaf, Path, ValueLeaf, json_value, path_to_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,27 +89,3 @@ class CheckpointRow:
             "complete": self.complete,
             "time": f"{self.when:%Y-%m-%dT%H:%M:%SZ}",
         }
-
-
-def json_value(leaf: ValueLeaf) -> dict[str, Any]:
-    """Return a plain value as JSON: bytes by their length, records by their class."""
-    value = leaf.value
-    if isinstance(value, Record):
-        return {"type": value.name, "value": value.summary}
-    if isinstance(value, bytes):
-        return {"type": "bytes", "value": format_count(len(value), "byte")}
-    if isinstance(value, complex):
-        return {"type": "complex", "value": str(value)}
-    return {"type": type(value).__name__, "value": value}
-
-
-def natural_sort_key(name: str) -> list[tuple[int, str]]:
-    """Return a sorting key that puts l10 after l2, and ckpt-15000 after ckpt-7500."""
-    parts = re.split(r"([0-9]+)", name)
-    return [_digits_key(part) if number % 2 else (0, part) for number, part in enumerate(parts)]
-
-
-def _digits_key(digits: str) -> tuple[int, str]:
-    # Not int(): it accepts at most 4,300 digits, and a name in a file may have any number.
-    number = digits.lstrip("0")
-    return len(number), number + digits

@@ -20,8 +20,7 @@ from ckpttool.commands import algorithms, inspect, training_counters
 from ckpttool.commands.algorithms import BELOW, MOST_BYTES, Of, TrainingCurve, TrainingLogs, thin_points
 from ckpttool.commands.doctor import examine_agent
 from ckpttool.commands.findings import Finding
-from ckpttool.commands.folder import CheckpointEntry, expand_paths, list_names
-from ckpttool.commands.rows import natural_sort_key
+from ckpttool.commands.folder import CheckpointEntry, expand_paths
 from ckpttool.commands.stats import Values, compute_stats, euclidean_norm, iter_values
 from ckpttool.commands.training_counters import step_columns, step_in_name
 from ckpttool.core import deferred, filesystem, urls
@@ -30,8 +29,9 @@ from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.deferred import NamedTuple, dataclass, field
 from ckpttool.core.digests import DigestRecorder
 from ckpttool.core.errors import CkpttoolError, is_system_error
+from ckpttool.core.filesystem import list_names
 from ckpttool.core.source import File, Shape
-from ckpttool.core.text import describe_error, format_count, replace_nonfinite, shorten
+from ckpttool.core.text import describe_error, format_count, natural_sort_key, replace_nonfinite, shorten
 from ckpttool.core.tree import Leaf, Path
 from ckpttool.formats.detect import open_checkpoint
 from ckpttool.libraries.recognize import recognize_checkpoint

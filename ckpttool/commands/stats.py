@@ -7,7 +7,6 @@ import struct
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, TypeAlias
 
-from ckpttool.commands.rows import json_value
 from ckpttool.core import limits, text, urls
 from ckpttool.core.atomic_write import Progress, ignore_progress, keep_freed_memory
 from ckpttool.core.checkpoint import Checkpoint
@@ -16,7 +15,7 @@ from ckpttool.core.dtypes import np
 from ckpttool.core.errors import CkpttoolError
 from ckpttool.core.source import PIECE_ELEMENTS, Shape, StreamedArray
 from ckpttool.core.text import compile_glob, describe_record, no_match_error
-from ckpttool.core.tree import Leaf, Path, ValueLeaf
+from ckpttool.core.tree import Leaf, Path, ValueLeaf, json_value
 from ckpttool.core.tree_views import html_text
 from ckpttool.formats.detect import open_checkpoint
 from ckpttool.libraries.recognize import recognize_checkpoint

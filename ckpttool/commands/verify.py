@@ -53,7 +53,6 @@ from ckpttool.commands.restore import (
     recognize_playable_agent,
     restore_agent,
 )
-from ckpttool.commands.rows import json_value
 from ckpttool.commands.save import reverse_conversion
 from ckpttool.commands.stats import By, ChangedEntry, Entry, round_to_float32
 from ckpttool.commands.training_comparison import TrainingOptions
@@ -65,7 +64,7 @@ from ckpttool.core.digests import digest_checkpoint
 from ckpttool.core.errors import CkpttoolError, MappingError, UnsupportedError, UsageError, abbreviate_list
 from ckpttool.core.sidecar import LedgerEntries, LedgerEntry, Sidecar
 from ckpttool.core.text import describe_record, format_count
-from ckpttool.core.tree import Leaf, Path, ValueLeaf
+from ckpttool.core.tree import Leaf, Path, ValueLeaf, json_value
 from ckpttool.formats import onnx
 from ckpttool.formats.detect import open_checkpoint
 from ckpttool.libraries.schema import (

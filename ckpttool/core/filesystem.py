@@ -22,7 +22,12 @@ from typing import Literal, Protocol
 
 from ckpttool.core import limits, urls
 from ckpttool.core.deferred import NamedTuple
-from ckpttool.core.errors import CkpttoolError, DeadlineError, NotFoundError, TruncatedError
+from ckpttool.core.errors import (
+    CkpttoolError,
+    DeadlineError,
+    NotFoundError,
+    TruncatedError,
+)
 
 # For behaviour that differs; missing calls are found by the attributes of `os`.
 WINDOWS: bool = sys.platform == "win32"
@@ -506,3 +511,11 @@ def require_fetchable(place: str, length: int, why: str) -> None:
         raise limits.limit_error(
             "fetched_bytes", f"{why}, so all of it would have to be fetched", length, file=place
         )
+
+
+def list_names(folder: str) -> list[str]:
+    """Return the names in a folder; none if it cannot be listed."""
+    try:
+        return listdir(folder)
+    except (OSError, CkpttoolError):
+        return []

@@ -310,3 +310,15 @@ def describe_error(error: CkpttoolError) -> str:
 def truncate_text(text: str, most: int = _LONGEST) -> str:
     """Return the text, shortened in the middle: names from a file may have any length."""
     return text if len(text) <= most else f"{text[: most // 2 - 3]}...{text[-most // 2 :]}"
+
+
+def natural_sort_key(name: str) -> list[tuple[int, str]]:
+    """Return a sorting key that puts l10 after l2, and ckpt-15000 after ckpt-7500."""
+    parts = re.split(r"([0-9]+)", name)
+    return [_digits_key(part) if number % 2 else (0, part) for number, part in enumerate(parts)]
+
+
+def _digits_key(digits: str) -> tuple[int, str]:
+    # Not int(): it accepts at most 4,300 digits, and a name in a file may have any number.
+    number = digits.lstrip("0")
+    return len(number), number + digits

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from ckpttool.core import dtypes, limits
 from ckpttool.core.activations import WeightUse
@@ -19,7 +19,7 @@ from ckpttool.core.source import (
     is_streamed,
     require_length,
 )
-from ckpttool.core.text import describe_record
+from ckpttool.core.text import describe_record, format_count
 
 if TYPE_CHECKING:
     import numpy as np
@@ -359,3 +359,15 @@ class Tree(Mapping[Path, Leaf | ValueLeaf]):
             },
             {p[cut:]: c for p, c in self.containers.items() if p[:cut] == prefix},
         )
+
+
+def json_value(leaf: ValueLeaf) -> dict[str, Any]:
+    """Return a plain value as JSON: bytes by their length, records by their class."""
+    value = leaf.value
+    if isinstance(value, Record):
+        return {"type": value.name, "value": value.summary}
+    if isinstance(value, bytes):
+        return {"type": "bytes", "value": format_count(len(value), "byte")}
+    if isinstance(value, complex):
+        return {"type": "complex", "value": str(value)}
+    return {"type": type(value).__name__, "value": value}

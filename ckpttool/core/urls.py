@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 
 from ckpttool.core import deferred
 
@@ -106,3 +107,8 @@ def _redact_link(link: str) -> str:
         rest = re.split(r"[?#]", rest, maxsplit=1)[0]
     authority, slash, path = rest.partition("/")
     return scheme[0] + authority.rpartition("@")[2] + slash + path
+
+
+def format_command(verb: str, path: str, *words: str) -> str:
+    """Return a checkpoint's path as a single shell word, as a user types it."""
+    return shlex.join(("ckpttool", verb, display_url(path), *words))

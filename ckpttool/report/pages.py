@@ -26,7 +26,7 @@ from ckpttool.commands.modules import (
     skip_wrapping_modules,
     user_given_names,
 )
-from ckpttool.commands.rows import TensorRow, ValueRow, json_value
+from ckpttool.commands.rows import TensorRow, ValueRow
 from ckpttool.commands.signatures import signature_lines
 from ckpttool.commands.stats import (
     ArrayDifference,
@@ -50,7 +50,7 @@ from ckpttool.core.dtypes import np
 from ckpttool.core.errors import CkpttoolError, FormatError
 from ckpttool.core.source import File, StreamedArray
 from ckpttool.core.text import clean, shorten
-from ckpttool.core.tree import Leaf, Path, ValueLeaf, display
+from ckpttool.core.tree import Leaf, Path, ValueLeaf, display, json_value
 from ckpttool.report.dataflow import find_page_strips, render_dataflow
 from ckpttool.report.rendering import (
     HEIGHT,
