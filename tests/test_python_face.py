@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import doctest
 import html.parser
 import importlib
+import inspect
 import io
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -558,3 +561,23 @@ def test_real_files_are_sliced_and_found_by_native_names(folder: str, corpus: Pa
                 part = (slice(start, stop), ...)
                 assert handle[part].numpy().tobytes() == leaf.array()[part].tobytes(), (path, handle)
     assert len(seen) > 5
+
+
+@pytest.mark.parametrize(
+    ("function", "record"),
+    [
+        (ckpttool.convert, ckpttool.ConversionOptions),
+        (ckpttool.export, ckpttool.ExportOptions),
+        (ckpttool.load_into, ckpttool.FillOptions),
+        (ckpttool.verify, ckpttool.VerificationOptions),
+    ],
+    ids=lambda each: each.__name__,
+)
+def test_type_checkers_know_the_keywords_of_a_function(
+    function: Callable[..., Any], record: type[Any]
+) -> None:
+    """`help`, editors and mypy see the fields of the options, with the same types."""
+    unpacked = str(inspect.signature(function).parameters["keywords"].annotation)
+    keywords = getattr(sys.modules[record.__module__], unpacked.removeprefix("Unpack[").removesuffix("]"))
+    declared = {name: each.__forward_arg__ for name, each in keywords.__annotations__.items()}
+    assert declared == {each.name: each.type for each in dataclasses.fields(record)}

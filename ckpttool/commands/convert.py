@@ -7,7 +7,7 @@ import os
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import IO, Any
+from typing import IO, Any, Unpack
 
 from ckpttool.commands import evidence, general_conversion, receipt, restore, save
 from ckpttool.commands.evidence import AgentFacts, add_environment
@@ -19,6 +19,7 @@ from ckpttool.commands.network_outputs import (
 )
 from ckpttool.commands.options import (
     EXPORTS,
+    ConversionKeywords,
     ConversionOptions,
     ConversionRequest,
     describe_layer_options,
@@ -76,7 +77,7 @@ def convert(
     options: ConversionOptions | None = None,
     *,
     progress: Progress = ignore_progress,
-    **keywords: Any,
+    **keywords: Unpack[ConversionKeywords],
 ) -> ConversionResult:
     """Convert the checkpoint at `source` into a new one at `target`, with its sidecar beside it.
 

@@ -7,7 +7,7 @@ import importlib.util
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import IO, Any
+from typing import IO, TypedDict, Unpack
 
 import numpy as np
 
@@ -257,8 +257,20 @@ class ExportOptions:
     sync: bool = True
 
 
+class ExportKeywords(TypedDict, total=False):
+    """Fields of ExportOptions as keywords, for type checkers and editors."""
+
+    network: str
+    env: str | None
+    layout: str | None
+    facts: AgentFacts
+    dry_run: bool
+    force: bool
+    sync: bool
+
+
 def export(
-    source: str, target: str, options: ExportOptions | None = None, **keywords: Any
+    source: str, target: str, options: ExportOptions | None = None, **keywords: Unpack[ExportKeywords]
 ) -> ConversionResult:
     """Write one network of the agent at `source` as an ONNX model, with its receipt beside it.
 

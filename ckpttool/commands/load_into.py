@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 from ckpttool.commands import evidence, restore
 from ckpttool.commands import options as layer_options
@@ -916,6 +916,28 @@ class FillOptions:
         )
 
 
+class FillKeywords(TypedDict, total=False):
+    """Fields of FillOptions as keywords, for type checkers and editors."""
+
+    layout: str | None
+    part: str | None
+    strict: bool
+    allow_unused: Sequence[str]
+    match: Pairs
+    shapes: Sequence[Shape]
+    flatten: Pairs
+    unflatten: Pairs
+    kinds: Pairs
+    accept_order: bool
+    from_: str | None
+    fold_weight_norm: bool
+    dry_run: bool
+    optimizer: Any
+    verify: bool
+    like_source: ModelSpec | str | None
+    run_code: bool
+
+
 def _items(pairs: Pairs) -> tuple[tuple[str, str], ...]:
     return tuple(pairs.items() if isinstance(pairs, Mapping) else pairs)
 
@@ -924,7 +946,7 @@ def load_into(
     model: Any,
     path: str | os.PathLike[str] | Checkpoint,
     options: FillOptions | None = None,
-    **keywords: Any,
+    **keywords: Unpack[FillKeywords],
 ) -> ModelLoadResult:
     """Fill a live torch.nn.Module, tf.Module or Keras model in place; return what was matched, and how.
 

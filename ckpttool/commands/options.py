@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from math import prod
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, cast
 
 from ckpttool.commands.evidence import NO_FACTS, AgentFacts, add_environment
 from ckpttool.core import deferred, plugins
@@ -941,6 +941,42 @@ class ConversionOptions:
     def layers(self) -> tuple[LayerOption, ...]:
         """The parsed `kinds`, `flatten` and `unflatten`; UsageError for invalid ones."""
         return parse_layer_options(self.kinds, self.flatten, self.unflatten)
+
+
+class ConversionKeywords(TypedDict, total=False):
+    """Fields of ConversionOptions as keywords, for type checkers and editors."""
+
+    to: str | None
+    layout: str | None
+    part: str | None
+    weights: str | None
+    strip: bool
+    restore: bool
+    fold_weight_norm: bool
+    fold_normalizer: bool
+    rules: str | None
+    kinds: Sequence[str]
+    flatten: Sequence[str]
+    unflatten: Sequence[str]
+    from_: str | None
+    l2: Sequence[str]
+    optimizer: Sequence[str]
+    network: str | None
+    env: str | None
+    facts: AgentFacts
+    like: ModelSpec | str | None
+    match: Sequence[str]
+    accept_order: bool
+    cast: bool
+    like_source: ModelSpec | str | None
+    run_code: bool
+    allow_unused: Sequence[str]
+    allow_missing: bool
+    dry_run: bool
+    force: bool
+    sync: bool
+    verify: bool
+    code: str | None
 
 
 class Exclusion(NamedTuple):

@@ -9,7 +9,7 @@ import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict, Unpack
 
 import numpy as np
 
@@ -773,13 +773,36 @@ class VerificationOptions:
         return bool(self.input_shapes or self.run_code) or any(each is not None for each in given)
 
 
+class VerificationKeywords(TypedDict, total=False):
+    """Fields of VerificationOptions as keywords, for type checkers and editors."""
+
+    tolerance: float | None
+    steps: int | None
+    layout: str | None
+    facts: AgentFacts
+    python: str | None
+    whole: bool
+    like_a: ModelSpec | str | None
+    like_b: ModelSpec | str | None
+    python_a: str | None
+    python_b: str | None
+    input_shapes: Sequence[str]
+    inputs: str | None
+    transpose_inputs: bool | None
+    run_code: bool
+    loss_a: str | None
+    loss_b: str | None
+    optimizer_a: str | None
+    optimizer_b: str | None
+
+
 def verify(
     first: str,
     second: str,
     options: VerificationOptions | None = None,
     *,
     progress: Progress = ignore_progress,
-    **keywords: Any,
+    **keywords: Unpack[VerificationKeywords],
 ) -> Verification:
     """Compare every network of two agents, or two models, on the same fixed inputs.
 
