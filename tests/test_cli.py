@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ckpttool.cli import console
+from ckpttool.cli import app, console
 from ckpttool.commands.save import save
 from tests.conftest import ROOT, TF_SAMPLE, TORCH_SAMPLE, Ran, Terminal, ckpttool, in_process, refused, zipped
 from tests.golden_texts import Golden
@@ -627,3 +627,17 @@ def test_a_list_of_very_many_objects_has_a_line_for_each(monkeypatch: pytest.Mon
     assert json.loads(long) == json.loads(short)
     assert json.loads(long)["rows"][4] == {"n": 4, "x": [1.5, "NaN"]}
     assert sum(line.startswith('  {"n": ') for line in long.splitlines()) == 5
+
+
+@pytest.mark.parametrize("command", [each.name for each in app.COMMANDS])
+def test_the_short_help_is_one_screen_with_every_option(
+    command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A screen has 24 lines of 80 columns."""
+    monkeypatch.setenv("COLUMNS", "80")
+    short = in_process(command, "-h")
+    lines = short.out.splitlines()
+    assert (short.status, len(lines) <= 24) == (0, True), short.out
+    assert max(map(len, lines[:-4])) <= 80
+    every = re.findall(r"(?<=[ │])--(?:no-)?([a-z0-9-]+)", in_process(command, "--help").out)
+    assert {*every} - {*re.findall(r"--(?:no-)?([a-z0-9-]+)", short.out)} <= {"help"}

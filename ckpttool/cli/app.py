@@ -20,6 +20,7 @@ import typer
 from ckpttool import exit_interrupted
 from ckpttool.cli import console, panels
 from ckpttool.cli.progress import show_fetch_progress
+from ckpttool.cli.styles import terminal_width
 from ckpttool.core import limits
 from ckpttool.core.deferred import NamedTuple
 from ckpttool.core.errors import CkpttoolError, from_system_error
@@ -28,6 +29,8 @@ from ckpttool.version import __version__
 # Fixed, however the program was started: usage lines and the shell completion variable use this name.
 _NAME = "ckpttool"
 _TRACEBACK = "CKPTTOOL_TRACEBACK"
+_SHORT_HELP = "-h"
+_UNBROKEN = "\xa0"  # a space at which lines of the short help are not broken
 _REPEATABLE = frozenset(
     ("--match", "--kind", "--flatten", "--unflatten", "--input-shape", "--l2", "--optimizer", "--wrapper")
 )
@@ -59,6 +62,32 @@ class _CliCommand(_RichHelp, typer.core.TyperCommand):
         narrow.params = [_with_one_name(each) for each in self.params]
         super(_CliCommand, narrow).format_help(ctx, formatter)
 
+    def get_help_option_names(self, ctx: Any) -> list[str]:
+        """Return the names of the option that prints the whole help; `-h` prints one screen of it."""
+        return [name for name in super().get_help_option_names(ctx) if name != _SHORT_HELP]
+
+    def get_help_option(self, ctx: Any) -> Any:
+        """Return `--help`."""
+        shown = super().get_help_option(ctx)
+        if shown is not None:
+            shown.help = f"Show all options and exit; {_SHORT_HELP} shows them on one screen."
+        return shown
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Return the parameters, with `-h`, which every command has."""
+        known = super().get_params(ctx)
+        whole = self.get_help_option(ctx)
+        if whole is None:
+            return known
+        short = copy.copy(whole)
+        short.name, short.opts, short.hidden, short.callback = (
+            "short_help",
+            [_SHORT_HELP],
+            True,
+            _print_short_help,
+        )
+        return [*known, short]
+
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the options under their panel titles when rich does not draw the help."""
         panels: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
@@ -72,6 +101,33 @@ class _CliCommand(_RichHelp, typer.core.TyperCommand):
             if records:
                 with formatter.section(title):
                     formatter.write_dl(records)
+
+
+def _print_short_help(ctx: Any, _: Any, requested: bool) -> None:
+    """Print usage, purpose, examples and the names of the options, by panel: at most one screen."""
+    if not requested or ctx.resilient_parsing:
+        return
+    command, width = ctx.command, min(terminal_width(), 80)
+    panels: dict[str, list[str]] = {}
+    for each in command.params:
+        if each.param_type_name == "option" and not each.hidden:
+            value = "" if each.is_flag else f" {each.make_metavar(ctx)}"
+            panels.setdefault(getattr(each, "rich_help_panel", None) or "Options", []).append(
+                f"{each.opts[0]}{value}".replace(" ", _UNBROKEN)
+            )
+    purpose = str(command.help).split("\n\n", 1)[0]
+    lines = [ctx.get_usage(), "", *textwrap.wrap(purpose, width), ""]
+    for title, options in panels.items():
+        lines += textwrap.wrap(
+            f"{title}: {', '.join(options)}",
+            width,
+            subsequent_indent="  ",
+            break_on_hyphens=False,
+            break_long_words=False,
+        )
+    lines += ["", *str(command.epilog or "").split("; "), f"All options: {ctx.command_path} --help"]
+    console.print_text("\n".join(lines).replace(_UNBROKEN, " "))
+    ctx.exit()
 
 
 def _with_one_name(param: Any) -> Any:
