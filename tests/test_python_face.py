@@ -13,7 +13,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import ml_dtypes
 import numpy as np
@@ -490,6 +490,21 @@ def test_a_difference_is_a_table_of_text() -> None:
         assert table.isprintable()
     assert shown.count("<tr>") > same.count("<tr>")
     assert "&lt;b&gt;other" in shown
+
+
+def test_the_result_of_every_command_is_a_table_in_a_notebook(tmp_path: Path) -> None:
+    path, target = str(TORCH_SAMPLE), str(tmp_path / "<b>a</b>.pt")
+    records = (
+        *(ckpttool.summary(path), ckpttool.stats(path), ckpttool.digest(path), ckpttool.diagnose(path)),
+        *(ckpttool.check([path]), ckpttool.convert(path, target, to="torch", dry_run=True)),
+    )
+    for record in records:
+        shown = cast(Any, record)._repr_html_()
+        assert tags(shown) <= {"table", "caption", "tr", "th", "td"}
+        assert shown.isprintable()
+        assert len(shown) < 30_000
+        assert all(f"<th>{name}</th>" in shown for name, value in record.document().items() if value)
+    assert "&lt;b&gt;a" in shown
 
 
 def test_hostile_names_are_text_everywhere() -> None:

@@ -43,6 +43,7 @@ from ckpttool.core.errors import (
 from ckpttool.core.source import Checksum, File, Span
 from ckpttool.core.text import clean, describe_error, describe_record, format_count, natural_sort_key
 from ckpttool.core.tree import Leaf, Path, Record, ValueLeaf
+from ckpttool.core.tree_views import render_record
 from ckpttool.formats import detect, tf_common, tf_object_graph
 from ckpttool.formats.detect import CheckpointLocation, open_checkpoint
 from ckpttool.formats.probe import Probe
@@ -544,6 +545,7 @@ class CheckResult:
     """
 
     __repr__ = describe_record
+    _repr_html_ = render_record
 
     checkpoints: tuple[CheckpointVerdict, ...]
     skipped: tuple[str, ...] = ()

@@ -30,6 +30,7 @@ from ckpttool.core.errors import (
 from ckpttool.core.sidecar import LedgerEntries, LedgerEntry
 from ckpttool.core.text import describe_record, format_count
 from ckpttool.core.tree import display
+from ckpttool.core.tree_views import render_record
 from ckpttool.core.urls import format_command
 from ckpttool.formats.detect import ensure_open
 from ckpttool.libraries.recognize import recognize_checkpoint
@@ -116,6 +117,7 @@ class Diagnosis:
     """All findings of a checkpoint; `notes` list checks that were not possible, and other information."""
 
     __repr__ = describe_record
+    _repr_html_ = render_record
 
     path: str
     format: str

@@ -50,6 +50,7 @@ from ckpttool.core.errors import (
 from ckpttool.core.sidecar import LedgerEntries, LedgerEntry, Sidecar
 from ckpttool.core.text import clean, describe_record, format_count, shorten
 from ckpttool.core.tree import Tree
+from ckpttool.core.tree_views import render_record
 from ckpttool.core.urls import format_command
 from ckpttool.evaluation import environments, video, wrappers
 from ckpttool.evaluation.environments import ADAPTERS, POSITIONS, ZERO_FORCES
@@ -224,6 +225,7 @@ class Evaluation:
     """
 
     __repr__ = describe_record
+    _repr_html_ = render_record
 
     checkpoint: str
     env: str

@@ -33,6 +33,7 @@ from ckpttool.core.errors import (
 )
 from ckpttool.core.filesystem import list_names
 from ckpttool.core.text import describe_record, natural_sort_key
+from ckpttool.core.tree_views import render_record
 from ckpttool.formats import tf_common, torch_zip
 from ckpttool.formats.detect import (
     CheckpointLocation,
@@ -66,6 +67,7 @@ class CheckpointFolder:
     """A folder of checkpoints of which none is marked as the latest."""
 
     __repr__ = describe_record
+    _repr_html_ = render_record
 
     path: str
     checkpoints: tuple[CheckpointRow, ...]

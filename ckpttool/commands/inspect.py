@@ -18,6 +18,7 @@ from ckpttool.core.errors import (
 )
 from ckpttool.core.text import compile_glob, describe_record, suggest_glob
 from ckpttool.core.tree import Path, Role
+from ckpttool.core.tree_views import render_record
 from ckpttool.formats.detect import open_checkpoint
 
 if TYPE_CHECKING:
@@ -70,6 +71,7 @@ class CheckpointSummary:
     """
 
     __repr__ = describe_record
+    _repr_html_ = render_record
 
     checkpoint: Checkpoint
     binding: RecognizedAgent | None

@@ -73,6 +73,7 @@ from ckpttool.core.code_references import CLASSES, CODE, UNKNOWN, filter_verdict
 from ckpttool.core.deferred import NamedTuple, dataclass, field
 from ckpttool.core.errors import CkpttoolError, MappingError, UnsupportedError, UsageError, abbreviate_list
 from ckpttool.core.text import describe_record
+from ckpttool.core.tree_views import render_record
 from ckpttool.formats import keras_h5, onnx, tf_saved_model, torch_zip
 from ckpttool.formats.detect import open_checkpoint
 from ckpttool.libraries.schema import RecognizedAgent
@@ -413,6 +414,7 @@ class ModelComparison:
     """
 
     __repr__ = describe_record
+    _repr_html_ = render_record
 
     engines: tuple[str, str]
     inputs: tuple[InputPair, ...]

@@ -36,6 +36,7 @@ from ckpttool.core.sidecar import LedgerEntries, OmittedTensor, Sidecar
 from ckpttool.core.source import Inline
 from ckpttool.core.text import describe_record, format_count
 from ckpttool.core.tree import Container, Leaf, Path, Tree, ValueLeaf, attr, display, key
+from ckpttool.core.tree_views import render_record
 from ckpttool.libraries import onnx_policies, optimizers_write, recognize, schema, tf_names
 from ckpttool.libraries.activation_orders import with_orders
 from ckpttool.libraries.optimizers_read import WITHOUT, is_scheduled
@@ -126,6 +127,7 @@ class ConversionResult:
     """
 
     __repr__ = describe_record
+    _repr_html_ = render_record
 
     source: str
     target: str

@@ -16,7 +16,7 @@ from ckpttool.core.errors import CkpttoolError
 from ckpttool.core.source import PIECE_ELEMENTS, Shape, StreamedArray
 from ckpttool.core.text import compile_glob, describe_record, no_match_error
 from ckpttool.core.tree import Leaf, Path, ValueLeaf, json_value
-from ckpttool.core.tree_views import html_text
+from ckpttool.core.tree_views import html_text, render_record
 from ckpttool.formats.detect import open_checkpoint
 from ckpttool.libraries.recognize import recognize_checkpoint
 from ckpttool.libraries.schema import RecognizedAgent
@@ -562,6 +562,7 @@ class Stats:
     """
 
     __repr__ = describe_record
+    _repr_html_ = render_record
 
     path: str
     format: str

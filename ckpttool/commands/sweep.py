@@ -59,6 +59,7 @@ from ckpttool.core.errors import (
     WorkerError,
 )
 from ckpttool.core.text import clean, describe_record, format_count
+from ckpttool.core.tree_views import render_record
 from ckpttool.encodings import protobuf
 from ckpttool.evaluation.gymnasium_engine import Agreement, EnvSpec
 from ckpttool.evaluation.rollout import Rollout
@@ -630,6 +631,7 @@ class Sweep:
     """
 
     __repr__ = describe_record
+    _repr_html_ = render_record
 
     scored: tuple[ScoredCheckpoint, ...]
     failed: tuple[EvaluationFailure, ...]

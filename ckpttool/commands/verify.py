@@ -65,6 +65,7 @@ from ckpttool.core.errors import CkpttoolError, MappingError, UnsupportedError, 
 from ckpttool.core.sidecar import LedgerEntries, LedgerEntry, Sidecar
 from ckpttool.core.text import describe_record, format_count
 from ckpttool.core.tree import Leaf, Path, ValueLeaf, json_value
+from ckpttool.core.tree_views import render_record
 from ckpttool.formats import onnx
 from ckpttool.formats.detect import open_checkpoint
 from ckpttool.libraries.schema import (
@@ -666,6 +667,7 @@ class Verification:
     """
 
     __repr__ = describe_record
+    _repr_html_ = render_record
 
     first: str
     second: str

@@ -17,6 +17,7 @@ from ckpttool.core.errors import CkpttoolError
 from ckpttool.core.source import Buffer, Source, iter_pieces
 from ckpttool.core.text import describe_record
 from ckpttool.core.tree import Leaf, Path, Record, Tree, ValueLeaf
+from ckpttool.core.tree_views import render_record
 
 # Smaller tensors are hashed faster than they are handed to another thread.
 SHARED = 64 << 10
@@ -55,6 +56,7 @@ class Digest:
     """
 
     __repr__ = describe_record
+    _repr_html_ = render_record
 
     path: str
     format: str

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ckpttool.core.deferred import dataclass, field
 from ckpttool.core.text import clean, format_count, format_size, shorten
@@ -95,9 +95,9 @@ def _row_lines(node: OutlineRow, indent: str, width: int) -> Iterator[str]:
         yield f"{indent}and {node.more:,} more"
 
 
-# Notebook view of a checkpoint: HTML without scripts, with every name escaped as text.
-
 _MAX_HTML_TEXT = 160
+_MAX_HTML_ROWS = 12
+_MAX_HTML_COLUMNS = 10
 _ROW = '<div style="margin-left:1.2em">'
 _BESIDE = '<span style="opacity:.7">'
 
@@ -135,6 +135,55 @@ def _html_rows(node: OutlineRow) -> Iterator[str]:
             yield f"{_ROW}{sentence}</div>"
     if node.more and not node.name:
         yield f"{_ROW}and {node.more:,} more</div>"
+
+
+def render_record(record: Any) -> str:
+    """Return the HTML of a command's result for a notebook: its JSON document as a table.
+
+    A list of objects is a table of its first rows. It is the `_repr_html_` of the records that users receive.
+    """
+    rows = "".join(
+        f"<tr><th>{html_text(name)}</th><td>{_html_value(value)}</td></tr>"
+        for name, value in record.document().items()
+        if value not in (None, [], {})
+    )
+    return f"<table><caption>{html_text(type(record).__name__)}</caption>{rows}</table>"
+
+
+def _html_value(value: Any) -> str:
+    if isinstance(value, list) and value and all(isinstance(each, dict) for each in value):
+        return _html_table(value)
+    return html_text(_plain_text(value))
+
+
+def _html_table(objects: list[dict[str, Any]]) -> str:
+    """Return the first objects of a list, one per row; a column for each member of any of them."""
+    shown = objects[:_MAX_HTML_ROWS]
+    names = list(dict.fromkeys(name for each in shown for name in each))[:_MAX_HTML_COLUMNS]
+    head = "".join(f"<th>{html_text(name)}</th>" for name in names)
+    rows = "".join(
+        f"<tr>{''.join(f'<td>{html_text(_plain_text(each.get(name)))}</td>' for name in names)}</tr>"
+        for each in shown
+    )
+    more = f"<tr><td>{len(objects) - len(shown):,} more</td></tr>" if len(objects) > len(shown) else ""
+    return f"<table><tr>{head}</tr>{rows}{more}</table>"
+
+
+def _plain_text(value: Any) -> str:
+    """Return a JSON value as one line; nested lists and objects by their members, or by their number."""
+    if isinstance(value, dict):
+        return ", ".join(f"{name}: {_short_text(each)}" for name, each in value.items())
+    if isinstance(value, list):
+        return ", ".join(map(_short_text, value))
+    return _short_text(value)
+
+
+def _short_text(value: Any) -> str:
+    if isinstance(value, dict | list):
+        return format_count(len(value), "entry", "entries")
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return "" if value is None else str(value)
 
 
 def html_text(text: str) -> str:
