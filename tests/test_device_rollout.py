@@ -19,9 +19,10 @@ from ckpttool.evaluation.gymnasium_engine import EnvSpec
 from ckpttool.evaluation.rollout import ExplorationNoise, Rollout, RolloutSpec, rollouts
 from ckpttool.evaluation.simulators import DeviceVector
 from ckpttool.networks import Activation, Affine, Dense, Network, stack_networks
+from ckpttool.testing.backends import chain, dense, normal
 from tests.conftest import ROOT, TORCH_SAMPLE, in_process, refused
 from tests.golden_texts import Golden
-from tests.test_backends import chain, cuda_is_missing, dense, normal
+from tests.test_backends import cuda_is_missing
 
 pytestmark = [
     pytest.mark.environment,

@@ -37,22 +37,11 @@ from ckpttool.networks import (
     Transpose,
     stack_networks,
 )
+from ckpttool.testing.backends import ACTOR, CELL, CRITIC, GATED, chain, dense, normal, renewed
 from tests import tensorflow_child
 from tests.conftest import TORCH_SAMPLE
 from tests.golden_texts import Golden
-from tests.test_backends import (
-    ACTIVATIONS,
-    ACTOR,
-    CELL,
-    CRITIC,
-    GATED,
-    chain,
-    cuda_is_missing,
-    dense,
-    needs,
-    normal,
-    renewed,
-)
+from tests.test_backends import ACTIVATIONS, cuda_is_missing, needs
 
 # A network of images: channels first as an environment gives them, two convolutions, one of them padded.
 IMAGES = Network(

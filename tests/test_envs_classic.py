@@ -12,7 +12,7 @@ from ckpttool.core import UnsupportedError, UsageError
 from ckpttool.evaluation import environments, fast_engines
 from ckpttool.evaluation.gymnasium_engine import VectorEnv
 from ckpttool.evaluation.rollout import RolloutSpec, rollouts
-from tests.test_backends import chain
+from ckpttool.testing.backends import chain
 
 gymnasium = pytest.importorskip("gymnasium")
 pytestmark = pytest.mark.environment

@@ -14,9 +14,9 @@ import torch
 
 from ckpttool.core import CkpttoolError, FormatError, Leaf, Span, ValueLeaf, display
 from ckpttool.formats import Probe, d3rlpy, open_checkpoint, torch_legacy
+from ckpttool.testing.formats import FormatContract
 from tests.golden_texts import Golden
 from tests.pickles import damaged
-from tests.test_formats import FormatContract
 
 CONFIG = {
     "observation_shape": [3],

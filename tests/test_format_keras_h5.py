@@ -30,11 +30,11 @@ from ckpttool.core import (
 from ckpttool.core import Path as TreePath
 from ckpttool.core.digests import digest_checkpoint
 from ckpttool.formats import keras_h5, open_checkpoint, slot_path
+from ckpttool.testing.formats import WritingContract
 from tests import keras_models, tensorflow_child
 from tests.conftest import in_process, refused
 from tests.golden_texts import Golden
 from tests.keras_referee import assert_slots, assert_variables, sha256, weights
-from tests.test_formats import WritingContract
 from tests.trees import attributes, leaf, tensorflow_tree
 
 h5py = pytest.importorskip("h5py")

@@ -15,10 +15,10 @@ from ckpttool.core import ChecksumError, CkpttoolError, FormatError, Unsupported
 from ckpttool.core.digests import digest_checkpoint
 from ckpttool.formats import Probe, keras_h5, open_checkpoint
 from ckpttool.formats.keras_h5 import KERAS_ARCHIVE
+from ckpttool.testing.formats import FormatContract
 from tests.conftest import in_process, refused
 from tests.golden_texts import Golden
 from tests.test_format_keras_h5 import keras3_file
-from tests.test_formats import FormatContract
 
 h5py = pytest.importorskip("h5py")
 

@@ -35,11 +35,11 @@ from ckpttool.core import (
 from ckpttool.core.digests import digest_checkpoint
 from ckpttool.encodings import npy
 from ckpttool.formats import Probe, npz, open_checkpoint
+from ckpttool.testing.formats import WritingContract
 from tests import test_gate
 from tests.conftest import TF_SAMPLE, TORCH_SAMPLE, in_process, refused
 from tests.golden_texts import Golden
 from tests.recorded_trees import same, trees
-from tests.test_formats import WritingContract
 from tests.test_wire_npy import BROKEN, ENTRY, header
 from tests.trees import leaf
 from tests.trees import leaf as tensor_leaf

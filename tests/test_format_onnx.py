@@ -16,11 +16,11 @@ from ckpttool.core import CkpttoolError, FormatError, Leaf, Record, UsageError, 
 from ckpttool.core.code_references import CLASSES, CODE
 from ckpttool.core.digests import digest_checkpoint
 from ckpttool.formats import Probe, onnx, open_checkpoint
+from ckpttool.testing.formats import FormatContract
 from tests.bundle_writer import field
 from tests.conftest import in_process
 from tests.golden_texts import Golden
 from tests.hostile import crafted_onnx as crafted
-from tests.test_formats import FormatContract
 
 
 class TestOnnx(FormatContract):

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from ckpttool.core import CkpttoolError, File, FormatError, Leaf, Tree, UnsupportedError, ValueLeaf
 from ckpttool.core.digests import digest_checkpoint
 from ckpttool.formats import open_checkpoint, torch_legacy, torch_zip
+from ckpttool.testing.formats import FormatContract
 from tests.conftest import CORPUS, in_process, refused
 from tests.golden_texts import Golden
 from tests.pickles import damaged
 from tests.test_format_pytorch import NAMES, make, raw
-from tests.test_formats import FormatContract
 from tests.torch_forms import FORMS, big, plain, state, unpacked
 
 

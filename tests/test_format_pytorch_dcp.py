@@ -35,11 +35,11 @@ from ckpttool.core import (
 )
 from ckpttool.core.digests import digest_checkpoint
 from ckpttool.formats import open_checkpoint, torch_dcp
+from ckpttool.testing.formats import FormatContract
 from tests import warm
 from tests.conftest import in_process
 from tests.golden_texts import Golden
 from tests.pickles import damaged
-from tests.test_formats import FormatContract
 
 pytestmark = pytest.mark.torch
 

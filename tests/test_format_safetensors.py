@@ -42,10 +42,10 @@ from ckpttool.core import (
 from ckpttool.core.digests import digest_checkpoint
 from ckpttool.formats import Probe, open_checkpoint, torch_zip
 from ckpttool.formats import safetensors as ours
+from ckpttool.testing.formats import WritingContract
 from tests.conftest import ROOT, TF_SAMPLE, TORCH_SAMPLE, in_process, refused
 from tests.golden_texts import Golden
 from tests.recorded_trees import same, trees
-from tests.test_formats import WritingContract
 from tests.trees import leaf, torch_tree
 
 FIXTURE = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)

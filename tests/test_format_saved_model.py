@@ -22,11 +22,11 @@ from ckpttool.core import Checkpoint, CkpttoolError, FormatError, Leaf, Truncate
 from ckpttool.core.digests import digest_checkpoint
 from ckpttool.encodings import protobuf
 from ckpttool.formats import Probe, open_checkpoint, tf_bundle, tf_saved_model, torch_zip
+from ckpttool.testing.formats import FormatContract
 from tests.bundle_writer import bundle, field, graph, node, shape, variable, varint
 from tests.conftest import CORPUS, in_process
 from tests.golden_texts import Golden
 from tests.tensorflow_child import run_each
-from tests.test_formats import FormatContract
 
 CHILD = str(Path(__file__).with_name("saved_models.py"))
 SAVED = CORPUS / "tf" / "savedmodel"

@@ -17,9 +17,9 @@ from ckpttool.core import CkpttoolError, FormatError, TruncatedError, UsageError
 from ckpttool.core.digests import digest_checkpoint
 from ckpttool.formats import Probe, open_checkpoint, safetensors
 from ckpttool.formats.safetensors import SHARDED_SAFETENSORS
+from ckpttool.testing.formats import FormatContract
 from tests.conftest import in_process, refused
 from tests.golden_texts import Golden
-from tests.test_formats import FormatContract
 
 
 def tensors() -> dict[str, torch.Tensor]:

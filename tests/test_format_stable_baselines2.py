@@ -34,9 +34,9 @@ from ckpttool.core.digests import digest_checkpoint
 from ckpttool.formats import Probe, open_checkpoint, sb3, torch_legacy
 from ckpttool.formats.sb3 import STABLE_BASELINES2
 from ckpttool.formats.torch_legacy import PYTHON_PICKLE
+from ckpttool.testing.formats import FormatContract
 from tests.conftest import ROOT
 from tests.pickles import ACTING, damaged, importable, instance, stand_in
-from tests.test_formats import FormatContract
 
 ZOO = ROOT / ".." / "shared" / "corpus" / "tf" / "sb2" / "zoo"
 BOX = stand_in("gym.spaces.box.Box")

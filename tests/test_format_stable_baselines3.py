@@ -29,11 +29,11 @@ from ckpttool.core import Path as TreePath
 from ckpttool.core.digests import digest_checkpoint
 from ckpttool.formats import Probe, open_checkpoint, torch_zip
 from ckpttool.formats import sb3 as stable_baselines2
+from ckpttool.testing.formats import FormatContract
 from tests import sb3_files as sb3
 from tests.conftest import ROOT, in_process
 from tests.golden_texts import Golden
 from tests.pickles import ACTING, importable, stand_in
-from tests.test_formats import FormatContract
 
 ZOO = ROOT / ".." / "shared" / "corpus" / "torch" / "sb3_zoo" / "ddpg"
 DATA = attr("data")

@@ -28,10 +28,10 @@ from ckpttool.core import (
 )
 from ckpttool.core.digests import digest_checkpoint
 from ckpttool.formats import Probe, open_checkpoint, tf_bundle, tf_v1
+from ckpttool.testing.formats import FormatContract
 from tests import v1_writer as v1
 from tests.golden_texts import Golden
 from tests.tensorflow_child import run
-from tests.test_formats import FormatContract
 from tests.v1_writer import FULL, HALF, ONE, entry, field, floats, header, meta, shape, table
 
 without_tensorflow = pytest.mark.skipif(

@@ -20,9 +20,10 @@ from ckpttool.core import Tree, UnsupportedError, UsageError, display
 from ckpttool.formats import open_checkpoint
 from ckpttool.libraries import RecognizedAgent, d3rlpy, plan_torch, recognize_tree
 from ckpttool.mapping import apply_plan
+from ckpttool.testing.layouts import same
 from tests.golden_texts import Golden
 from tests.test_format_d3rlpy import archive, written
-from tests.test_layouts import LayoutContract, networks, same
+from tests.test_layouts import LayoutContract, networks
 from tests.torch_agents import actions, adam, close, observations, saved, seen, values
 
 OBS, ACT = 5, 3

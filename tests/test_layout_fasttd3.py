@@ -17,8 +17,8 @@ from ckpttool.core.sidecar import NO_BOUNDS, NO_STATISTICS
 from ckpttool.formats import open_checkpoint
 from ckpttool.libraries import recognize_tree, td3
 from ckpttool.mapping import apply_plan
+from ckpttool.testing.layouts import same
 from tests.golden_texts import Golden
-from tests.test_layouts import same
 from tests.torch_agents import actions, close, mlp, observations, saved, seen, values
 
 OBS, ACT, ATOMS = 5, 2, 11

@@ -15,12 +15,12 @@ from ckpttool.core import NotFoundError, UnsupportedError
 from ckpttool.formats import Probe, keras_h5, open_checkpoint
 from ckpttool.formats.keras_h5 import KERAS_RL
 from ckpttool.libraries import recognize_tree
+from ckpttool.testing.formats import FormatContract
 from tests import restored
 from tests.conftest import CORPUS, in_process
 from tests.golden_texts import Golden
 from tests.restored import observations, q_values, recognised, same, without_a_way
 from tests.tensorflow_agents import Arrays, layers, run, tensorflow_tree, written
-from tests.test_formats import FormatContract
 
 h5py = pytest.importorskip("h5py")
 REAL = CORPUS / "tf" / "keras_h5" / "yosider_kerasrl"

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
 
+from ckpttool import testing
 from ckpttool.commands.restore import canonical_tree
 from ckpttool.core import Leaf, MappingError, Tree, UsageError, ValueLeaf, display
 from ckpttool.formats import open_checkpoint, tf_bundle
 from ckpttool.libraries import RecognizedAgent, add_targets, recognize_tree, td3
-from ckpttool.libraries.schema import ALL_OPTIMIZED
-from ckpttool.libraries.td3 import TF, TORCH
 from ckpttool.mapping import apply_plan
+from ckpttool.testing.layouts import canonical_names, contents
 from tests.conftest import TF_SAMPLE, TORCH_SAMPLE
 from tests.golden_texts import Golden
 from tests.library_rows import require_no_difference
@@ -24,112 +23,15 @@ from tests.trees import attributes, dense, keys, leaf, tensorflow_tree, torch_de
 OBS, ACT = 3, 2
 
 
-def canonical_names(tree: Tree, binding: RecognizedAgent) -> dict[str, Leaf | ValueLeaf]:
-    return {display(path): found for path, found in canonical_tree(tree, binding.moves).items()}
-
-
 def networks(binding: RecognizedAgent) -> dict[str, list[str]]:
     return {part.title: ["/".join(layer.name) for layer in part.layers] for part in binding.parts}
 
 
-# The layouts that can also hold an agent.
-WRITING = (TORCH, TF)
-
-
-def contents(leaf: Leaf | ValueLeaf) -> object:
-    """Return a leaf's one number, or the first of many, for comparison across types."""
-    return leaf.array().reshape(-1)[0].item() if isinstance(leaf, Leaf) else leaf.value
-
-
-def same(one: Leaf | ValueLeaf, other: Leaf | ValueLeaf) -> bool:
-    """Compare two leaves bit for bit; a single number may have been rounded to float32."""
-    if isinstance(one, Leaf) and isinstance(other, Leaf) and one.shape:
-        return (one.dtype, one.shape, bytes(one.read())) == (other.dtype, other.shape, bytes(other.read()))
-    first, second = contents(one), contents(other)
-    if isinstance(first, float) and isinstance(second, float):
-        return np.float32(first) == np.float32(second)
-    return first == second
-
-
-class LayoutContract:
-    """What holds for every layout on a whole agent of its own."""
-
-    name: str
-
-    @pytest.fixture
-    def tree(self) -> Tree:
-        raise NotImplementedError
-
-    def test_it_is_recognised_as_itself_and_nothing_else(self, tree: Tree) -> None:
-        binding = recognize_tree(tree, "agent")
-        assert binding is not None
-        assert binding.layout == self.name
+class LayoutContract(testing.LayoutContract):
+    """The laws for plug-ins, and one of this package's own table."""
 
     def test_its_row_admits_it_nested_and_wrapped(self, tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
         require_no_difference(tree, "agent", monkeypatch)
-
-    def test_every_leaf_has_a_way(self, tree: Tree) -> None:
-        binding = recognize_tree(tree, "agent")
-        assert binding is not None
-        moved = {move.source for move in binding.moves.moves}
-        assert set(tree) == moved | binding.consumed
-        assert all(path in tree for path in moved | binding.consumed)
-
-    def test_canonical_kernels_are_in_by_out_and_connected(self, tree: Tree) -> None:
-        binding = recognize_tree(tree, "agent")
-        assert binding is not None
-        agent = canonical_names(tree, binding)
-        for part in binding.parts:
-            kernels = [
-                found
-                for n in range(len(part.layers))
-                if isinstance(found := agent.get(f"{part.title}/{n}/kernel"), Leaf)
-            ]
-            assert len(kernels) == len(part.layers)
-            for one, next_one in pairwise(kernels):
-                assert one.shape[1] == next_one.shape[0]
-            if part.head is not None:
-                assert kernels[-1].shape[1] == 1
-
-    def test_moments_have_their_weights_shape(self, tree: Tree) -> None:
-        binding = recognize_tree(tree, "agent")
-        assert binding is not None
-        agent = canonical_names(tree, binding)
-        moments = [name for name in agent if "_optimizer/m/" in name or "_optimizer/v/" in name]
-        trained = {
-            network for name, network in ALL_OPTIMIZED.items() if any(m.startswith(name) for m in moments)
-        }
-        assert len(moments) == 2 * sum(name.split("/")[0] in trained for name in agent)
-        for name in moments:
-            optimizer, _, rest = name.split("/", 2)
-            weight = agent[f"{optimizer.removesuffix('_optimizer')}/{rest}"]
-            moment = agent[name]
-            assert isinstance(weight, Leaf)
-            assert isinstance(moment, Leaf)
-            assert moment.shape == weight.shape
-
-    @pytest.mark.parametrize("layout", WRITING, ids=lambda layout: str(layout.TABLE.name))
-    def test_what_a_layout_writes_it_recognises(self, tree: Tree, layout: Any) -> None:
-        binding = recognize_tree(tree, "agent")
-        assert binding is not None
-        agent = canonical_tree(tree, binding.moves)
-        plan = layout.plan(binding, agent, {})
-        written = apply_plan(agent, plan)
-        if layout is TF:
-            written = tf_bundle.stored(written, graph=True, counter=1)
-        again = recognize_tree(written, "agent")
-        assert again is not None
-        assert set(written) == {move.source for move in again.moves.moves} | again.consumed
-        back = canonical_tree(written, again.moves)
-        for path, found in agent.items():
-            if path in back or path not in plan.consumed:
-                assert same(back[path], found), display(path)
-        heads = [(part.title, [layer.kind for layer in part.layers]) for part in binding.parts]
-        assert heads == [(part.title, [layer.kind for layer in part.layers]) for part in again.parts]
-
-    def test_without_its_networks_it_is_not_recognised(self, tree: Tree) -> None:
-        rest = {path: found for path, found in tree.items() if "optimizer" in tree.names[path]}
-        assert recognize_tree(Tree(rest), "agent") is None
 
 
 class TestTd3Tf(LayoutContract):

@@ -12,13 +12,14 @@ import numpy as np
 import pytest
 
 from ckpttool.core import Tree
+from ckpttool.testing.backends import BackendContract
+from ckpttool.testing.formats import WritingContract
+from ckpttool.testing.layouts import LayoutContract
 from docs.blocks import DOCS, blocks
 from docs.screens import Folder
 from tests.conftest import ROOT
 from tests.conftest import ckpttool as run
-from tests.test_backends import BackendContract
-from tests.test_formats import WritingContract
-from tests.test_layouts import LayoutContract, adam_state
+from tests.test_layouts import adam_state
 from tests.trees import torch_dense, torch_tree
 
 TOYS = ("crate", "toylab", "einsum")

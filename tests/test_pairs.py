@@ -35,8 +35,8 @@ from ckpttool.core import Path as Place
 from ckpttool.formats import open_checkpoint, sb3
 from ckpttool.libraries import RecognizedAgent, keras_rl, recognize_tree, schema
 from ckpttool.mapping import MappingReport
+from ckpttool.testing.layouts import contents
 from tests import warm_sb3
-from tests.test_layouts import contents
 
 torch = pytest.importorskip("torch")
 

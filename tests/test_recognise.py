@@ -8,8 +8,9 @@ import pytest
 from ckpttool.commands.restore import canonical_tree
 from ckpttool.core import Path, Tree, UsageError, key, plugins
 from ckpttool.libraries import recognize_tree
+from ckpttool.testing.layouts import canonical_names, same
 from tests.golden_texts import Golden
-from tests.test_layouts import canonical_names, gaussian_agent, same, torch_agent
+from tests.test_layouts import gaussian_agent, torch_agent
 from tests.trees import tensorflow_tree, torch_tree
 
 

@@ -13,8 +13,8 @@ from ckpttool.core import CkpttoolError, UnsupportedError, UsageError, plugins
 from ckpttool.evaluation import environments
 from ckpttool.evaluation.rollout import ActionSampler, NormalSampler, RolloutSpec, rollouts
 from ckpttool.networks import NOISE, Add, Clip, Dense, Exp, Multiply, Network, Node, stack_networks
+from ckpttool.testing.backends import chain
 from tests.conftest import TORCH_SAMPLE, in_process, refused
-from tests.test_backends import chain
 from tests.test_layout_cleanrl import discrete
 
 torch = pytest.importorskip("torch")

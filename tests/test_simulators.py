@@ -18,9 +18,9 @@ from ckpttool.evaluation import environments
 from ckpttool.evaluation.rollout import ExplorationNoise, Rollout, RolloutSpec, rollouts
 from ckpttool.evaluation.simulators import DeviceVector, is_factory
 from ckpttool.networks import Dense, Network, stack_networks
+from ckpttool.testing.backends import CELL, chain, dense
 from tests.conftest import ROOT, TORCH_SAMPLE, in_process, refused
 from tests.golden_texts import Golden
-from tests.test_backends import CELL, chain, dense
 from tests.test_device_rollout import torch_policy
 
 pytestmark = [

@@ -26,8 +26,8 @@ from ckpttool.networks import (
     stack_structure,
     value_shapes,
 )
+from ckpttool.testing.backends import ACTOR, CELL, chain, dense, normal, renewed
 from tests.golden_texts import Golden
-from tests.test_backends import ACTOR, CELL, chain, dense, normal, renewed
 
 
 def test_equal_structures_are_equal_keys() -> None:
