@@ -196,7 +196,7 @@ CHOICES = {
 
 
 class BackendContract:
-    """What every backend promises; a subclass says which backend, and where it runs."""
+    """Promises of every backend; a subclass provides it."""
 
     @pytest.fixture
     def backend(self) -> Any:

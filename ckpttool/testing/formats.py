@@ -34,7 +34,7 @@ MIB = 1 << 20
 
 
 class Megabyte(NamedTuple):
-    """A source whose megabyte exists only while it is read."""
+    """A source of a megabyte that is created when it is read."""
 
     number: int
 
@@ -72,12 +72,12 @@ def read_so_far() -> int:
 
 
 class FormatContract:
-    """What holds for every format; a subclass names the module and makes a checkpoint of six tensors."""
+    """Promises of every format; a subclass names the module and writes a checkpoint of six tensors."""
 
     module: ModuleType
 
     def make(self, folder: Folder) -> str:
-        """Put a whole checkpoint into the folder and return what a person would point at."""
+        """Put a whole checkpoint into the folder and return the path to open."""
         raise NotImplementedError
 
     @pytest.fixture
@@ -173,10 +173,10 @@ class FormatContract:
 
 
 class WritingContract(FormatContract):
-    """What holds for a format that writes as well."""
+    """Promises of a format that also writes."""
 
     def put(self, tree: Tree, target: Folder) -> str:
-        """Write the tree and return what a person would point at."""
+        """Write the tree and return the path to open."""
         for piece in self.module.pieces(tree):
             with open(f"{target}{piece.suffix}", "wb") as stream:
                 piece.write(stream)

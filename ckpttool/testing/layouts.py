@@ -42,7 +42,7 @@ def same(one: Leaf | ValueLeaf, other: Leaf | ValueLeaf) -> bool:
 
 
 class LayoutContract:
-    """What holds for every layout on a whole agent of its own."""
+    """Promises of every layout; a subclass provides a whole agent of that layout."""
 
     name: str
 
