@@ -6,6 +6,7 @@ import hashlib
 import itertools
 import math
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -366,19 +367,27 @@ class TensorUpdate:
 
 @dataclass(frozen=True, slots=True)
 class OptimizerState:
-    """One side's optimizer: class, settings, number of updates, and whether its file contains it."""
+    """One side's optimizer: class, settings, and whether its file contains it.
+
+    `corrected` is where the framework adds epsilon (see core.optimizers.epsilon_factor). `own` are the
+    settings of each tensor, which differ between PyTorch's groups of parameters, `counts` the numbers in the
+    state of each: of updates, and NAdam's product of momenta.
+    """
 
     title: str
     family: str
     settings: Mapping[str, Any]
     decoupled: bool
-    step: int
     stored: bool
-    placement: str
+    corrected: bool
     own: Mapping[str, Mapping[str, Any]]
-    """the settings of each tensor, which differ between PyTorch's groups of parameters"""
     counts: Mapping[str, Mapping[str, float]]
-    """the numbers in the state of each tensor: of updates, and NAdam's product of momenta"""
+
+    @property
+    def step(self) -> int:
+        """The number of updates of most tensors."""
+        steps = Counter(int(each["step"]) for each in self.counts.values() if "step" in each)
+        return steps.most_common(1)[0][0] if steps else 0
 
     @property
     def counted(self) -> bool:
@@ -540,20 +549,24 @@ class _TrainedModel:
         for place, target in enumerate(targets):
             self.process.write(f"target-{place}.npy", target)
 
-    def _job(self, dtype: str, **values: Any) -> dict[str, Any]:
-        exact = dtype == "float64"
-        return {"names": self.process.names, "outputs": self.outputs, "exact": exact, **values}
-
     def gradients(self) -> _Arrays:
         """Return the gradients before the first update of the last run."""
         return self._read("gradient")
 
     def train(
-        self, dtype: str, steps: Sequence[int], changes: Mapping[str, Any], epsilon: str | None = None
+        self, dtype: str, steps: Sequence[int], changes: Mapping[str, Any], corrected: bool | None = None
     ) -> dict[int, _Arrays]:
-        """Return the updates after the given steps, with changed settings."""
-        job = self._job(dtype, loss=self._loss, steps=list(steps), changes=dict(changes), epsilon=epsilon)
-        answer = self.process.request("train", **job)
+        """Return the updates after the given steps, with other settings or another place of epsilon."""
+        answer = self.process.request(
+            "train",
+            names=self.process.names,
+            outputs=self.outputs,
+            exact=dtype == "float64",
+            loss=self._loss,
+            steps=list(steps),
+            changes=dict(changes),
+            corrected=corrected,
+        )
         if not answer["finite"] and not changes and self.word == "A":
             raise UsageError(
                 "the loss of A becomes infinite in training, so that updates cannot be compared",
@@ -631,7 +644,7 @@ class _TrainingComparison:
     notes: list[str] = field(default_factory=list)
     rounded: dict[str, Any] = field(default_factory=dict)
     tiny: dict[str, Any] = field(default_factory=dict)
-    placement: str | None = None
+    corrected: bool | None = None
 
     def prepare(self, outputs: Sequence[OutputTarget]) -> None:
         """Restore the optimizers, pair the tensors and write the targets."""
@@ -651,9 +664,9 @@ class _TrainingComparison:
             self.notes += [f"{model.word}: {each}" for each in model.notes]
         a, b = self.a.state, self.b.state
         self.rounded = _rounded_settings(a, b)
-        if a.placement != b.placement and a.family == b.family and a.settings.get("epsilon"):
+        if a.corrected != b.corrected and a.family == b.family and a.settings.get("epsilon"):
             if a.family == "Adam":
-                self.placement = a.placement
+                self.corrected = a.corrected
             elif a.family in _PLACES and is_equal(a.settings["epsilon"], b.settings["epsilon"]):
                 self.tiny = {"epsilon": _TINY}
 
@@ -687,7 +700,7 @@ class _TrainingComparison:
             changes = self._changes(dtype)
             updates = (
                 self.a.train(dtype, steps, changes),
-                self.b.train(dtype, steps, changes, self.placement),
+                self.b.train(dtype, steps, changes, self.corrected),
             )
             gradients[dtype] = self._gradients()
             if dtype == "float64":
@@ -765,7 +778,7 @@ class _TrainingComparison:
         The run is in float64 if there is one. Otherwise rounding is part of the difference, and what it was
         with equal places is allowed as well.
         """
-        if (self.placement is None and not self.tiny) or not strict:
+        if (self.corrected is None and not self.tiny) or not strict:
             return None
         dtype = strict[0].dtype
         changes = self.rounded if dtype == "float64" else {}
@@ -782,7 +795,7 @@ class _TrainingComparison:
             )
         a = self.a.state
         text = f"epsilon, {a.settings['epsilon']:g}: {_PLACES[a.family]}"
-        fix = None if a.placement == "corrected" else _FIXES.get(a.family)
+        fix = None if a.corrected else _FIXES.get(a.family)
         return EpsilonEffect(text, fix, max(rows, key=lambda row: (not row.within, row.relative)))
 
     def _rows(
@@ -882,7 +895,7 @@ class _TrainingComparison:
         """Return whether B with changed settings makes A's updates."""
         own = self._changes(dtype)
         a = self.a.train(dtype, [step], own)[step]
-        b = self.b.train(dtype, [step], {**own, **change}, self.placement)[step]
+        b = self.b.train(dtype, [step], {**own, **change}, self.corrected)[step]
         known = {(row.a, row.b) for row in wrong if row.dtype == dtype and row.step == step}
         return all(
             relative_distance(pair.of_a(a), pair.of_b(b)) <= _NEAR * BOUNDS[dtype]

@@ -14,6 +14,7 @@ legacy/*.py; tensorflow/python/training/{adam,rmsprop,momentum,adagrad}.py.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from functools import cached_property
 
@@ -54,6 +55,10 @@ _TORCH_NAMES = {
 }
 # torch/optim/optimizer.py: options that change how the step is computed, not its result.
 HOW = ("foreach", "capturable", "differentiable", "fused")
+# Settings that the first versions of torch's classes lack.
+_NEWER = {*HOW, "maximize", "decoupled_weight_decay"}
+# What schedulers store in torch's groups (torch/optim/lr_scheduler.py and swa_utils.py).
+SCHEDULED = frozenset(("initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum", "swa_lr"))
 # Settings that are not numbers, for all optimizers.
 FLAGS = frozenset((*HOW, "amsgrad", "maximize", "centered", "nesterov", "decoupled_weight_decay"))
 # Defaults of all classes that have the setting, in torch if Keras has none.
@@ -121,6 +126,11 @@ class OptimizerFamily:
     def keras_slots(self) -> dict[str, SlotSpec]:
         """Keras's slots by their canonical names."""
         return {each.name: each for each in self.specs}
+
+    @property
+    def keras_lists(self) -> dict[str, str]:
+        """Keras 3's lists of slots and their canonical names."""
+        return {each.edge: each.name for each in self.specs}
 
     @cached_property
     def keras_rounds(self) -> tuple[tuple[str, ...], ...]:
@@ -264,6 +274,18 @@ ADADELTA = OptimizerFamily(
     changed={"rho": 0.95},
 )
 FAMILIES = (ADAM, RMSPROP, SGD, ADAGRAD, ADAMAX, ADADELTA)
+# Optimizers of PyTorch that are trained (`verify --train-step`), but not converted.
+_MOMENTS = ADAM.specs[:2]
+_NADAM = OptimizerFamily(
+    "NAdam",
+    _MOMENTS,
+    torch=(*_BETAS, "momentum_decay", "decoupled_weight_decay", "maximize", *HOW[:3]),
+    arguments=(),
+)
+TORCH_ONLY = (
+    _NADAM,
+    OptimizerFamily("RAdam", _MOMENTS, torch=_NADAM.torch[:5] + _NADAM.torch[6:], arguments=()),
+)
 # Kinds of the slots in Keras's lists. RMSprop has the same lists as Adam, with other meanings.
 RMSPROP_LISTS = {each.edge: each.keras for each in RMSPROP.specs}
 _OTHER_SPECS = (each for family in FAMILIES for each in family.specs if family is not RMSPROP)
@@ -348,6 +370,27 @@ def find_torch_family(keys: Collection[str], slots: Collection[str]) -> Optimize
     return next(iter((*exact, *like, *fits)), ADAM)
 
 
+def find_torch_row(cls: str) -> OptimizerFamily | None:
+    """Return the optimizer with this class of torch.optim, None if there is none."""
+    return find_class(cls.lower()) or next((row for row in TORCH_ONLY if row.name == cls), None)
+
+
+def find_torch_class(keys: Collection[str], slots: Collection[str]) -> OptimizerFamily | None:
+    """Return the optimizer that torch.optim has with exactly this state, None if none has.
+
+    Keys are those of its groups; old versions lack the newer settings, and programs add keys of their own.
+    """
+    classes = [(row, {*map(_top, row.torch)}) for row in (*FAMILIES, *TORCH_ONLY)]
+    listed = {name for _, own in classes for name in own}
+    numbers = {_NADAM: {"step", "mu_product"}}
+    fits = [
+        (row, len(listed & {*keys} - own), len(own - {*keys}))
+        for row, own in classes
+        if own - {*keys} <= _NEWER and {*slots} <= {*row.torch_slots} | numbers.get(row, {"step"})
+    ]
+    return min(fits, key=lambda fit: fit[1:])[0] if fits else None
+
+
 def find_unconverted(keys: Collection[str], slots: Collection[str]) -> str | None:
     """Return the class of torch's groups if its state is not converted, by the names of their settings."""
     found = next((owner for name, owner in _OWN_SETTINGS.items() if name in keys), None)
@@ -369,6 +412,16 @@ def list_torch_slots() -> set[str]:
 def list_keras_kinds() -> set[str]:
     """Return the kinds of all slots in Keras."""
     return {each.keras for family in FAMILIES for each in family.specs}
+
+
+def epsilon_factor(beta_2: float, step: int, *, corrected: bool) -> float:
+    """Return the factor of Adam's epsilon at update `step`, from 1, that computes the other convention.
+
+    PyTorch adds it to the root of the `corrected` second moment (torch/optim/adam.py), Keras to that of the
+    uncorrected one (keras/src/optimizers/adam.py).
+    """
+    root = math.sqrt(1 - beta_2**step)
+    return 1 / root if corrected else root
 
 
 def _top(name: str) -> str:

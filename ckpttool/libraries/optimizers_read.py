@@ -681,13 +681,9 @@ def from_torch(optimizer: StoredOptimizer) -> OptimizerMoves:
     return OptimizerMoves((*moves, *settings), consumed, of)
 
 
-# torch/optim/lr_scheduler.py and swa_utils.py: what schedulers store in an optimizer's groups.
-_SCHEDULED = frozenset(("initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum", "swa_lr"))
-
-
 def is_scheduled(path: Path) -> bool:
     """Return whether a value of an optimizer's group belongs to a scheduler, not to the optimizer."""
-    return len(path) > 2 and path[-3].value == "param_groups" and path[-1].value in _SCHEDULED
+    return len(path) > 2 and path[-3].value == "param_groups" and path[-1].value in optimizers.SCHEDULED
 
 
 def _move_settings(
