@@ -7,7 +7,7 @@ import itertools
 import math
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -34,18 +34,17 @@ _CHUNKS = (2, 3, 4, 6, 8)
 _CLOSE = 1e-5
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class TensorPair:
-    """A tensor of A, or a part of it, and its counterpart in B.
+class TensorPair(NamedTuple):
+    """A tensor of A, or a part of it, and its counterpart in B, or a part of that.
 
-    `bring` moves an array of B into the order of A's part, `part` selects A's. `more` names a second tensor
-    of A that B adds to the first.
+    `at_a` and `at_b` are the positions of the paired numbers in the flat tensors, both in one shape. `more`
+    names a second tensor of A that B adds to the first.
     """
 
     a: str
     b: str
-    part: Callable[[np.ndarray], np.ndarray]
-    bring: Callable[[np.ndarray], np.ndarray]
+    at_a: np.ndarray
+    at_b: np.ndarray
     more: str | None = None
 
     @property
@@ -53,14 +52,18 @@ class TensorPair:
         """A's name, with the tensor that B adds."""
         return self.a if self.more is None else f"{self.a} + {self.more}"
 
+    def part(self, array: np.ndarray) -> np.ndarray:
+        """Return the paired numbers of a tensor of A."""
+        return array.reshape(-1)[self.at_a]
+
     def of_a(self, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
-        """Return A's array."""
-        found = self.part(arrays[self.a])
-        return found if self.more is None else found + self.part(arrays[self.more])
+        """Return A's numbers."""
+        value = self.part(arrays[self.a])
+        return value if self.more is None else value + self.part(arrays[self.more])
 
     def of_b(self, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
-        """Return B's array in the order of A's."""
-        return self.bring(arrays[self.b])
+        """Return B's numbers in the order of A's."""
+        return arrays[self.b].reshape(-1)[self.at_b]
 
 
 class TensorPairs(NamedTuple):
@@ -72,8 +75,8 @@ class TensorPairs(NamedTuple):
     by_order: tuple[str, ...] = ()
 
 
-def _identity(array: np.ndarray) -> np.ndarray:
-    return array
+def _positions(shape: tuple[int, ...]) -> np.ndarray:
+    return np.arange(math.prod(shape)).reshape(shape)
 
 
 def _values_key(array: np.ndarray) -> tuple[int, bytes]:
@@ -86,65 +89,45 @@ def _layer(name: str) -> str:
     return name.rpartition("/" if "/" in name else ".")[0]
 
 
-def find_reordering(
-    x: np.ndarray, y: np.ndarray, *, close: bool = False
-) -> Callable[[np.ndarray], np.ndarray] | None:
-    """Return the function that moves `y` into the order of `x`, None if there is none.
+def find_reordering(x: np.ndarray, y: np.ndarray, *, close: bool = False) -> np.ndarray | None:
+    """Return the positions in the flat `y` of the numbers of `x`, in its shape; None if there are none.
 
-    It reorders axes, merges or splits neighbours, and permutes the slices along one axis; the last resort
-    is the order of the values themselves.
+    Axes may be reordered, neighboring axes merged or split, and the slices along one axis permuted, e.g.
+    gates, or a flattened image; the last resort is the order of the values themselves.
     """
-    if max(x.ndim, y.ndim) > _MOST_AXES:
+    if max(x.ndim, y.ndim) > _MOST_AXES or x.size != y.size:
         return None
-    scale = float(np.abs(x).max(initial=0.0))
-
-    def equal(one: np.ndarray) -> bool:
-        return np.allclose(x, one, rtol=0, atol=_CLOSE * scale) if close else np.array_equal(x, one)
-
-    for axes in itertools.permutations(range(y.ndim)):
-        if equal(y.transpose(axes).reshape(x.shape)):
-            return lambda array, axes=axes: array.transpose(axes).reshape(x.shape)  # type: ignore[misc]
-    for axes in itertools.permutations(range(x.ndim)):
-        moved = x.transpose(axes)
-        if np.array_equal(moved.reshape(y.shape), y):
-            back = np.argsort(axes)
-            return lambda array, s=moved.shape, back=back: array.reshape(s).transpose(back)  # type: ignore[misc]
-    if close:
-        return None
-    return _find_slices(x, y) or _find_values(x, y)
+    tolerance, flat = _CLOSE * float(np.abs(x).max(initial=0.0)) if close else 0.0, y.reshape(-1)
+    orders = itertools.chain(_axis_orders(x.shape, y.shape), () if close else _value_orders(x, y))
+    return next((at for at in orders if np.allclose(x, flat[at], rtol=0, atol=tolerance)), None)
 
 
-def _find_slices(x: np.ndarray, y: np.ndarray) -> Callable[[np.ndarray], np.ndarray] | None:
-    """Return how slices of `y` along one axis are permuted, e.g. gates, or a flattened image."""
+def _axis_orders(x: tuple[int, ...], y: tuple[int, ...]) -> Iterator[np.ndarray]:
+    for axes in itertools.permutations(range(len(y))):
+        yield _positions(y).transpose(axes).reshape(x)
+    for axes in itertools.permutations(range(len(x))):
+        at = np.empty(math.prod(x), int)
+        at[_positions(x).transpose(axes).reshape(-1)] = np.arange(at.size)
+        yield at.reshape(x)
+
+
+def _value_orders(x: np.ndarray, y: np.ndarray) -> Iterator[np.ndarray]:
     for axes in itertools.permutations(range(y.ndim)):
         turned = y.transpose(axes)
-        if turned.ndim != x.ndim or turned.shape != x.shape:
-            continue
-        for axis in range(x.ndim):
+        for axis in range(x.ndim if turned.shape == x.shape else 0):
             rows, others = (_slice_keys(each, axis) for each in (x, turned))
             places = {key: place for place, key in enumerate(others)}
-            if len(places) == len(rows) and set(rows) == set(places):
-                order = np.array([places[key] for key in rows])
-                return lambda array, axes=axes, axis=axis, order=order: (  # type: ignore[misc]
-                    array.transpose(axes).take(order, axis)
-                )
-    return None
+            if len(places) == len(rows) and places.keys() == {*rows}:
+                yield _positions(y.shape).transpose(axes).take([places[key] for key in rows], axis)
+    if np.unique(x).size == x.size:
+        at = np.empty(x.size, int)
+        at[np.argsort(x, axis=None)] = np.argsort(y, axis=None)
+        yield at.reshape(x.shape)
 
 
 def _slice_keys(array: np.ndarray, axis: int) -> list[bytes]:
     moved = np.moveaxis(array, axis, 0) + 0.0
     return [hashlib.sha256(np.ascontiguousarray(each).tobytes()).digest() for each in moved]
-
-
-def _find_values(x: np.ndarray, y: np.ndarray) -> Callable[[np.ndarray], np.ndarray] | None:
-    """Return the order of distinct values."""
-    one, other = np.argsort(x, axis=None, kind="stable"), np.argsort(y, axis=None, kind="stable")
-    values = x.reshape(-1)[one]
-    if not np.array_equal(values, y.reshape(-1)[other]) or (values[1:] == values[:-1]).any():
-        return None
-    order = np.empty_like(one)
-    order[one] = other
-    return lambda array: array.reshape(-1)[order].reshape(x.shape)
 
 
 class TensorMatcher:
@@ -160,9 +143,18 @@ class TensorMatcher:
     def match(self) -> TensorPairs:
         """Return all pairs: whole tensors first, then parts, sums, and tensors that are only close."""
         self._whole()
-        self._parts()
-        self._sums()
-        self._close()
+        for name in list(self._left):
+            for at, other in self._split(self._a[name], self._b, self._right):
+                self._pair(name, other, at_a=at)
+        for other in list(self._right):
+            for at, name in self._split(self._b[other], self._a, self._left):
+                self._pair(name, other, at_b=at)
+        # Both biases of a recurrent layer, which B may add, and tensors that are equal up to rounding.
+        for one, two in itertools.combinations(list(self._left), 2):
+            if (_layer(one), self._a[one].shape) == (_layer(two), self._a[two].shape):
+                self._take(one, list(self._right), two)
+        for name in list(self._left):
+            self._take(name, list(self._right))
         rank = {name: place for place, name in enumerate(self._a)}
         pairs = tuple(sorted(self._found, key=lambda pair: rank[pair.a]))
         return TensorPairs(pairs, tuple(self._left), tuple(self._right), tuple(self._ordered))
@@ -172,62 +164,51 @@ class TensorMatcher:
         for name in self._right:
             keys_b.setdefault(_values_key(self._b[name]), []).append(name)
         keys_a = {name: _values_key(self._a[name]) for name in self._left}
-        counts: dict[tuple[int, bytes], int] = {}
-        for key in keys_a.values():
-            counts[key] = counts.get(key, 0) + 1
+        counts = Counter(keys_a.values())
         # Unique values first: they show which layers belong together.
         for alone in (True, False):
             for name in list(self._left):
-                key = keys_a[name]
-                if alone == (counts[key] == 1 == len(keys_b.get(key, ()))):
-                    self._take(name, [each for each in keys_b.get(key, ()) if each in self._right])
+                equal = keys_b.get(keys_a[name], [])
+                if alone != (counts[keys_a[name]] == 1 == len(equal)):
+                    continue
+                candidates = [each for each in equal if each in self._right]
+                near = [each for each in candidates if _layer(each) == self._layers.get(_layer(name))]
+                if len(candidates) > 1 and not near:
+                    self._ordered.append(name)
+                any(self._pair(name, other) for other in near or candidates)
 
-    def _take(self, name: str, candidates: list[str]) -> None:
-        """Pair a tensor with the first candidate of its layer's counterpart that is a reordering of it."""
-        near = self._layers.get(_layer(name))
-        if len(candidates) > 1:
-            mine = [each for each in candidates if _layer(each) == near]
-            if not mine:
-                self._ordered.append(name)
-            candidates = mine or candidates
-        for other in candidates:
-            bring = find_reordering(self._a[name], self._b[other])
-            if bring is not None:
-                self._add(TensorPair(name, other, _identity, bring))
-                return
+    def _take(self, name: str, candidates: Sequence[str], more: str | None = None) -> None:
+        """Pair a tensor, or the sum of two, with the first candidate that is equal up to rounding."""
+        if {name, more} <= {*self._left, None}:
+            any(self._pair(name, other, more=more, close=True) for other in candidates)
 
-    def _add(self, pair: TensorPair, *, part: bool = False) -> None:
-        self._found.append(pair)
-        self._layers.setdefault(_layer(pair.a), _layer(pair.b))
-        for name, rest in ((pair.a, self._left), (pair.more, self._left), (pair.b, self._right)):
-            if name in rest and not part:
-                rest.remove(name)
-
-    def _parts(self) -> None:
-        """Pair the parts of a tensor with several tensors of the other side, e.g. query, key and value."""
-        for name in list(self._left):
-            found = self._split(self._a[name], self._b, self._right)
-            if found is not None:
-                for cut, other in found:
-                    bring = find_reordering(cut(self._a[name]), self._b[other])
-                    if bring is not None:
-                        self._add(TensorPair(name, other, cut, bring), part=True)
-                        self._right.remove(other)
-                self._left.remove(name)
-        for other in list(self._right):
-            found = self._split(self._b[other], self._a, self._left)
-            if found is not None:
-                for cut, name in found:
-                    bring = find_reordering(self._a[name], cut(self._b[other]))
-                    if bring is not None:
-                        pair = TensorPair(name, other, _identity, _chained(cut, bring))
-                        self._add(pair, part=True)
-                        self._left.remove(name)
-                self._right.remove(other)
+    def _pair(
+        self,
+        name: str,
+        other: str,
+        *,
+        at_a: np.ndarray | None = None,
+        at_b: np.ndarray | None = None,
+        more: str | None = None,
+        close: bool = False,
+    ) -> bool:
+        """Pair two tensors, or the parts at these positions, if one is a reordering of the other."""
+        at_a = _positions(self._a[name].shape) if at_a is None else at_a
+        at_b = _positions(self._b[other].shape) if at_b is None else at_b
+        value = self._a[name] if more is None else self._a[name] + self._a[more]
+        at = find_reordering(value.reshape(-1)[at_a], self._b[other].reshape(-1)[at_b], close=close)
+        if at is None:
+            return False
+        self._found.append(TensorPair(name, other, at_a, at_b.reshape(-1)[at], more))
+        self._layers.setdefault(_layer(name), _layer(other))
+        self._left = [each for each in self._left if each not in (name, more)]
+        self._right = [each for each in self._right if each != other]
+        return True
 
     def _split(
-        self, whole: np.ndarray, others: Mapping[str, np.ndarray], free: Sequence[str]
-    ) -> list[tuple[Callable[[np.ndarray], np.ndarray], str]] | None:
+        self, whole: np.ndarray, others: Mapping[str, np.ndarray], free: Iterable[str]
+    ) -> list[tuple[np.ndarray, str]]:
+        """Return the parts of a tensor that have the values of other tensors, e.g. query, key and value."""
         keys: dict[tuple[int, bytes], list[str]] = {}
         for name in free:
             if others[name].size < whole.size:
@@ -236,50 +217,12 @@ class TensorMatcher:
             if whole.shape[axis] % count:
                 continue
             waiting = {key: list(names) for key, names in keys.items()}
-            found = []
-            for place in range(count):
-                cut = _cutting(axis, count, place)
-                names = waiting.get(_values_key(cut(whole)))
-                if not names:
-                    break
-                found.append((cut, names.pop(0)))
-            else:
-                return found
-        return None
-
-    def _sums(self) -> None:
-        """Pair the sum of two tensors of a layer with one of B: both biases of a recurrent layer."""
-        for one, two in itertools.combinations(list(self._left), 2):
-            same = _layer(one) == _layer(two) and self._a[one].shape == self._a[two].shape
-            if not same or {one, two} - set(self._left):
-                continue
-            total = self._a[one] + self._a[two]
-            for other in list(self._right):
-                if self._b[other].size == total.size:
-                    bring = find_reordering(total, self._b[other], close=True)
-                    if bring is not None:
-                        self._add(TensorPair(one, other, _identity, bring, two))
-                        break
-
-    def _close(self) -> None:
-        """Pair tensors that are equal up to rounding, by layer and order."""
-        for name in list(self._left):
-            for other in list(self._right):
-                if self._a[name].size == self._b[other].size:
-                    bring = find_reordering(self._a[name], self._b[other], close=True)
-                    if bring is not None:
-                        self._add(TensorPair(name, other, _identity, bring))
-                        break
-
-
-def _cutting(axis: int, count: int, place: int) -> Callable[[np.ndarray], np.ndarray]:
-    return lambda array: np.split(array, count, axis)[place]
-
-
-def _chained(
-    first: Callable[[np.ndarray], np.ndarray], second: Callable[[np.ndarray], np.ndarray]
-) -> Callable[[np.ndarray], np.ndarray]:
-    return lambda array: second(first(array))
+            parts = np.split(_positions(whole.shape), count, axis)
+            equal = [waiting.get(_values_key(whole.reshape(-1)[at]), []) for at in parts]
+            chosen = [names.pop(0) for names in equal if names]
+            if len(chosen) == count:
+                return list(zip(parts, chosen, strict=True))
+        return []
 
 
 # The comparison.
@@ -976,7 +919,7 @@ class _TrainingComparison:
                 if x is None or y is None:
                     word = "A" if y is None else "B"
                     return Cause(f"only {word} contains {kind} of {pair.title}", confirmed=True)
-                error = relative_distance(pair.part(x), pair.bring(y))
+                error = relative_distance(pair.of_a({pair.a: x}), pair.of_b({pair.b: y}))
                 if error > STATE_BOUND:
                     text = f"{kind}, a moment of the optimizer, differs for {pair.title} by {error:.1e}"
                     return Cause(text, confirmed=True)

@@ -282,10 +282,10 @@ _NADAM = OptimizerFamily(
     torch=(*_BETAS, "momentum_decay", "decoupled_weight_decay", "maximize", *HOW[:3]),
     arguments=(),
 )
-TORCH_ONLY = (
-    _NADAM,
-    OptimizerFamily("RAdam", _MOMENTS, torch=_NADAM.torch[:5] + _NADAM.torch[6:], arguments=()),
+_RADAM = OptimizerFamily(
+    "RAdam", _MOMENTS, torch=(*_BETAS, "maximize", *HOW[:3], "decoupled_weight_decay"), arguments=()
 )
+TORCH_ONLY = (_NADAM, _RADAM)
 # Kinds of the slots in Keras's lists. RMSprop has the same lists as Adam, with other meanings.
 RMSPROP_LISTS = {each.edge: each.keras for each in RMSPROP.specs}
 _OTHER_SPECS = (each for family in FAMILIES for each in family.specs if family is not RMSPROP)
