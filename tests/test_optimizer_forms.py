@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 
 from ckpttool.commands.convert import convert
 from ckpttool.commands.optimizer_states import (
-    ConversionUnit,
     ConvertedOptimizers,
     KerasStates,
     OptimizerSettings,
@@ -357,11 +356,11 @@ def in_torch(tree: Tree) -> tuple[Plan | None, list[str]]:
     """The plan of the tree's optimizer as torch's state_dict, and the notes."""
     states = KerasStates(tree, OptimizerSettings({}))
     weight = (attr("model"), attr("kernel"))
-    bound_states, notes = states.bind_states([(weight, ("model", "kernel"), KEEP)])
+    bound_states, notes, _ = states.bind_states([(weight, ("model", "kernel"), KEEP)])
     if not bound_states:
         return None, notes
-    unit = ConversionUnit(((weight, ("weight",), KEEP),), {})
-    plan = states.write_torch(bound_states[0], [unit], {("weight",): (key("weight"),)}, (key("optimizer"),))
+    rows, paths = [(weight, ("weight",), KEEP)], {("weight",): (key("weight"),)}
+    plan = states.write_torch(bound_states[0], rows, paths, (key("optimizer"),))
     return plan, notes
 
 
@@ -394,9 +393,10 @@ def test_every_default_of_a_restored_optimizer_is_assumed(tmp_path: Path) -> Non
     save(Tree({**tree, count: named}), str(tmp_path / "a"), to="tf")
     restored = describe_keras_optimizer(str(tmp_path / "a"))
     assert restored is not None
-    assert restored.arguments["weight_decay"] == ADAMW_DEFAULTS["weight_decay"].value
-    numbers = {name for name, value in restored.arguments.items() if not isinstance(value, bool)}
-    assert numbers == {name for name in numbers for each in restored.assumed if f" {name} = " in each}
+    request, assumed = restored
+    assert request["arguments"]["weight_decay"] == ADAMW_DEFAULTS["weight_decay"].value
+    numbers = {name for name, value in request["arguments"].items() if not isinstance(value, bool)}
+    assert numbers == {name for name in numbers for each in assumed if f" {name} = " in each}
 
 
 @pytest.mark.parametrize("cls", sorted(UNCONVERTED))

@@ -436,14 +436,12 @@ class _TrainedModel:
         file = os.path.abspath(self.path)
         _require_plain(self.process.request("optimizer_config", file=file)["config"], self.path)
         found = self._prepare(self.process.request("optimizer", file=file, spec=None, wanted=self._chosen))
-        spec = (
-            None if found or self.framework == "torch" else describe_keras_optimizer(self.path, self._chosen)
-        )
-        if spec is not None:
-            self.assumed += spec.assumed
-            document = spec.document()
+        other = found or self.framework == "torch"
+        described = None if other else describe_keras_optimizer(self.path, self._chosen)
+        if described is not None:
+            self.assumed += described[1]
             found = self._prepare(
-                self.process.request("optimizer", file=file, spec=document, wanted=self._chosen)
+                self.process.request("optimizer", file=file, spec=described[0], wanted=self._chosen)
             )
         return found
 

@@ -97,27 +97,8 @@ class ModelTrainer:
         self.notes: list[str] = []
         self.assumed: list[str] = []
 
-    def restore(self, file: str, spec: Message | None, wanted: str | None = None) -> bool:
-        """Create the optimizer that the file contains and load its state; return False if there is none.
-
-        `wanted` names one of several.
-        """
-        raise NotImplementedError
-
-    def create(self, cls: str, settings: Message) -> None:
-        """Create an optimizer without state."""
-        raise NotImplementedError
-
-    def describe(self) -> Message:
-        """Return the optimizer's class, its settings, and the settings and numbers of each tensor."""
-        raise NotImplementedError
-
     def trained(self, *, exact: bool) -> list[tuple[str, Any]]:
         """Return the trained tensors by name."""
-        raise NotImplementedError
-
-    def slots(self) -> dict[str, list[Any]]:
-        """Return the stored arrays of each canonical kind, one per trained tensor or None."""
         raise NotImplementedError
 
     def tensors(self, *, exact: bool) -> list[Any]:
@@ -738,7 +719,7 @@ def _raw(variable: Any) -> Any:
 # Requests of the process that runs a model (networks/model_runner.py).
 
 
-def _trainer(session: Any) -> ModelTrainer:
+def _trainer(session: Any) -> TorchTrainer | KerasTrainer:
     if session.trainer is None:
         framework = session.runner.framework
         if framework == "torch":
@@ -751,7 +732,7 @@ def _trainer(session: Any) -> ModelTrainer:
                 f"{what} cannot be trained",
                 hint="build the model by code (--like-a, --like-b) and load its weights",
             )
-    found: ModelTrainer = session.trainer
+    found: TorchTrainer | KerasTrainer = session.trainer
     return found
 
 
