@@ -202,8 +202,8 @@ class _OptimizerStates:
         moves = (*trained, *state.moves.moves, *more)
         agent = self._named(canonical_tree(self.tree, MoveList(moves)), state)
         self.settings.require_free(state.name, agent)
+        known = CanonicalOptimizer(state.name, agent, facts, state.moves.defaults)
         if variable is not None:
-            known = CanonicalOptimizer(state.name, agent, facts, state.moves.defaults)
             objects = optimizers_write.KerasOptimizerWriter(
                 known, variable, weights, top, scheduled=scheduled
             )
@@ -211,9 +211,7 @@ class _OptimizerStates:
             plan = objects.plan()
             plan = replace(plan, settings={display(top): plan.settings.get(state.name, {})})
         else:
-            writer = optimizers_write.TorchOptimizerWriter(
-                state.name, weights, agent, facts, state.moves.defaults
-            )
+            writer = optimizers_write.TorchOptimizerWriter(known, weights)
             self.written[state.name] = _describe_torch(writer)
             plan = writer.plan(top)
         target = "torch" if variable is None else "tensorflow"
