@@ -415,6 +415,9 @@ class ModelTraining:
 
 
 _Arrays = dict[str, np.ndarray]
+# Gradients of A and B, and their updates by step.
+_Both = tuple[_Arrays, _Arrays]
+_Updates = tuple[dict[int, _Arrays], dict[int, _Arrays]]
 
 
 class _TrainedModel:
@@ -630,57 +633,54 @@ class _TrainingComparison:
     def run(self) -> ModelTraining:
         """Train both sides and return the comparison."""
         steps = sorted({1, self.steps})
-        exact = self.a.process.exact and self.b.process.exact
+        both = self.a.process.exact and self.b.process.exact
         rows: list[TensorUpdate] = []
-        gradients: dict[str, tuple[_Arrays, _Arrays]] = {}
-        reference: dict[int, _Arrays] | None = None
-        unmoved: list[str] = []
-        if self.a.process.exact and not exact:
-            reference = self.a.train("float64", steps, self.tiny)
-        for dtype in ("float64", "float32") if exact else ("float32",):
-            changes = self._changes(dtype)
+        gradients: dict[str, _Both] = {}
+        reference = self.a.train("float64", steps, self.tiny) if self.a.process.exact and not both else None
+        for dtype in ("float64", "float32") if both else ("float32",):
+            changes = {**(self.rounded if dtype == "float64" else {}), **self.tiny}
             updates = (
                 self.a.train(dtype, steps, changes),
                 self.b.train(dtype, steps, changes, self.corrected),
             )
             gradients[dtype] = self._gradients()
-            if dtype == "float64":
-                reference = updates[0]
             noise = _noise(self.pairs.pairs, gradients[dtype], _NOISE[dtype])
-            unmoved = [pair.title for pair in self.pairs.pairs if not _moves(pair, updates, self.steps)]
-            rows += self._rows(dtype, updates, reference if dtype == "float32" else None, noise)
-        strict = tuple(rows)
+            for step in steps:
+                errors = self._own_errors(updates[0][step], None if reference is None else reference[step])
+                rows += self._compare(dtype, step, updates, noise, errors)
+            reference = updates[0] if dtype == "float64" else reference
+        unmoved = [pair.title for pair in self.pairs.pairs if not _moves(pair, updates, self.steps)]
+        effect = self._epsilon_effect(steps, rows, noise)
         rows.sort(key=lambda row: (row.within, -row.relative))
         self._note_rounding(rows)
-        found = ModelTraining(
+        wrong = [row for row in rows if not row.within]
+        agree = not (wrong or self.pairs.only_a or self.pairs.only_b)
+        if agree:
+            cause = self._hidden_cause(still=len(unmoved) == len(self.pairs.pairs))
+        else:
+            cause = self._find_cause(wrong, gradients)
+        hidden = agree and cause is not None
+        if effect is not None and cause is None and not effect.worst.within:
+            cause = Cause(effect.text, effect.fix, confirmed=agree)
+        if unmoved:
+            named = abbreviate_list(unmoved, 4)
+            self.notes.append(f"neither side moves {named}: only the optimizer's state is compared")
+        return ModelTraining(
             self.a.loss,
             self.steps,
             (self.a.state, self.b.state),
             tuple(rows),
             self.pairs.only_a,
             self.pairs.only_b,
-        )
-        if found.within:
-            cause = self._hidden_cause(still=len(unmoved) == len(self.pairs.pairs))
-            found = replace(found, hidden=cause is not None)
-        else:
-            cause = self._find_cause(found, gradients)
-        effect = self._epsilon_effect(steps, strict, noise)
-        if effect is not None and cause is None and not effect.worst.within:
-            cause = Cause(effect.text, effect.fix, confirmed=found.within)
-        if unmoved:
-            named = abbreviate_list(unmoved, 4)
-            self.notes.append(f"neither side moves {named}: only the optimizer's state is compared")
-        return replace(
-            found,
-            epsilon=effect,
-            cause=cause,
-            missing=(*MISSING, *(each.text for each in self._lone_settings())),
-            assumed=tuple(self.assumed),
-            notes=tuple(self.notes),
+            effect,
+            cause,
+            hidden,
+            (*MISSING, *(each.text for each in self._lone_settings())),
+            tuple(self.assumed),
+            tuple(self.notes),
         )
 
-    def _gradients(self) -> tuple[_Arrays, _Arrays]:
+    def _gradients(self) -> _Both:
         """Return both gradients before the first update; raise UsageError if all are zero."""
         found = self.a.gradients(), self.b.gradients()
         if not any(each.any() for side in found for each in side.values()):
@@ -689,6 +689,52 @@ class _TrainingComparison:
                 hint="use other inputs (--inputs FILE.npz) or your own loss (--loss MODULE:FUNCTION)",
             )
         return found
+
+    def _own_errors(self, update: _Arrays, reference: _Arrays | None) -> list[float | None]:
+        """Return A's own rounding error of each pair, None without a reference in float64."""
+        return [
+            None if reference is None else relative_distance(pair.of_a(reference), pair.of_a(update))
+            for pair in self.pairs.pairs
+        ]
+
+    def _compare(
+        self, dtype: str, step: int, updates: _Updates, noise: frozenset[int], errors: Sequence[float | None]
+    ) -> Iterator[TensorUpdate]:
+        """Yield how differently the pairs moved; rounding grows, and spreads between the tensors."""
+        judged = [own for place, own in enumerate(errors) if own is not None and place not in noise]
+        both = self.a.process.exact and self.b.process.exact
+        most = _MOST_ROUNDING if both else _ROUNDING_ALONE
+        allowed = max(BOUNDS[dtype], min(OWN_ERROR * max(judged, default=0.0), most))
+        for place, (pair, own) in enumerate(zip(self.pairs.pairs, errors, strict=True)):
+            relative = relative_distance(pair.of_a(updates[0][step]), pair.of_b(updates[1][step]))
+            rounding = relative > allowed and place in noise
+            within = relative <= allowed or rounding
+            yield TensorUpdate(pair.title, pair.b, dtype, step, relative, own, within, rounding)
+
+    def _epsilon_effect(
+        self, steps: Sequence[int], strict: Sequence[TensorUpdate], noise: frozenset[int]
+    ) -> EpsilonEffect | None:
+        """Train with epsilon where each framework adds it; return the largest difference.
+
+        The run is in float64 if there is one. Otherwise rounding is part of the difference, and what it was
+        with equal places is allowed as well.
+        """
+        if (self.corrected is None and not self.tiny) or not strict:
+            return None
+        dtype = strict[0].dtype
+        changes = self.rounded if dtype == "float64" else {}
+        updates = self.a.train(dtype, steps, changes), self.b.train(dtype, steps, changes)
+        before = {(row.a, row.b, row.step): row.relative for row in strict if row.dtype == dtype}
+        rows = []
+        for step in steps:
+            for row in self._compare(dtype, step, updates, noise, [None] * len(self.pairs.pairs)):
+                own = 0.0 if dtype == "float64" else OWN_ERROR * before[row.a, row.b, row.step]
+                fine = row.relative <= max(BOUNDS["float32"], own)
+                rows.append(replace(row, within=fine or row.rounding, rounding=row.rounding and not fine))
+        a = self.a.state
+        text = f"epsilon, {a.settings['epsilon']:g}: {_PLACES[a.family]}"
+        fix = None if a.corrected else _FIXES.get(a.family)
+        return EpsilonEffect(text, fix, max(rows, key=lambda row: (not row.within, row.relative)))
 
     def _hidden_cause(self, *, still: bool) -> Cause | None:
         """Return a difference of settings or state that equal updates do not show.
@@ -707,66 +753,6 @@ class _TrainingComparison:
             )
         return None
 
-    def _changes(self, dtype: str) -> dict[str, Any]:
-        """Return the settings of both sides that replace those of the files."""
-        return {**(self.rounded if dtype == "float64" else {}), **self.tiny}
-
-    def _epsilon_effect(
-        self, steps: Sequence[int], strict: Sequence[TensorUpdate], noise: frozenset[int]
-    ) -> EpsilonEffect | None:
-        """Train with epsilon where each framework adds it; return the largest difference.
-
-        The run is in float64 if there is one. Otherwise rounding is part of the difference, and what it was
-        with equal places is allowed as well.
-        """
-        if (self.corrected is None and not self.tiny) or not strict:
-            return None
-        dtype = strict[0].dtype
-        changes = self.rounded if dtype == "float64" else {}
-        updates = self.a.train(dtype, steps, changes), self.b.train(dtype, steps, changes)
-        before = {(row.a, row.b, row.step): row.relative for row in strict if row.dtype == dtype}
-        rows = []
-        for step, (place, pair) in itertools.product(steps, enumerate(self.pairs.pairs)):
-            relative = relative_distance(pair.of_a(updates[0][step]), pair.of_b(updates[1][step]))
-            own = 0.0 if dtype == "float64" else OWN_ERROR * before[pair.title, pair.b, step]
-            within = relative <= max(BOUNDS["float32"], own)
-            rounding = not within and place in noise
-            rows.append(
-                TensorUpdate(pair.title, pair.b, dtype, step, relative, None, within or rounding, rounding)
-            )
-        a = self.a.state
-        text = f"epsilon, {a.settings['epsilon']:g}: {_PLACES[a.family]}"
-        fix = None if a.corrected else _FIXES.get(a.family)
-        return EpsilonEffect(text, fix, max(rows, key=lambda row: (not row.within, row.relative)))
-
-    def _rows(
-        self,
-        dtype: str,
-        updates: tuple[dict[int, _Arrays], dict[int, _Arrays]],
-        reference: dict[int, _Arrays] | None,
-        noise: frozenset[int],
-    ) -> Iterator[TensorUpdate]:
-        bound = BOUNDS[dtype]
-        for step in updates[0]:
-            owns = [
-                None
-                if reference is None
-                else relative_distance(pair.of_a(reference[step]), pair.of_a(updates[0][step]))
-                for pair in self.pairs.pairs
-            ]
-            # Rounding grows from step to step, and spreads from one tensor to the others.
-            judged = [own for place, own in enumerate(owns) if own is not None and place not in noise]
-            largest = max(judged, default=0.0)
-            both = self.a.process.exact and self.b.process.exact
-            allowed = max(bound, min(OWN_ERROR * largest, _MOST_ROUNDING if both else _ROUNDING_ALONE))
-            for place, (pair, own) in enumerate(zip(self.pairs.pairs, owns, strict=True)):
-                relative = relative_distance(pair.of_a(updates[0][step]), pair.of_b(updates[1][step]))
-                within = relative <= allowed
-                rounding = not within and place in noise
-                yield TensorUpdate(
-                    pair.title, pair.b, dtype, step, relative, own, within or rounding, rounding
-                )
-
     def _note_rounding(self, rows: Sequence[TensorUpdate]) -> None:
         names = list(dict.fromkeys(row.a for row in rows if row.rounding))
         if names:
@@ -777,18 +763,14 @@ class _TrainingComparison:
 
     # Causes.
 
-    def _find_cause(
-        self, found: ModelTraining, gradients: Mapping[str, tuple[_Arrays, _Arrays]]
-    ) -> Cause | None:
+    def _find_cause(self, wrong: Sequence[TensorUpdate], gradients: Mapping[str, _Both]) -> Cause | None:
         """Return why updates differ: facts first, then settings of B replaced by those of A."""
-        if found.only_a or found.only_b:
+        alone = (("A", self.pairs.only_a), ("B", self.pairs.only_b))
+        if any(names for _, names in alone):
             texts = [
-                f"only {word} trains {abbreviate_list(list(names), 3)}"
-                for word, names in (("A", found.only_a), ("B", found.only_b))
-                if names
+                f"only {word} trains {abbreviate_list(list(names), 3)}" for word, names in alone if names
             ]
             return Cause("; ".join(texts), confirmed=True)
-        wrong = [row for row in found.updates if not row.within]
         row = min(wrong, key=lambda each: (each.step, each.dtype == "float32"))
         return (
             self._gradient_cause(gradients)
@@ -798,7 +780,7 @@ class _TrainingComparison:
             or self._sum_cause(wrong)
         )
 
-    def _gradient_cause(self, gradients: Mapping[str, tuple[_Arrays, _Arrays]]) -> Cause | None:
+    def _gradient_cause(self, gradients: Mapping[str, _Both]) -> Cause | None:
         for dtype, (one, other) in gradients.items():
             noise = _noise(self.pairs.pairs, (one, other), _NOISE[dtype])
             judged = [pair for place, pair in enumerate(self.pairs.pairs) if place not in noise]
@@ -834,7 +816,7 @@ class _TrainingComparison:
         self, dtype: str, step: int, change: Mapping[str, Any], wrong: Sequence[TensorUpdate]
     ) -> bool:
         """Return whether B with changed settings makes A's updates."""
-        own = self._changes(dtype)
+        own = {**(self.rounded if dtype == "float64" else {}), **self.tiny}
         a = self.a.train(dtype, [step], own)[step]
         b = self.b.train(dtype, [step], {**own, **change}, self.corrected)[step]
         known = {(row.a, row.b) for row in wrong if row.dtype == dtype and row.step == step}
@@ -968,7 +950,7 @@ def _noise(pairs: Sequence[TensorPair], gradients: tuple[_Arrays, _Arrays], limi
     return frozenset(place for place, size in enumerate(sizes) if size <= limit * largest)
 
 
-def _moves(pair: TensorPair, updates: tuple[dict[int, _Arrays], dict[int, _Arrays]], step: int) -> bool:
+def _moves(pair: TensorPair, updates: _Updates, step: int) -> bool:
     return bool(pair.of_a(updates[0][step]).any() or pair.of_b(updates[1][step]).any())
 
 
