@@ -186,6 +186,10 @@ class OptimizerFamily:
         """Whether updates depend on their count, which corrects the bias of the moments."""
         return "beta_1" in self.arguments
 
+    def flags(self, slots: Collection[str]) -> dict[str, bool]:
+        """Return the settings that these slots show: amsgrad, centered."""
+        return {each.setting: each.name in slots for each in self.specs if each.setting in FLAGS}
+
     def torch_slot(self, slot: str) -> str:
         """Return torch's name of a canonical slot."""
         wanted = BUFFER if slot == VELOCITY else slot

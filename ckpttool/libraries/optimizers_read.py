@@ -359,7 +359,7 @@ class CanonicalOptimizer:
         self.family = by_slots or by_class or optimizers.find_by_settings(self.settings)
         inferred = optimizers.ADAMW_DEFAULTS if cls == optimizers.ADAMW else {}
         self.defaults = {**self.family.defaults, **inferred, **defaults}
-        self.certain = {"amsgrad": "vhat" in self.slots, "centered": "mg" in self.slots}
+        self.certain = self.family.flags(self.slots)
 
     def source(self, setting: str, weight: Path | None = None) -> Path | None:
         """Return where the agent stores a setting: the weight's own path, or the common one."""

@@ -8,10 +8,12 @@ from ckpttool.core.errors import MappingError
 from ckpttool.core.optimizers import (
     ADAM,
     BUFFER,
+    FLAGS,
     HOW,
     SGD,
     VELOCITY,
     OptimizerFamily,
+    SlotSpec,
     list_torch_settings,
 )
 from ckpttool.core.tree import Container, Leaf, Path, Tree, ValueLeaf, attr, display, index, key
@@ -38,7 +40,6 @@ from ckpttool.mapping.rules import (
 )
 
 _DECAY, _DECOUPLED = "weight_decay", "decoupled_weight_decay"
-_FLAGS = ("amsgrad", "nesterov", "centered")
 # Keras 2's learning rate decay, which torch keeps unused, has no effect if it is 0.
 _HARMLESS: Mapping[str, Setting] = {"decay": 0, "maximize": False, "dampening": 0, "lr_decay": 0, _DECAY: 0}
 
@@ -147,21 +148,21 @@ class KerasOptimizerWriter(_OptimizerWriter):
     @property
     def slots(self) -> tuple[str, ...]:
         """The slots that Keras's optimizer has with these settings, in its order."""
-        has = {
-            "vhat": "vhat" in self.known.slots or self.known.value("amsgrad") is True,
-            VELOCITY: not self.known.idle(self._first),
-            "mg": "mg" in self.known.slots or self.known.value("centered") is True,
-        }
-        return tuple(slot for slot in self.family.keras_slots if has.get(slot, True))
+        return tuple(each.name for each in self.family.specs if self._exists(each))
+
+    def _exists(self, spec: SlotSpec) -> bool:
+        if spec.name == VELOCITY:
+            return not self.known.idle(self._first)
+        return not spec.setting or spec.name in self.known.slots or self.known.value(spec.setting) is True
 
     @property
     def constructor(self) -> str | None:
         """The Python expression that creates the optimizer; None if Keras's defaults are sufficient."""
         known, arguments = self.known, self.family.arguments
-        names = [n for n in arguments if n not in _FLAGS and (known.has(n) or self._is_foreign_default(n))]
+        names = [n for n in arguments if n not in FLAGS and (known.has(n) or self._is_foreign_default(n))]
         # Keras refuses integers where it expects a float.
         shown = [f"{name}={float(v) if isinstance(v := known.value(name), int) else v}" for name in names]
-        shown += [f"{name}=True" for name in _FLAGS if name in arguments and known.value(name) is True]
+        shown += [f"{name}=True" for name in arguments if name in FLAGS and known.value(name) is True]
         if self.decoupled and len(self.rates) == 1:
             shown.append(f"weight_decay={self.rates[0]}")
         cls = "AdamW" if self.decoupled else self.family.name

@@ -96,9 +96,9 @@ class OptimizerSetup:
         return next(each for each in FAMILIES if each.name == self.family)
 
     @property
-    def flags(self) -> dict[str, bool]:
-        """The settings that the slots show."""
-        return {"amsgrad": "vhat" in self.slots, "centered": "mg" in self.slots}
+    def choices(self) -> dict[str, float | bool]:
+        """The settings, with those that the slots show."""
+        return {**self.settings, **self.row.flags(self.slots)}
 
     def cast(self, dtype: Dtype) -> OptimizerSetup:
         """Return the same optimizer with its state in `dtype`."""

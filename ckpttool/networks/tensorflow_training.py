@@ -205,7 +205,7 @@ class _KerasRule:
         self._apply = tf.function(self._update, autograph=False)
 
     def _make(self) -> Tensor:
-        known = {**self._setup.settings, **self._setup.flags}
+        known = self._setup.choices
         names = (*self._setup.row.arguments, "weight_decay")
         arguments = {name: known[name] for name in names if known.get(name)}
         return getattr(keras.optimizers, self._setup.family)(known["learning_rate"], **arguments)

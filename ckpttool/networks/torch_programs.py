@@ -500,7 +500,7 @@ class _TorchRule:
         name = "AdamW" if setup.family == "Adam" and setup.settings.get("weight_decay") else setup.family
         cls = _RootRMSprop if name == "RMSprop" else getattr(torch.optim, name)
         self._optimizer = cls(parameters, lr=0.01)
-        change_torch_optimizer(setup.row, self._optimizer, {**setup.settings, **setup.flags})
+        change_torch_optimizer(setup.row, self._optimizer, setup.choices)
         names = {ours: theirs for theirs, ours in setup.row.torch_slots.items()}
         for number, parameter in enumerate(parameters):
             state = {
