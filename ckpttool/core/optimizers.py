@@ -383,16 +383,22 @@ def find_torch_class(keys: Collection[str], slots: Collection[str]) -> Optimizer
     """Return the optimizer that torch.optim has with exactly this state, None if none has.
 
     Keys are those of its groups; old versions lack the newer settings, and programs add keys of their own.
+    Adam had no `amsgrad` before PyTorch 0.4, and the settings and state that other libraries' classes have
+    as well: with any other key it is none.
     """
+    oldest = {*keys} == {*map(_top, _BETAS)}
+    newer = {*_NEWER, "amsgrad"} if oldest else _NEWER
     classes = [(row, {*map(_top, row.torch)}) for row in (*FAMILIES, *TORCH_ONLY)]
     listed = {name for _, own in classes for name in own}
     numbers = {_NADAM: {"step", "mu_product"}}
     fits = [
-        (row, len(listed & {*keys} - own), len(own - {*keys}))
+        (row, len(listed & {*keys} - own), 0 if oldest else len(own - {*keys}))
         for row, own in classes
-        if own - {*keys} <= _NEWER and {*slots} <= {*row.torch_slots} | numbers.get(row, {"step"})
+        if own - {*keys} <= newer and {*slots} <= {*row.torch_slots} | numbers.get(row, {"step"})
     ]
-    return min(fits, key=lambda fit: fit[1:])[0] if fits else None
+    found = min(fits, key=lambda fit: fit[1:])[0] if fits else None
+    # RAdam has the settings of such classes, too; its own newer ones distinguish it.
+    return None if found is _RADAM and not {*keys} & _NEWER else found
 
 
 def find_unconverted(keys: Collection[str], slots: Collection[str]) -> str | None:
