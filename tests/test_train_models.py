@@ -548,6 +548,15 @@ def test_merged_and_added_tensors_are_paired() -> None:
     assert len(back.pairs) == 3
 
 
+def test_a_part_that_cannot_be_ordered_has_no_counterpart() -> None:
+    values = np.random.default_rng(3).standard_normal((4, 4))
+    tied = np.random.default_rng(4).integers(0, 2, (4, 4)).astype(float)
+    scrambled = np.random.default_rng(5).permutation(tied.reshape(-1)).reshape(4, 4)
+    found = TensorMatcher({"both": np.concatenate([values, tied])}, {"q": values, "k": scrambled}).match()
+    assert [(pair.a, pair.b) for pair in found.pairs] == [("both", "q")]
+    assert (found.only_a, found.only_b) == ((), ("k",))
+
+
 # Keras.
 
 

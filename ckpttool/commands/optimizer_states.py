@@ -883,7 +883,7 @@ class _OptimizerPlanner:
         self.settings.require({state.name for state in bound})
         filled = {name for _, name, _ in self.rows}
         added = [name for path, _ in self.skeleton.tree.tensors() if (name := self._name(path)) not in filled]
-        plans = []
+        plans: list[Plan] = []
         for number, (state, top) in enumerate(self._places(bound, notes)):
             if self.form == "torch":
                 plan = states.write_torch(state, self.rows, self.paths, top, added)

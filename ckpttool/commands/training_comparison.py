@@ -54,7 +54,7 @@ class TensorPair(NamedTuple):
 
     def part(self, array: np.ndarray) -> np.ndarray:
         """Return the paired numbers of a tensor of A."""
-        return array.reshape(-1)[self.at_a]
+        return np.asarray(array.reshape(-1)[self.at_a])
 
     def of_a(self, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
         """Return A's numbers."""
@@ -63,7 +63,7 @@ class TensorPair(NamedTuple):
 
     def of_b(self, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
         """Return B's numbers in the order of A's."""
-        return arrays[self.b].reshape(-1)[self.at_b]
+        return np.asarray(arrays[self.b].reshape(-1)[self.at_b])
 
 
 class TensorPairs(NamedTuple):
