@@ -396,9 +396,9 @@ def find_torch_class(keys: Collection[str], slots: Collection[str]) -> Optimizer
         for row, own in classes
         if own - {*keys} <= newer and {*slots} <= {*row.torch_slots} | numbers.get(row, {"step"})
     ]
-    found = min(fits, key=lambda fit: fit[1:])[0] if fits else None
+    row = min(fits, key=lambda fit: fit[1:])[0] if fits else None
     # RAdam has the settings of such classes, too; its own newer ones distinguish it.
-    return None if found is _RADAM and not {*keys} & _NEWER else found
+    return None if row is _RADAM and not {*keys} & _NEWER else row
 
 
 def find_unconverted(keys: Collection[str], slots: Collection[str]) -> str | None:

@@ -176,12 +176,12 @@ def _number(value: Any) -> Any:
 
 def _settings(row: optimizers.OptimizerFamily, group: Message) -> Message:
     """Return the settings of a group of parameters that change updates."""
-    found = {}
+    settings = {}
     for theirs, ours in row.torch_settings.items():
-        top, _, place = theirs.partition("/")
+        top, _, position = theirs.partition("/")
         if top in group and ours not in _UNREAD:
-            found[ours] = group[top][int(place)] if place else group[top]
-    return found
+            settings[ours] = group[top][int(position)] if position else group[top]
+    return settings
 
 
 def change_torch_optimizer(row: optimizers.OptimizerFamily, optimizer: Any, changes: Message) -> None:
@@ -189,10 +189,10 @@ def change_torch_optimizer(row: optimizers.OptimizerFamily, optimizer: Any, chan
     names = {ours: theirs for theirs, ours in row.torch_settings.items()}
     for group in optimizer.param_groups:
         for name, value in changes.items():
-            top, _, place = names.get(name, name).partition("/")
-            if place:
+            top, _, position = names.get(name, name).partition("/")
+            if position:
                 items = list(group[top])
-                items[int(place)] = value
+                items[int(position)] = value
                 group[top] = tuple(items)
             elif top in group:
                 group[top] = value
@@ -255,13 +255,13 @@ class TorchTrainer(ModelTrainer):
             held = self._torch.load(file, map_location="cpu", weights_only=True)
         except Exception:  # noqa: BLE001 - a TorchScript file contains no optimizer
             return False
-        found = dict(find_torch_optimizers(held))
-        name = choose_optimizer(file, list(found), wanted)
+        states = dict(find_torch_optimizers(held))
+        name = choose_optimizer(file, list(states), wanted)
         if name is None:
             return False
-        self._state, self.stored = found[name], True
-        self._judge(file, name, found[name])
-        self._groups = self._match_groups(found[name], file)
+        self._state, self.stored = states[name], True
+        self._judge(file, name, states[name])
+        self._groups = self._match_groups(states[name], file)
         return True
 
     def _judge(self, file: str, name: str, state: Message) -> None:
