@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
-from functools import cached_property
 
 from ckpttool.core.deferred import NamedTuple, dataclass, field
 
@@ -112,17 +111,17 @@ class OptimizerFamily:
     zeros: bool = True
     epsilon: str = ""
 
-    @cached_property
+    @property
     def torch_settings(self) -> dict[str, str]:
         """Torch's settings and their canonical names."""
         return {name: _TORCH_NAMES.get(name, name) for name in self.torch}
 
-    @cached_property
+    @property
     def torch_slots(self) -> dict[str, str]:
         """Torch's slots and their canonical names."""
         return {each.torch: BUFFER if each.name == VELOCITY else each.name for each in self.specs}
 
-    @cached_property
+    @property
     def keras_slots(self) -> dict[str, SlotSpec]:
         """Keras's slots by their canonical names."""
         return {each.name: each for each in self.specs}
@@ -132,7 +131,7 @@ class OptimizerFamily:
         """Keras 3's lists of slots and their canonical names."""
         return {each.edge: each.name for each in self.specs}
 
-    @cached_property
+    @property
     def keras_rounds(self) -> tuple[tuple[str, ...], ...]:
         """Keras's slots in the rounds over the variables in which it creates them (`build`)."""
         rounds = (self.always, *((each.name,) for each in self.specs if each.setting))
@@ -144,17 +143,17 @@ class OptimizerFamily:
         rounds = (tuple(kinds[slot] for slot in own if slot in kinds) for own in self.keras_rounds)
         return tuple(filter(None, rounds))
 
-    @cached_property
+    @property
     def always(self) -> tuple[str, ...]:
         """The slots that every state has."""
         return tuple(each.name for each in self.specs if not each.setting)
 
-    @cached_property
+    @property
     def slots(self) -> tuple[str, ...]:
         """All canonical slots."""
         return tuple(dict.fromkeys((*self.torch_slots.values(), *self.keras_slots)))
 
-    @cached_property
+    @property
     def defaults(self) -> Mapping[str, DefaultSetting]:
         """The defaults of Keras's class, and torch's of settings that Keras lacks or that are usually off."""
         keras = {name: value for name, value in _KERAS_DEFAULTS.items() if name in self.settings}
@@ -293,7 +292,7 @@ TORCH_ONLY = (_NADAM, _RADAM)
 # Kinds of the slots in Keras's lists. RMSprop has the same lists as Adam, with other meanings.
 RMSPROP_LISTS = {each.edge: each.keras for each in RMSPROP.specs}
 _OTHER_SPECS = (each for family in FAMILIES for each in family.specs if family is not RMSPROP)
-KERAS_LISTS = RMSPROP_LISTS | {each.edge: each.keras for each in _OTHER_SPECS}
+KERAS_LISTS = {**RMSPROP_LISTS, **{each.edge: each.keras for each in _OTHER_SPECS}}
 
 # AdamW is Adam with decoupled weight decay (keras/src/optimizers/adamw.py).
 ADAMW = "adamw"
