@@ -303,7 +303,7 @@ class TorchStates(_OptimizerStates):
         added: Collection[Name] = (),
     ) -> Plan:
         """Return the plan of the optimizer's PyTorch state_dict at `top`, for parameters in that order."""
-        del added  # second biases have state of their own
+        del added  # second biases have separate state
         weights = self._trained_moves(state, rows, paths)
         return self._plan(state, self.settings.of(state.name, display(top)), weights, top)
 

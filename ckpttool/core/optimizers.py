@@ -381,9 +381,9 @@ def find_torch_row(cls: str) -> OptimizerFamily | None:
 def find_torch_class(keys: Collection[str], slots: Collection[str]) -> OptimizerFamily | None:
     """Return the optimizer that torch.optim has with exactly this state, None if none has.
 
-    Keys are those of its groups; old versions lack the newer settings, and programs add keys of their own.
-    Adam had no `amsgrad` before PyTorch 0.4, and the settings and state that other libraries' classes have
-    as well: with any other key it is none.
+    Keys are those of its groups; old versions lack the newer settings, and programs add other keys.
+    Before PyTorch 0.4 Adam had no `amsgrad`. Classes of other libraries have the same settings and state,
+    but with further settings.
     """
     oldest = {*keys} == {*map(_top, _BETAS)}
     newer = {*_NEWER, "amsgrad"} if oldest else _NEWER
