@@ -645,8 +645,8 @@ def _compare_updates(
 
 def _relative_distance(right: Sequence[np.ndarray], other: Sequence[np.ndarray]) -> float:
     """Return |right - other| / |right| of all arrays; 0 if neither moved."""
-    flat = [np.concatenate([each.reshape(-1) for each in arrays]) for arrays in (right, other)]
-    return relative_distance(flat[0], flat[1])
+    pair = (np.concatenate([np.zeros(0), *(x.reshape(-1) for x in arrays)]) for arrays in (right, other))
+    return relative_distance(*pair)
 
 
 # `verify`: two checkpoints of one agent give the same outputs, each in its own framework.

@@ -111,7 +111,7 @@ class ModelTrainer:
         The weights are restored at the end.
         """
         tensors = self.tensors(exact=job.exact)
-        kept, start = [_stored_array(each) for each in tensors], [_array(each) for each in tensors]
+        kept, start = [self._copied(each) for each in tensors], [_array(each) for each in tensors]
         losses: list[float] = []
         first: list[Any] = []
         changes = []
@@ -142,6 +142,9 @@ class ModelTrainer:
         if job.corrected in (None, self.corrected):
             return 1.0
         return optimizers.epsilon_factor(beta_2, step, corrected=self.corrected)
+
+    def _copied(self, tensor: Any) -> Any:
+        return _stored_array(tensor)
 
     def _put_back(self, tensors: list[Any], kept: list[Any]) -> None:
         raise NotImplementedError
@@ -438,11 +441,14 @@ class TorchTrainer(ModelTrainer):
 
         return step
 
+    def _copied(self, tensor: Any) -> Any:
+        return tensor.detach().clone()
+
     def _put_back(self, tensors: list[Any], kept: list[Any]) -> None:
         with self._torch.no_grad():
             for parameter, value in paired(tensors, kept):
                 parameter.grad = None
-                parameter.copy_(self._torch.from_numpy(value))
+                parameter.copy_(value)
 
 
 # Keras on TensorFlow, and modules of TensorFlow.
@@ -600,7 +606,11 @@ class KerasTrainer(ModelTrainer):
         row = self._row
         kinds = KERAS_LISTS if row is None else row.keras_lists
         lists = {kind: getattr(self._optimizer, name, None) for name, kind in kinds.items()}
-        found = {kind: [_array(each) for each in arrays] for kind, arrays in lists.items() if arrays}
+        found = {
+            kind: [_array(each) for each in arrays]
+            for kind, arrays in lists.items()
+            if isinstance(arrays, (list, tuple)) and arrays
+        }
         rate = float(_array(self._optimizer.learning_rate))
         if row is not None and rate and VELOCITY in found:
             # Keras's momentum includes the learning rate, that of PyTorch does not.
