@@ -30,6 +30,7 @@ from ckpttool.core import Path as TreePath
 from ckpttool.core.optimizers import ADAMW_DEFAULTS, UNCONVERTED
 from ckpttool.formats import open_checkpoint, plain_facts
 from ckpttool.libraries import RecognizedAgent, recognize_tree, td3
+from ckpttool.libraries.optimizers_read import StoredOptimizer, from_torch
 from ckpttool.mapping import Plan, Scale, apply_plan
 from ckpttool.mapping.rules import KEEP
 from tests.conftest import ROOT, TF_SAMPLE, in_process
@@ -157,6 +158,24 @@ def test_other_optimizers_of_torch_are_named(
     binding = bound(agent([list(WEIGHTS)], {"lr": 0.1, **settings}, slots=slots))
     assert not any(move.target[0].value == NAME for move in binding.moves.moves)
     assert any(whose in note for note in binding.moves.notes)
+
+
+@pytest.mark.parametrize(
+    ("settings", "doubted"),
+    [
+        pytest.param({}, False, id="PyTorch 1.0"),
+        pytest.param({"amsgrad": None}, True, id="PyTorch 0.3"),
+        pytest.param({"amsgrad": None, "correct_bias": False}, True, id="transformers.AdamW"),
+        pytest.param({"amsgrad": None, "max_grad_norm": 1.0}, True, id="LAMB"),
+    ],
+)
+def test_a_class_that_settings_do_not_show_is_assumed(settings: dict[str, object], doubted: bool) -> None:
+    own = {name: value for name, value in {**ADAM, **settings}.items() if value is not None}
+    tree = agent([list(WEIGHTS)], own)
+    weights = tuple((path, path, KEEP) for path, name in tree.names.items() if name.startswith("actor/"))
+    moves = from_torch(StoredOptimizer(NAME, (NAME,), tree, weights))
+    assert moves.moves
+    assert (NAME in moves.assumed) == doubted
 
 
 def test_rates_that_differ_are_kept_beside_keras_optimizer() -> None:

@@ -385,19 +385,27 @@ def find_torch_class(keys: Collection[str], slots: Collection[str]) -> Optimizer
     Before PyTorch 0.4 Adam had no `amsgrad`. Classes of other libraries have the same settings and state,
     but with further settings.
     """
-    oldest = {*keys} == {*map(_top, _BETAS)}
+    keys = {*keys} - SCHEDULED
+    oldest = keys == {*map(_top, _BETAS)}
     newer = {*_NEWER, "amsgrad"} if oldest else _NEWER
     classes = [(row, {*map(_top, row.torch)}) for row in (*FAMILIES, *TORCH_ONLY)]
     listed = {name for _, own in classes for name in own}
     numbers = {_NADAM: {"step", "mu_product"}}
     fits = [
-        (row, len(listed & {*keys} - own), 0 if oldest else len(own - {*keys}))
+        (row, len(listed & keys - own), 0 if oldest else len(own - keys))
         for row, own in classes
-        if own - {*keys} <= newer and {*slots} <= {*row.torch_slots} | numbers.get(row, {"step"})
+        if own - keys <= newer and {*slots} <= {*row.torch_slots} | numbers.get(row, {"step"})
     ]
     row = min(fits, key=lambda fit: fit[1:])[0] if fits else None
     # RAdam has the settings of such classes, too; its own newer ones distinguish it.
-    return None if row is _RADAM and not {*keys} & _NEWER else row
+    return None if row is _RADAM and not keys & _NEWER else row
+
+
+def doubt_torch_class(row: OptimizerFamily, keys: Collection[str], slots: Collection[str]) -> str:
+    """Return why a state_dict may be that of another class than the row's, "" if it cannot."""
+    if find_torch_class(keys, slots) is row and (row is not ADAM or "amsgrad" in keys):
+        return ""
+    return f"is {row.name}, by its state: the file does not name its class, and its settings do not show it"
 
 
 def find_unconverted(keys: Collection[str], slots: Collection[str]) -> str | None:

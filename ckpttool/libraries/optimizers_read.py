@@ -678,7 +678,9 @@ def from_torch(optimizer: StoredOptimizer) -> OptimizerMoves:
     listed = {path for group in groups for path in group.members.values()}
     repeated = {path for group in groups for path in group.settings.values()}
     consumed = frozenset((*listed, *(repeated - {move.source for move in settings}), *steps[1:]))
-    return OptimizerMoves((*moves, *settings), consumed, of)
+    doubt = optimizers.doubt_torch_class(family, keys, slots) if slots else ""
+    assumed = f"{optimizer.name} {doubt}" if doubt else ""
+    return OptimizerMoves((*moves, *settings), consumed, of, assumed=assumed)
 
 
 def is_scheduled(path: Path) -> bool:

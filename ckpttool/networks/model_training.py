@@ -282,11 +282,8 @@ class TorchTrainer(ModelTrainer):
             )
         self._row = row
         self._class = "AdamW" if row is ADAM and groups[0].get(_DECOUPLED) else row.name
-        if row is ADAM and "amsgrad" not in keys:
-            self.assumed.append(
-                "the optimizer is Adam of PyTorch before 0.4: its state_dict has the settings and state that "
-                "classes of other libraries have, too"
-            )
+        doubt = optimizers.doubt_torch_class(row, keys, kinds)
+        self.assumed += [f"the optimizer {doubt}"] if doubt else []
         decays = any(group.get(_DECAY) for group in groups)
         if self._class == "Adam" and decays and _DECOUPLED not in groups[0]:
             self.assumed.append(
