@@ -634,6 +634,7 @@ def test_slots_of_no_optimizer_are_left_out_by_name() -> None:
 def test_a_decay_beside_the_gradient_is_adams_alone() -> None:
     from ckpttool.core import Tree, ValueLeaf, attr, key
     from ckpttool.libraries import TorchOptimizerWriter, canonical_setting_path, canonical_slot_path
+    from ckpttool.libraries.optimizers_read import CanonicalOptimizer
     from ckpttool.mapping import Move
     from ckpttool.mapping.rules import KEEP
 
@@ -643,7 +644,8 @@ def test_a_decay_beside_the_gradient_is_adams_alone() -> None:
     for kind, cls in named.items():
         leaves = {weight: ValueLeaf(1.0), canonical_slot_path("opt", kind, weight): ValueLeaf(1.0)}
         leaves[canonical_setting_path("opt", "momentum")] = ValueLeaf(0.5)
-        made = TorchOptimizerWriter("opt", [Move(weight, (key("w"),), KEEP)], Tree(leaves), told, {})
+        known = CanonicalOptimizer("opt", Tree(leaves), told, {})
+        made = TorchOptimizerWriter(known, [Move(weight, (key("w"),), KEEP)])
         lost = [name for name in made.plan().missing if name.endswith("weight_decay")]
         assert made.family.name == cls
         assert bool(lost) == (cls != "Adam"), cls

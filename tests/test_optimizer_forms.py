@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 
 from ckpttool.commands.convert import convert
 from ckpttool.commands.optimizer_states import (
-    ConversionUnit,
     ConvertedOptimizers,
     KerasStates,
     OptimizerSettings,
@@ -31,6 +30,7 @@ from ckpttool.core import Path as TreePath
 from ckpttool.core.optimizers import ADAMW_DEFAULTS, UNCONVERTED
 from ckpttool.formats import open_checkpoint, plain_facts
 from ckpttool.libraries import RecognizedAgent, recognize_tree, td3
+from ckpttool.libraries.optimizers_read import StoredOptimizer, from_torch
 from ckpttool.mapping import Plan, Scale, apply_plan
 from ckpttool.mapping.rules import KEEP
 from tests.conftest import ROOT, TF_SAMPLE, in_process
@@ -158,6 +158,24 @@ def test_other_optimizers_of_torch_are_named(
     binding = bound(agent([list(WEIGHTS)], {"lr": 0.1, **settings}, slots=slots))
     assert not any(move.target[0].value == NAME for move in binding.moves.moves)
     assert any(whose in note for note in binding.moves.notes)
+
+
+@pytest.mark.parametrize(
+    ("settings", "doubted"),
+    [
+        pytest.param({}, False, id="PyTorch 1.0"),
+        pytest.param({"amsgrad": None}, True, id="PyTorch 0.3"),
+        pytest.param({"amsgrad": None, "correct_bias": False}, True, id="transformers.AdamW"),
+        pytest.param({"amsgrad": None, "max_grad_norm": 1.0}, True, id="LAMB"),
+    ],
+)
+def test_a_class_that_settings_do_not_show_is_assumed(settings: dict[str, object], doubted: bool) -> None:
+    own = {name: value for name, value in {**ADAM, **settings}.items() if value is not None}
+    tree = agent([list(WEIGHTS)], own)
+    weights = tuple((path, path, KEEP) for path, name in tree.names.items() if name.startswith("actor/"))
+    moves = from_torch(StoredOptimizer(NAME, (NAME,), tree, weights))
+    assert moves.moves
+    assert (NAME in moves.assumed) == doubted
 
 
 def test_rates_that_differ_are_kept_beside_keras_optimizer() -> None:
@@ -357,11 +375,11 @@ def in_torch(tree: Tree) -> tuple[Plan | None, list[str]]:
     """The plan of the tree's optimizer as torch's state_dict, and the notes."""
     states = KerasStates(tree, OptimizerSettings({}))
     weight = (attr("model"), attr("kernel"))
-    bound_states, notes = states.bind_states([(weight, ("model", "kernel"), KEEP)])
+    bound_states, notes, _ = states.bind_states([(weight, ("model", "kernel"), KEEP)])
     if not bound_states:
         return None, notes
-    unit = ConversionUnit(((weight, ("weight",), KEEP),), {})
-    plan = states.write_torch(bound_states[0], [unit], {("weight",): (key("weight"),)}, (key("optimizer"),))
+    rows, paths = [(weight, ("weight",), KEEP)], {("weight",): (key("weight"),)}
+    plan = states.write_torch(bound_states[0], rows, paths, (key("optimizer"),))
     return plan, notes
 
 
@@ -394,9 +412,10 @@ def test_every_default_of_a_restored_optimizer_is_assumed(tmp_path: Path) -> Non
     save(Tree({**tree, count: named}), str(tmp_path / "a"), to="tf")
     restored = describe_keras_optimizer(str(tmp_path / "a"))
     assert restored is not None
-    assert restored.arguments["weight_decay"] == ADAMW_DEFAULTS["weight_decay"].value
-    numbers = {name for name, value in restored.arguments.items() if not isinstance(value, bool)}
-    assert numbers == {name for name in numbers for each in restored.assumed if f" {name} = " in each}
+    request, assumed = restored
+    assert request["arguments"]["weight_decay"] == ADAMW_DEFAULTS["weight_decay"].value
+    numbers = {name for name, value in request["arguments"].items() if not isinstance(value, bool)}
+    assert numbers == {name for name in numbers for each in assumed if f" {name} = " in each}
 
 
 @pytest.mark.parametrize("cls", sorted(UNCONVERTED))

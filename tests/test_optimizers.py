@@ -18,6 +18,7 @@ import pytest
 
 from ckpttool.commands.convert import ConversionResult, convert
 from ckpttool.commands.digest import digest
+from ckpttool.core.optimizers import find_torch_class
 from tests.conftest import ROOT
 from tests.golden_texts import Golden
 from tests.optimizer_programs import CASES, RATE, STEPS, TF1, TINY, gradients, weights
@@ -287,3 +288,47 @@ def test_groups_come_back_with_and_without_the_record_of_the_file(
         assert digest(str(back)).sha256 == digest(str(source)).sha256
         cls = "Adam" if name == "l2" else "AdamW"
         assert _apart(_resumed(back, cls, groups=0.5), _expected(folder, f"torch-{name}")) < EQUAL
+
+
+# Classes of torch.optim that `verify --train-step` trains; the others are refused.
+TRAINED = ("Adam", "AdamW", "NAdam", "RAdam", "Adamax", "RMSprop", "Adagrad", "Adadelta", "SGD")
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("cls", [*TRAINED, "Adafactor", "ASGD", "Muon", "Rprop"])
+@pytest.mark.parametrize("stepped", [False, True])
+def test_a_class_of_torch_is_known_by_its_settings_and_state(cls: str, stepped: bool) -> None:
+    import torch
+
+    parameter = torch.nn.Parameter(torch.ones(2, 3))
+    optimizer = getattr(torch.optim, cls)([parameter], lr=0.1)
+    if stepped:
+        parameter.grad = torch.ones(2, 3)
+        optimizer.step()
+    saved = optimizer.state_dict()
+    keys = {*saved["param_groups"][0]} - {"params"}
+    state = {name for each in saved["state"].values() for name in each}
+    found = find_torch_class(keys, state)
+    assert (found and found.name) == (cls.replace("AdamW", "Adam") if cls in TRAINED else None)
+
+
+OLDEST = {"lr", "betas", "eps", "weight_decay"}
+
+
+@pytest.mark.parametrize(
+    ("keys", "state", "cls"),
+    [
+        pytest.param(OLDEST, {"exp_avg", "exp_avg_sq"}, "Adam", id="PyTorch 0.3"),
+        pytest.param(OLDEST, {"exp_avg", "exp_inf"}, "Adamax", id="PyTorch 1.0"),
+        pytest.param({*OLDEST, "amsgrad"}, {"exp_avg", "exp_avg_sq"}, "Adam", id="PyTorch 1.0, Adam"),
+        pytest.param({*OLDEST, "foreach"}, {"exp_avg", "exp_avg_sq"}, "RAdam", id="PyTorch 1.12"),
+        pytest.param({*OLDEST, "correct_bias"}, {"exp_avg", "exp_avg_sq"}, None, id="transformers.AdamW"),
+        pytest.param({*OLDEST} - {"eps"}, {"exp_avg"}, None, id="Lion"),
+        pytest.param({*OLDEST, "amsgrad"}, {"exp_avg", "exp_avg_var"}, None, id="AdaBelief"),
+    ],
+)
+def test_a_state_without_newer_settings_is_that_of_one_class_or_none(
+    keys: set[str], state: set[str], cls: str | None
+) -> None:
+    found = find_torch_class(keys, {"step", *state})
+    assert (found and found.name) == cls

@@ -18,9 +18,9 @@ from dataclasses import replace
 from ckpttool.commands import options, restore
 from ckpttool.commands.optimizer_states import (
     OPTIMIZER,
-    ConversionUnit,
     KerasStates,
     OptimizerSettings,
+    Row,
     TorchStates,
     has_rate,
     list_keras_optimizers,
@@ -28,6 +28,7 @@ from ckpttool.commands.optimizer_states import (
     trained_order,
 )
 from ckpttool.core import deferred, dtypes
+from ckpttool.core.deferred import NamedTuple
 from ckpttool.core.errors import UsageError, abbreviate_list
 from ckpttool.core.source import Shape
 from ckpttool.core.tree import Alias, Container, Leaf, Path, Tree, ValueLeaf, attr, display, key
@@ -214,6 +215,13 @@ def _remap_owner(leaf: Leaf | ValueLeaf, places: Mapping[Path, Path]) -> Leaf | 
     return replace(leaf, of=places.get(leaf.of)) if isinstance(leaf, Leaf) and leaf.of is not None else leaf
 
 
+class ConversionUnit(NamedTuple):
+    """One layer, or one tensor outside layers, under its names in the target."""
+
+    moves: tuple[Row, ...]
+    added: Mapping[Name, Leaf]
+
+
 class _TreeNetworks:
     """The networks of a tree: layers under their target names, and tensors outside layers.
 
@@ -241,7 +249,7 @@ class _TreeNetworks:
         self.units = self._ordered(tuple(lone))
         self.values = [path for path in self.outside if not inside(path)]
 
-    def moved(self) -> Iterator[tuple[Path, Name, Rule]]:
+    def moved(self) -> Iterator[Row]:
         """Yield all moves in the order of the target's parameters."""
         return (move for unit in self.units for move in unit.moves)
 
@@ -400,7 +408,7 @@ class _TensorFlowPlanner(TorchStates):
             notes.append(f"the file contains several networks; use {parts} to convert only one")
         self.settings.require({state.name for state in states})
         plans = [
-            self.write_keras(state, number, rows, paths, paths[marks[state.top]][:-1])
+            self.write_keras(state, rows, paths, paths[marks[state.top]][:-1], number)
             for number, state in enumerate(states)
         ]
         placed = self.networks.placed
@@ -443,9 +451,7 @@ class _TensorFlowPlanner(TorchStates):
             elif path not in self.networks.unmapped and dtypes.BY_NAME[leaf.dtype].tensorflow is not None:
                 yield path, name
 
-    def _in_order(
-        self, rows: list[tuple[Path, Name, Rule]], states: Sequence[BoundOptimizer]
-    ) -> list[tuple[Path, Name, Rule]]:
+    def _in_order(self, rows: list[Row], states: Sequence[BoundOptimizer]) -> list[Row]:
         """Return the rows with their layers in the order in which optimizers train them, if that differs.
 
         A file with tensors sorted by name has another order than the model.
@@ -520,12 +526,12 @@ class _TorchPlanner(KerasStates):
             place = tuple(key(step.value) for step in path)
             moves.append(Move(path, place, self._value_rule(path)))
             containers |= {place[:depth]: _DICT for depth in range(1, len(place))}
-        states, notes = self.bind_states(rows)
+        states, notes, _ = self.bind_states(rows)
         self.settings.require({state.name for state in states})
         plans = []
         for state in states:
             at = self._optimizer_place(state.top, containers)
-            plan = self.write_torch(state, self.networks.units, paths, at)
+            plan = self.write_torch(state, rows, paths, at, added)
             containers |= {at[:depth]: _DICT for depth in range(1, len(at)) if at[:depth] not in containers}
             containers |= plan.containers
             plans.append(plan)
@@ -604,7 +610,7 @@ class _ObjectsPlanner(_TorchPlanner):
         numbers = self._numbers([path for path, _ in weights], cut) if file else {}
         edges = {} if file else self._sequential_edges()
         rows = [(path, self._in_file(path, cut, {**numbers, **edges}), KEEP) for path, _ in weights]
-        states, notes = self.bind_states(rows)
+        states, notes, _ = self.bind_states(rows)
         if self.around or len(states) < len(self.tops) or len(states) > 1 or not weights:
             return None
         self.settings.require({state.name for state in states})
@@ -670,14 +676,12 @@ class _ObjectsPlanner(_TorchPlanner):
         self,
         state: BoundOptimizer,
         paths: Mapping[Name, Path],
-        rows: Sequence[tuple[Path, Name, Rule]],
+        rows: Sequence[Row],
         top: Path,
     ) -> Plan:
-        trained = frozenset(state.weights)
-        weights = [Move(self.canonical[path], paths[name], KEEP) for path, name, _ in rows if path in trained]
-        order = {self.canonical[path]: at for path, at in trained_order(self.tree).items() if path in trained}
-        weights.sort(key=lambda move: order.get(move.source, len(order)))
-        return self.write_keras(state, weights, top)
+        order = trained_order(self.tree)
+        rows = sorted(rows, key=lambda row: order.get(row[0], len(order)))
+        return self.write_keras(state, rows, paths, top)
 
 
 def without_copies(tree: Tree) -> Tree:

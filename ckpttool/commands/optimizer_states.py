@@ -91,11 +91,8 @@ _AVERAGE = "average"  # slot kind (formats/tf_common.py)
 _SECOND_BIAS = deferred.compile(r"bias_hh_(l\d+(?:_reverse)?)")
 
 
-class ConversionUnit(NamedTuple):
-    """One layer, or one tensor outside layers, under its names in the target."""
-
-    moves: tuple[tuple[Path, Name, Rule], ...]
-    added: Mapping[Name, Leaf]
+# A weight of the source, its name in the target, and the rule that moves it.
+Row = tuple[Path, Name, Rule]
 
 
 def name_canonical_paths(names: Mapping[Path, Name]) -> dict[Path, Path]:
@@ -205,8 +202,8 @@ class _OptimizerStates:
         moves = (*trained, *state.moves.moves, *more)
         agent = self._named(canonical_tree(self.tree, MoveList(moves)), state)
         self.settings.require_free(state.name, agent)
+        known = CanonicalOptimizer(state.name, agent, facts, state.moves.defaults)
         if variable is not None:
-            known = CanonicalOptimizer(state.name, agent, facts, state.moves.defaults)
             objects = optimizers_write.KerasOptimizerWriter(
                 known, variable, weights, top, scheduled=scheduled
             )
@@ -214,9 +211,7 @@ class _OptimizerStates:
             plan = objects.plan()
             plan = replace(plan, settings={display(top): plan.settings.get(state.name, {})})
         else:
-            writer = optimizers_write.TorchOptimizerWriter(
-                state.name, weights, agent, facts, state.moves.defaults
-            )
+            writer = optimizers_write.TorchOptimizerWriter(known, weights)
             self.written[state.name] = _describe_torch(writer)
             plan = writer.plan(top)
         target = "torch" if variable is None else "tensorflow"
@@ -228,6 +223,17 @@ class _OptimizerStates:
 
     def _named(self, agent: Tree, state: BoundOptimizer) -> Tree:  # noqa: ARG002 - for Keras
         return agent
+
+    def _trained_moves(
+        self, state: BoundOptimizer, rows: Iterable[Row], paths: Mapping[Name, Path]
+    ) -> list[Move]:
+        """Return the moves of an optimizer's weights in their order in the target."""
+        trained = frozenset(state.weights)
+        return [
+            Move(self.canonical[source], paths[name], rule)
+            for source, name, rule in rows
+            if source in trained
+        ]
 
     def _unread(self, agent: Tree, plan: Plan) -> Iterator[Path]:
         """Yield the settings of torch's groups that none of its optimizers reads, e.g. a scheduler's."""
@@ -249,9 +255,7 @@ class TorchStates(_OptimizerStates):
         super().__init__(tree, settings)
         self.tops = list_torch_optimizers(tree)
 
-    def bind_states(
-        self, rows: Sequence[tuple[Path, Name, Rule]]
-    ) -> tuple[list[BoundOptimizer], list[str], list[str]]:
+    def bind_states(self, rows: Sequence[Row]) -> tuple[list[BoundOptimizer], list[str], list[str]]:
         """Return the optimizers with the parameters that they train, notes, and assumptions.
 
         `rows` are the weights with their names in the target and their rules.
@@ -271,10 +275,10 @@ class TorchStates(_OptimizerStates):
     def write_keras(
         self,
         state: BoundOptimizer,
-        number: int,
-        rows: Sequence[tuple[Path, Name, Rule]],
+        rows: Sequence[Row],
         paths: Mapping[Name, Path],
         top: Path,
+        number: int = 0,
     ) -> Plan:
         """Return the plan of the optimizer as Keras's object at `top`, for variables in the rows' order.
 
@@ -290,12 +294,21 @@ class TorchStates(_OptimizerStates):
         notes = (*self._bias_notes(title, state, biases, equal), *self._state_notes(title, state, rows))
         return replace(plan, notes=(*plan.notes, *notes))
 
-    def write_torch(self, state: BoundOptimizer, weights: Sequence[Move], place: Path) -> Plan:
-        """Return the plan of the optimizer's PyTorch state_dict at `place`, for parameters in that order."""
-        return self._plan(state, self.settings.of(state.name, display(place)), weights, place)
+    def write_torch(
+        self,
+        state: BoundOptimizer,
+        rows: Iterable[Row],
+        paths: Mapping[Name, Path],
+        top: Path,
+        added: Collection[Name] = (),
+    ) -> Plan:
+        """Return the plan of the optimizer's PyTorch state_dict at `top`, for parameters in that order."""
+        del added  # second biases have separate state
+        weights = self._trained_moves(state, rows, paths)
+        return self._plan(state, self.settings.of(state.name, display(top)), weights, top)
 
     def _weights(
-        self, state: BoundOptimizer, rows: Sequence[tuple[Path, Name, Rule]], paths: Mapping[Name, Path]
+        self, state: BoundOptimizer, rows: Sequence[Row], paths: Mapping[Name, Path]
     ) -> tuple[list[Move], dict[Path, tuple[Path, Path]]]:
         """Return the moves of trained weights, and each second bias with its target and its first bias."""
         trained = self._trained(state)
@@ -340,9 +353,7 @@ class TorchStates(_OptimizerStates):
                 "network, or --allow-missing to use the moments of bias_ih"
             )
 
-    def _state_notes(
-        self, title: str, state: BoundOptimizer, rows: Sequence[tuple[Path, Name, Rule]]
-    ) -> Iterator[str]:
+    def _state_notes(self, title: str, state: BoundOptimizer, rows: Sequence[Row]) -> Iterator[str]:
         """Yield notes on weights without state, and on embeddings."""
         trained = self._trained(state)
         frozen = [self.tree.names[path] for path in state.weights if path not in trained]
@@ -413,8 +424,11 @@ class KerasStates(_OptimizerStates):
             return True
         return any(len(path) < 3 or _INNER.fullmatch(str(path[0].value)) for path in sources)
 
-    def bind_states(self, rows: Sequence[tuple[Path, Name, Rule]]) -> tuple[list[BoundOptimizer], list[str]]:
-        """Return the optimizers with the parameters that they train, and notes; `rows` are the weights."""
+    def bind_states(self, rows: Sequence[Row]) -> tuple[list[BoundOptimizer], list[str], list[str]]:
+        """Return the optimizers with the parameters that they train, notes, and assumptions.
+
+        `rows` are the weights.
+        """
         trained: dict[Path, None] = {}
         for source, _, _ in rows:
             leaf = self.tree[source]
@@ -454,7 +468,7 @@ class KerasStates(_OptimizerStates):
                         "create the PyTorch optimizer without "
                         f"{abbreviate_list([self.tree.names[p] for p in others], 3)}"
                     )
-        return states, notes
+        return states, notes, []
 
     def _beside(self) -> Iterator[str]:
         """Yield notes on optimizer wrappers and weight averages."""
@@ -545,15 +559,18 @@ class KerasStates(_OptimizerStates):
     def write_torch(
         self,
         state: BoundOptimizer,
-        units: Iterable[ConversionUnit],
+        rows: Iterable[Row],
         paths: Mapping[Name, Path],
-        place: Path,
+        top: Path,
+        added: Collection[Name] = (),
     ) -> Plan:
-        """Return the plan of the optimizer's PyTorch state_dict at `place`, for parameters in their order."""
-        weights, more, doubled = self._weights(state, units, paths)
-        facts = {**self._first_rate(state), **self._configured(state.top), **self.settings.of(state.name)}
+        """Return the plan of the optimizer's PyTorch state_dict at `top`, for parameters in their order.
 
-        plan = self._plan(state, facts, weights, place, more)
+        `added` are the names of tensors that the source does not have, e.g. second recurrent biases.
+        """
+        weights, more, doubled = self._weights(state, rows, paths, added)
+        facts = {**self._first_rate(state), **self._configured(state.top), **self.settings.of(state.name)}
+        plan = self._plan(state, facts, weights, top, more)
         sums = (
             f"{state.name}: PyTorch trains {abbreviate_list(doubled, 2)} in addition to bias_ih, Keras "
             "trains the sum of the two biases; both get its moments, and in further training the sum "
@@ -563,40 +580,52 @@ class KerasStates(_OptimizerStates):
         notes = (*((sums,) if doubled else ()), *((f"{state.name}: {_SPARSE}",) if rows_read else ()))
         return replace(plan, notes=(*plan.notes, *notes))
 
-    def write_keras(self, state: BoundOptimizer, weights: Sequence[Move], top: Path) -> Plan:
-        """Return the plan of the optimizer as Keras's object at `top`, for variables in that order."""
+    def write_keras(
+        self,
+        state: BoundOptimizer,
+        rows: Iterable[Row],
+        paths: Mapping[Name, Path],
+        top: Path,
+        number: int = 0,
+    ) -> Plan:
+        """Return the plan of the optimizer as Keras's object at `top`, for variables in the rows' order."""
+        del number  # variables keep their names
         facts = {**self._configured(state.top), **self.settings.of(state.name)}
         # Keras stores a constant learning rate as a variable, but not the rate of a schedule.
         counted = any((*state.top, attr(name)) in self.tree for name in _ITERATIONS)
         scheduled = counted and "learning_rate" not in facts and not has_rate(self.tree, state.top)
-
+        weights = self._trained_moves(state, rows, paths)
         return self._plan(state, facts, weights, top, variable="adam", scheduled=scheduled)
 
     def _weights(
-        self, state: BoundOptimizer, units: Iterable[ConversionUnit], paths: Mapping[Name, Path]
+        self,
+        state: BoundOptimizer,
+        rows: Iterable[Row],
+        paths: Mapping[Name, Path],
+        added: Collection[Name],
     ) -> tuple[list[Move], list[Move], list[str]]:
         """Return the moves of an optimizer's weights, the moves of second biases, and their names."""
-        trained, owners = frozenset(state.weights), state.moves.of or {}
+        owners = state.moves.of or {}
+        second = {name for name in added if _SECOND_BIAS.fullmatch(name[-1])}
+        names = {path: name for name, path in paths.items()}
         weights: list[Move] = []
         more: list[Move] = []
         doubled: list[str] = []
-        for unit in units:
-            second = {name: leaf for name, leaf in unit.added.items() if _SECOND_BIAS.fullmatch(name[-1])}
-            for source, name, rule in unit.moves:
-                if source not in trained:
-                    continue
-                weights.append(Move(self.canonical[source], paths[name], rule))
-                twin = (*name[:-1], name[-1].replace("bias_ih_", "bias_hh_"))
-                if name[-1].startswith("bias_ih_") and twin in second:
-                    own = (*self.canonical[source], attr("second"))
-                    more.append(Move(source, own, KEEP))
-                    more += [
-                        replace(move, target=(*move.target, attr("second")))
-                        for move in state.moves.moves
-                        if owners.get(move.source) == source
-                    ]
-                    weights.append(Move(own, paths[twin], rule))
-                    doubled.append(".".join(twin))
+        for move in self._trained_moves(state, rows, paths):
+            weights.append(move)
+            name = names[move.target]
+            twin = (*name[:-1], name[-1].replace("bias_ih_", "bias_hh_"))
+            if name[-1].startswith("bias_ih_") and twin in second:
+                own = (*move.source, attr("second"))
+                sources = [path for path in state.weights if self.canonical[path] == move.source]
+                more += [Move(path, own, KEEP) for path in sources]
+                more += [
+                    replace(each, target=(*each.target, attr("second")))
+                    for each in state.moves.moves
+                    if owners.get(each.source) in sources
+                ]
+                weights.append(Move(own, paths[twin], move.rule))
+                doubled.append(".".join(twin))
         return weights, more, doubled
 
 
@@ -694,7 +723,6 @@ _MASK = (
     "no file of Keras lists the variables exempt from weight decay (exclude_from_weight_decay); exempt them "
     "in your program as well"
 )
-_Row = tuple[Path, Name, Rule]
 
 
 class ConvertedOptimizers(NamedTuple):
@@ -836,73 +864,48 @@ class _OptimizerPlanner:
     def plans(self) -> tuple[list[Plan], list[str]]:
         """Return the plan of each optimizer, and sentences on those that cannot be converted."""
         if list_torch_optimizers(self.source):
-            return self._from_torch(TorchStates(self.source, self.settings))
+            torch = TorchStates(self.source, self.settings)
+            return self._write(torch, [*self.rows, *self._unfilled()])
         if list_keras_optimizers(self.source):
-            return self._from_keras(KerasStates(self.source, self.settings))
+            keras = KerasStates(self.source, self.settings)
+            keras.root = keras.is_root([source for source, _, _ in self.rows])
+            order = trained_order(self.source)
+            places = {path: number for number, path in enumerate(self.source)}
+            return self._write(
+                keras, sorted(self.rows, key=lambda row: (order.get(row[0], -1), places[row[0]]))
+            )
         self.settings.require(())
         return [], []
+
+    def _write(self, states: TorchStates | KerasStates, rows: Sequence[Row]) -> tuple[list[Plan], list[str]]:
+        """Return the plans of the optimizers that train the rows; assumptions are the first one's."""
+        bound, notes, assumed = states.bind_states(rows)
+        self.settings.require({state.name for state in bound})
+        filled = {name for _, name, _ in self.rows}
+        added = [name for path, _ in self.skeleton.tree.tensors() if (name := self._name(path)) not in filled]
+        plans: list[Plan] = []
+        for number, (state, top) in enumerate(self._places(bound, notes)):
+            if self.form == "torch":
+                plan = states.write_torch(state, self.rows, self.paths, top, added)
+            else:
+                plan = states.write_keras(state, self.rows, self.paths, top, number)
+            plan = _in_weights_file(plan, top) if self.form == "keras" else plan
+            plans.append(replace(plan, assumed=(*(() if plans else assumed), *plan.assumed)))
+            self.written[display(top)] = states.written[state.name]
+            if states.framework == "tensorflow" and states.written[state.name].cls == "AdamW":
+                notes.append(f"{state.name}: {_MASK}")
+        return plans, notes
 
     def _name(self, path: Path) -> Name:
         return tuple(str(path[-1].value).split(".")) if self.form == "torch" else path_texts(path)
 
-    def _from_torch(self, states: TorchStates) -> tuple[list[Plan], list[str]]:
-        bound, notes, assumed = states.bind_states([*self.rows, *self._unfilled()])
-        self.settings.require({state.name for state in bound})
-        plans = []
-        for number, (state, top) in enumerate(self._places(bound, notes)):
-            if self.form == "torch":
-                plans.append(states.write_torch(state, self._plain_moves(state, states.canonical), top))
-            else:
-                plan = states.write_keras(state, number, self.rows, self.paths, top)
-                plans.append(_in_weights_file(plan, top) if self.form == "keras" else plan)
-            self.written[display(top)] = states.written[state.name]
-        return _with_assumptions(plans, assumed), notes
-
-    def _unfilled(self) -> Iterator[_Row]:
+    def _unfilled(self) -> Iterator[Row]:
         """Yield the parameters beside those that fill the model: an optimizer may train them as well."""
         moved = {source for source, _, _ in self.rows}
         dicts = {source[:-1] for source in moved}
         for path, leaf in self.source.tensors():
             if path[:-1] in dicts and path not in moved and leaf.role == "parameter":
                 yield path, ("", *path_texts(path)), KEEP
-
-    def _from_keras(self, states: KerasStates) -> tuple[list[Plan], list[str]]:
-        states.root = states.is_root([source for source, _, _ in self.rows])
-        order = trained_order(self.source)
-        places = {path: number for number, path in enumerate(self.source)}
-        rows = sorted(self.rows, key=lambda row: (order.get(row[0], -1), places[row[0]]))
-        bound, notes = states.bind_states(rows)
-        self.settings.require({state.name for state in bound})
-        plans = []
-        for state, top in self._places(bound, notes):
-            if self.form == "torch":
-                plans.append(states.write_torch(state, [self._unit()], self.paths, top))
-            else:
-                plan = states.write_keras(state, self._plain_moves(state, states.canonical), top)
-                plans.append(_in_weights_file(plan, top) if self.form == "keras" else plan)
-            self.written[display(top)] = states.written[state.name]
-            if states.written[state.name].cls == "AdamW":
-                notes.append(f"{state.name}: {_MASK}")
-        return plans, notes
-
-    def _unit(self) -> ConversionUnit:
-        """Return the filled model as one unit; second recurrent biases are added zeros."""
-        filled = {name for _, name, _ in self.rows}
-        tree = self.skeleton.tree
-        added = {
-            name: leaf
-            for path, leaf in tree.tensors()
-            if (name := self._name(path)) not in filled and name[-1].startswith("bias_hh_")
-        }
-        return ConversionUnit(tuple(self.rows), added)
-
-    def _plain_moves(self, state: BoundOptimizer, canonical: Mapping[Path, Path]) -> list[Move]:
-        trained = frozenset(state.weights)
-        return [
-            Move(canonical[source], self.paths[name], rule)
-            for source, name, rule in self.rows
-            if source in trained
-        ]
 
     def _places(
         self, states: Sequence[BoundOptimizer], notes: list[str]
@@ -917,13 +920,6 @@ class _OptimizerPlanner:
         for state in mine:
             title = OPTIMIZER if len(mine) == 1 else "_".join(path_texts(state.top)) or state.name
             yield state, (step(title),)
-
-
-def _with_assumptions(plans: list[Plan], assumed: Sequence[str]) -> list[Plan]:
-    """Return the plans; assumptions about the source are the first one's."""
-    if not plans or not assumed:
-        return plans
-    return [replace(plans[0], assumed=(*assumed, *plans[0].assumed)), *plans[1:]]
 
 
 def _in_weights_file(plan: Plan, top: Path) -> Plan:
@@ -1091,36 +1087,20 @@ def _only_optimizer(optimizer: Any, made: ConvertedOptimizers) -> tuple[str, Wri
 KERAS_ARGUMENTS = {family.name: (*family.arguments, "weight_decay") for family in FAMILIES}
 
 
-class OptimizerDescription(NamedTuple):
-    """How Keras creates the optimizer of a file, and what had to be assumed."""
+def describe_keras_optimizer(path: str, wanted: str | None = None) -> tuple[dict[str, Any], list[str]] | None:
+    """Return how Keras creates the optimizer of a TensorFlow checkpoint or weights file, None if it has none.
 
-    name: str
-    cls: str
-    arguments: Mapping[str, Any]
-    assumed: tuple[str, ...]
-
-    def document(self) -> dict[str, Any]:
-        """Return the JSON object for the model's process."""
-        return {"name": self.name, "class": self.cls, "arguments": dict(self.arguments)}
-
-
-def describe_keras_optimizer(path: str, wanted: str | None = None) -> OptimizerDescription | None:
-    """Return the optimizer of a TensorFlow checkpoint or weights file, None if there is none.
-
-    `wanted` names one of several.
+    The first part is the request to the model's process, the second what had to be assumed. `wanted` names
+    one of several optimizers.
     """
     checkpoint = open_checkpoint(path)
     tree = checkpoint.tree
     known = options.sidecar_settings(read_any_sidecar(checkpoint).sidecar)
     settings = OptimizerSettings(known)
-    rows = [
-        (source, tuple(str(step.value) for step in source), KEEP)
-        for source, leaf in tree.tensors()
-        if leaf.role == "parameter"
-    ]
+    rows = [(path, path_texts(path), KEEP) for path, leaf in tree.tensors() if leaf.role == "parameter"]
     states = KerasStates(tree, settings)
     states.root = states.is_root([source for source, _, _ in rows])
-    bound, notes = states.bind_states(rows)
+    bound, notes, _ = states.bind_states(rows)
     titles = [display(state.top) or OPTIMIZER for state in bound]
     if wanted is not None or len(bound) > 1:
         bound = [bound[titles.index(str(choose_optimizer(path, titles, wanted)))]]
@@ -1150,4 +1130,4 @@ def describe_keras_optimizer(path: str, wanted: str | None = None) -> OptimizerD
         arguments[name] = float(value) if isinstance(value, int) and not isinstance(value, bool) else value
         if name in canonical.defaults and not canonical.has(name) and not isinstance(value, bool):
             assumed.append(canonical.assumed(name))
-    return OptimizerDescription(title, canonical.family.name, arguments, tuple(assumed))
+    return {"name": title, "class": canonical.family.name, "arguments": arguments}, assumed

@@ -27,10 +27,10 @@ from ckpttool.networks.policy_training import (
     A2C,
     DDPG,
     DISCOUNT,
-    FAMILIES,
     LOG_STD,
     PPO,
     SAC,
+    SUPPORTED,
     TD3,
     TEMPERATURE,
     TRAINED,
@@ -224,7 +224,7 @@ class LearnerReader:
         weights = [path for title in titles for path in self._weights(title)]
         known = CanonicalOptimizer(name, self._tree, self._stated.get(name, {}), self._agent.binding.defaults)
         family = known.family.name
-        if family not in FAMILIES or known.value("maximize") or known.number("decay"):
+        if family not in SUPPORTED or known.value("maximize") or known.number("decay"):
             raise self._refused(f"{name} has an update rule that training steps do not support", family)
         self._assume(name, known, family)
         file = self._agent.checkpoint.path

@@ -6,7 +6,8 @@ import hashlib
 import itertools
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -33,18 +34,17 @@ _CHUNKS = (2, 3, 4, 6, 8)
 _CLOSE = 1e-5
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class TensorPair:
-    """A tensor of A, or a part of it, and its counterpart in B.
+class TensorPair(NamedTuple):
+    """A tensor of A, or a part of it, and its counterpart in B, or a part of that.
 
-    `bring` moves an array of B into the order of A's part, `part` selects A's. `more` names a second tensor
-    of A that B adds to the first.
+    `at_a` and `at_b` are the positions of the paired numbers in the flat tensors, both in one shape. `more`
+    names a second tensor of A that B adds to the first.
     """
 
     a: str
     b: str
-    part: Callable[[np.ndarray], np.ndarray]
-    bring: Callable[[np.ndarray], np.ndarray]
+    at_a: np.ndarray
+    at_b: np.ndarray
     more: str | None = None
 
     @property
@@ -52,14 +52,18 @@ class TensorPair:
         """A's name, with the tensor that B adds."""
         return self.a if self.more is None else f"{self.a} + {self.more}"
 
+    def part(self, array: np.ndarray) -> np.ndarray:
+        """Return the paired numbers of a tensor of A."""
+        return np.asarray(array.reshape(-1)[self.at_a])
+
     def of_a(self, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
-        """Return A's array."""
-        found = self.part(arrays[self.a])
-        return found if self.more is None else found + self.part(arrays[self.more])
+        """Return A's numbers."""
+        value = self.part(arrays[self.a])
+        return value if self.more is None else value + self.part(arrays[self.more])
 
     def of_b(self, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
-        """Return B's array in the order of A's."""
-        return self.bring(arrays[self.b])
+        """Return B's numbers in the order of A's."""
+        return np.asarray(arrays[self.b].reshape(-1)[self.at_b])
 
 
 class TensorPairs(NamedTuple):
@@ -71,8 +75,8 @@ class TensorPairs(NamedTuple):
     by_order: tuple[str, ...] = ()
 
 
-def _identity(array: np.ndarray) -> np.ndarray:
-    return array
+def _positions(shape: tuple[int, ...]) -> np.ndarray:
+    return np.arange(math.prod(shape)).reshape(shape)
 
 
 def _values_key(array: np.ndarray) -> tuple[int, bytes]:
@@ -85,65 +89,45 @@ def _layer(name: str) -> str:
     return name.rpartition("/" if "/" in name else ".")[0]
 
 
-def find_reordering(
-    x: np.ndarray, y: np.ndarray, *, close: bool = False
-) -> Callable[[np.ndarray], np.ndarray] | None:
-    """Return the function that moves `y` into the order of `x`, None if there is none.
+def find_reordering(x: np.ndarray, y: np.ndarray, *, close: bool = False) -> np.ndarray | None:
+    """Return the positions in the flat `y` of the numbers of `x`, in its shape; None if there are none.
 
-    It reorders axes, merges or splits neighbours, and permutes the slices along one axis; the last resort
-    is the order of the values themselves.
+    Axes may be reordered, neighboring axes merged or split, and the slices along one axis permuted, e.g.
+    gates, or a flattened image; the last resort is the order of the values themselves.
     """
-    if max(x.ndim, y.ndim) > _MOST_AXES:
+    if max(x.ndim, y.ndim) > _MOST_AXES or x.size != y.size:
         return None
-    scale = float(np.abs(x).max(initial=0.0))
-
-    def equal(one: np.ndarray) -> bool:
-        return np.allclose(x, one, rtol=0, atol=_CLOSE * scale) if close else np.array_equal(x, one)
-
-    for axes in itertools.permutations(range(y.ndim)):
-        if equal(y.transpose(axes).reshape(x.shape)):
-            return lambda array, axes=axes: array.transpose(axes).reshape(x.shape)  # type: ignore[misc]
-    for axes in itertools.permutations(range(x.ndim)):
-        moved = x.transpose(axes)
-        if np.array_equal(moved.reshape(y.shape), y):
-            back = np.argsort(axes)
-            return lambda array, s=moved.shape, back=back: array.reshape(s).transpose(back)  # type: ignore[misc]
-    if close:
-        return None
-    return _find_slices(x, y) or _find_values(x, y)
+    tolerance, flat = _CLOSE * float(np.abs(x).max(initial=0.0)) if close else 0.0, y.reshape(-1)
+    orders = itertools.chain(_axis_orders(x.shape, y.shape), () if close else _value_orders(x, y))
+    return next((at for at in orders if np.allclose(x, flat[at], rtol=0, atol=tolerance)), None)
 
 
-def _find_slices(x: np.ndarray, y: np.ndarray) -> Callable[[np.ndarray], np.ndarray] | None:
-    """Return how slices of `y` along one axis are permuted, e.g. gates, or a flattened image."""
+def _axis_orders(x: tuple[int, ...], y: tuple[int, ...]) -> Iterator[np.ndarray]:
+    for axes in itertools.permutations(range(len(y))):
+        yield _positions(y).transpose(axes).reshape(x)
+    for axes in itertools.permutations(range(len(x))):
+        at = np.empty(math.prod(x), int)
+        at[_positions(x).transpose(axes).reshape(-1)] = np.arange(at.size)
+        yield at.reshape(x)
+
+
+def _value_orders(x: np.ndarray, y: np.ndarray) -> Iterator[np.ndarray]:
     for axes in itertools.permutations(range(y.ndim)):
         turned = y.transpose(axes)
-        if turned.ndim != x.ndim or turned.shape != x.shape:
-            continue
-        for axis in range(x.ndim):
+        for axis in range(x.ndim if turned.shape == x.shape else 0):
             rows, others = (_slice_keys(each, axis) for each in (x, turned))
             places = {key: place for place, key in enumerate(others)}
-            if len(places) == len(rows) and set(rows) == set(places):
-                order = np.array([places[key] for key in rows])
-                return lambda array, axes=axes, axis=axis, order=order: (  # type: ignore[misc]
-                    array.transpose(axes).take(order, axis)
-                )
-    return None
+            if len(places) == len(rows) and places.keys() == {*rows}:
+                yield _positions(y.shape).transpose(axes).take([places[key] for key in rows], axis)
+    if np.unique(x).size == x.size:
+        at = np.empty(x.size, int)
+        at[np.argsort(x, axis=None)] = np.argsort(y, axis=None)
+        yield at.reshape(x.shape)
 
 
 def _slice_keys(array: np.ndarray, axis: int) -> list[bytes]:
     moved = np.moveaxis(array, axis, 0) + 0.0
     return [hashlib.sha256(np.ascontiguousarray(each).tobytes()).digest() for each in moved]
-
-
-def _find_values(x: np.ndarray, y: np.ndarray) -> Callable[[np.ndarray], np.ndarray] | None:
-    """Return the order of distinct values."""
-    one, other = np.argsort(x, axis=None, kind="stable"), np.argsort(y, axis=None, kind="stable")
-    values = x.reshape(-1)[one]
-    if not np.array_equal(values, y.reshape(-1)[other]) or (values[1:] == values[:-1]).any():
-        return None
-    order = np.empty_like(one)
-    order[one] = other
-    return lambda array: array.reshape(-1)[order].reshape(x.shape)
 
 
 class TensorMatcher:
@@ -159,9 +143,18 @@ class TensorMatcher:
     def match(self) -> TensorPairs:
         """Return all pairs: whole tensors first, then parts, sums, and tensors that are only close."""
         self._whole()
-        self._parts()
-        self._sums()
-        self._close()
+        for name in list(self._left):
+            for at, other in self._split(self._a[name], self._b, self._right):
+                self._pair(name, other, at_a=at)
+        for other in list(self._right):
+            for at, name in self._split(self._b[other], self._a, self._left):
+                self._pair(name, other, at_b=at)
+        # Both biases of a recurrent layer, which B may add, and tensors that are equal up to rounding.
+        for one, two in itertools.combinations(list(self._left), 2):
+            if (_layer(one), self._a[one].shape) == (_layer(two), self._a[two].shape):
+                self._take(one, list(self._right), two)
+        for name in list(self._left):
+            self._take(name, list(self._right))
         rank = {name: place for place, name in enumerate(self._a)}
         pairs = tuple(sorted(self._found, key=lambda pair: rank[pair.a]))
         return TensorPairs(pairs, tuple(self._left), tuple(self._right), tuple(self._ordered))
@@ -171,62 +164,51 @@ class TensorMatcher:
         for name in self._right:
             keys_b.setdefault(_values_key(self._b[name]), []).append(name)
         keys_a = {name: _values_key(self._a[name]) for name in self._left}
-        counts: dict[tuple[int, bytes], int] = {}
-        for key in keys_a.values():
-            counts[key] = counts.get(key, 0) + 1
+        counts = Counter(keys_a.values())
         # Unique values first: they show which layers belong together.
         for alone in (True, False):
             for name in list(self._left):
-                key = keys_a[name]
-                if alone == (counts[key] == 1 == len(keys_b.get(key, ()))):
-                    self._take(name, [each for each in keys_b.get(key, ()) if each in self._right])
+                equal = keys_b.get(keys_a[name], [])
+                if alone != (counts[keys_a[name]] == 1 == len(equal)):
+                    continue
+                candidates = [each for each in equal if each in self._right]
+                near = [each for each in candidates if _layer(each) == self._layers.get(_layer(name))]
+                if len(candidates) > 1 and not near:
+                    self._ordered.append(name)
+                any(self._pair(name, other) for other in near or candidates)
 
-    def _take(self, name: str, candidates: list[str]) -> None:
-        """Pair a tensor with the first candidate of its layer's counterpart that is a reordering of it."""
-        near = self._layers.get(_layer(name))
-        if len(candidates) > 1:
-            mine = [each for each in candidates if _layer(each) == near]
-            if not mine:
-                self._ordered.append(name)
-            candidates = mine or candidates
-        for other in candidates:
-            bring = find_reordering(self._a[name], self._b[other])
-            if bring is not None:
-                self._add(TensorPair(name, other, _identity, bring))
-                return
+    def _take(self, name: str, candidates: Sequence[str], more: str | None = None) -> None:
+        """Pair a tensor, or the sum of two, with the first candidate that is equal up to rounding."""
+        if {name, more} <= {*self._left, None}:
+            any(self._pair(name, other, more=more, close=True) for other in candidates)
 
-    def _add(self, pair: TensorPair, *, part: bool = False) -> None:
-        self._found.append(pair)
-        self._layers.setdefault(_layer(pair.a), _layer(pair.b))
-        for name, rest in ((pair.a, self._left), (pair.more, self._left), (pair.b, self._right)):
-            if name in rest and not part:
-                rest.remove(name)
-
-    def _parts(self) -> None:
-        """Pair the parts of a tensor with several tensors of the other side, e.g. query, key and value."""
-        for name in list(self._left):
-            found = self._split(self._a[name], self._b, self._right)
-            if found is not None:
-                for cut, other in found:
-                    bring = find_reordering(cut(self._a[name]), self._b[other])
-                    if bring is not None:
-                        self._add(TensorPair(name, other, cut, bring), part=True)
-                        self._right.remove(other)
-                self._left.remove(name)
-        for other in list(self._right):
-            found = self._split(self._b[other], self._a, self._left)
-            if found is not None:
-                for cut, name in found:
-                    bring = find_reordering(self._a[name], cut(self._b[other]))
-                    if bring is not None:
-                        pair = TensorPair(name, other, _identity, _chained(cut, bring))
-                        self._add(pair, part=True)
-                        self._left.remove(name)
-                self._right.remove(other)
+    def _pair(
+        self,
+        name: str,
+        other: str,
+        *,
+        at_a: np.ndarray | None = None,
+        at_b: np.ndarray | None = None,
+        more: str | None = None,
+        close: bool = False,
+    ) -> bool:
+        """Pair two tensors, or the parts at these positions, if one is a reordering of the other."""
+        at_a = _positions(self._a[name].shape) if at_a is None else at_a
+        at_b = _positions(self._b[other].shape) if at_b is None else at_b
+        value = self._a[name] if more is None else self._a[name] + self._a[more]
+        at = find_reordering(value.reshape(-1)[at_a], self._b[other].reshape(-1)[at_b], close=close)
+        if at is None:
+            return False
+        self._found.append(TensorPair(name, other, at_a, at_b.reshape(-1)[at], more))
+        self._layers.setdefault(_layer(name), _layer(other))
+        self._left = [each for each in self._left if each not in (name, more)]
+        self._right = [each for each in self._right if each != other]
+        return True
 
     def _split(
-        self, whole: np.ndarray, others: Mapping[str, np.ndarray], free: Sequence[str]
-    ) -> list[tuple[Callable[[np.ndarray], np.ndarray], str]] | None:
+        self, whole: np.ndarray, others: Mapping[str, np.ndarray], free: Iterable[str]
+    ) -> list[tuple[np.ndarray, str]]:
+        """Return the parts of a tensor that have the values of other tensors, e.g. query, key and value."""
         keys: dict[tuple[int, bytes], list[str]] = {}
         for name in free:
             if others[name].size < whole.size:
@@ -235,50 +217,12 @@ class TensorMatcher:
             if whole.shape[axis] % count:
                 continue
             waiting = {key: list(names) for key, names in keys.items()}
-            found = []
-            for place in range(count):
-                cut = _cutting(axis, count, place)
-                names = waiting.get(_values_key(cut(whole)))
-                if not names:
-                    break
-                found.append((cut, names.pop(0)))
-            else:
-                return found
-        return None
-
-    def _sums(self) -> None:
-        """Pair the sum of two tensors of a layer with one of B: both biases of a recurrent layer."""
-        for one, two in itertools.combinations(list(self._left), 2):
-            same = _layer(one) == _layer(two) and self._a[one].shape == self._a[two].shape
-            if not same or {one, two} - set(self._left):
-                continue
-            total = self._a[one] + self._a[two]
-            for other in list(self._right):
-                if self._b[other].size == total.size:
-                    bring = find_reordering(total, self._b[other], close=True)
-                    if bring is not None:
-                        self._add(TensorPair(one, other, _identity, bring, two))
-                        break
-
-    def _close(self) -> None:
-        """Pair tensors that are equal up to rounding, by layer and order."""
-        for name in list(self._left):
-            for other in list(self._right):
-                if self._a[name].size == self._b[other].size:
-                    bring = find_reordering(self._a[name], self._b[other], close=True)
-                    if bring is not None:
-                        self._add(TensorPair(name, other, _identity, bring))
-                        break
-
-
-def _cutting(axis: int, count: int, place: int) -> Callable[[np.ndarray], np.ndarray]:
-    return lambda array: np.split(array, count, axis)[place]
-
-
-def _chained(
-    first: Callable[[np.ndarray], np.ndarray], second: Callable[[np.ndarray], np.ndarray]
-) -> Callable[[np.ndarray], np.ndarray]:
-    return lambda array: second(first(array))
+            parts = np.split(_positions(whole.shape), count, axis)
+            equal = [waiting.get(_values_key(whole.reshape(-1)[at]), []) for at in parts]
+            chosen = [names.pop(0) for names in equal if names]
+            if len(chosen) == count:
+                return list(zip(parts, chosen, strict=True))
+        return []
 
 
 # The comparison.
@@ -366,19 +310,27 @@ class TensorUpdate:
 
 @dataclass(frozen=True, slots=True)
 class OptimizerState:
-    """One side's optimizer: class, settings, number of updates, and whether its file contains it."""
+    """One side's optimizer: class, settings, and whether its file contains it.
+
+    `corrected` is where the framework adds epsilon (see core.optimizers.epsilon_factor). `own` are the
+    settings of each tensor, which differ between PyTorch's groups of parameters, `counts` the numbers in the
+    state of each: of updates, and NAdam's product of momenta.
+    """
 
     title: str
     family: str
     settings: Mapping[str, Any]
     decoupled: bool
-    step: int
     stored: bool
-    placement: str
+    corrected: bool
     own: Mapping[str, Mapping[str, Any]]
-    """the settings of each tensor, which differ between PyTorch's groups of parameters"""
     counts: Mapping[str, Mapping[str, float]]
-    """the numbers in the state of each tensor: of updates, and NAdam's product of momenta"""
+
+    @property
+    def step(self) -> int:
+        """The number of updates of most tensors."""
+        steps = Counter(int(each["step"]) for each in self.counts.values() if "step" in each)
+        return steps.most_common(1)[0][0] if steps else 0
 
     @property
     def counted(self) -> bool:
@@ -463,6 +415,9 @@ class ModelTraining:
 
 
 _Arrays = dict[str, np.ndarray]
+# Gradients of A and B, and their updates by step.
+_Both = tuple[_Arrays, _Arrays]
+_Updates = tuple[dict[int, _Arrays], dict[int, _Arrays]]
 
 
 class _TrainedModel:
@@ -484,14 +439,12 @@ class _TrainedModel:
         file = os.path.abspath(self.path)
         _require_plain(self.process.request("optimizer_config", file=file)["config"], self.path)
         found = self._prepare(self.process.request("optimizer", file=file, spec=None, wanted=self._chosen))
-        spec = (
-            None if found or self.framework == "torch" else describe_keras_optimizer(self.path, self._chosen)
-        )
-        if spec is not None:
-            self.assumed += spec.assumed
-            document = spec.document()
+        other = found or self.framework == "torch"
+        described = None if other else describe_keras_optimizer(self.path, self._chosen)
+        if described is not None:
+            self.assumed += described[1]
             found = self._prepare(
-                self.process.request("optimizer", file=file, spec=document, wanted=self._chosen)
+                self.process.request("optimizer", file=file, spec=described[0], wanted=self._chosen)
             )
         return found
 
@@ -540,20 +493,24 @@ class _TrainedModel:
         for place, target in enumerate(targets):
             self.process.write(f"target-{place}.npy", target)
 
-    def _job(self, dtype: str, **values: Any) -> dict[str, Any]:
-        exact = dtype == "float64"
-        return {"names": self.process.names, "outputs": self.outputs, "exact": exact, **values}
-
     def gradients(self) -> _Arrays:
         """Return the gradients before the first update of the last run."""
         return self._read("gradient")
 
     def train(
-        self, dtype: str, steps: Sequence[int], changes: Mapping[str, Any], epsilon: str | None = None
+        self, dtype: str, steps: Sequence[int], changes: Mapping[str, Any], corrected: bool | None = None
     ) -> dict[int, _Arrays]:
-        """Return the updates after the given steps, with changed settings."""
-        job = self._job(dtype, loss=self._loss, steps=list(steps), changes=dict(changes), epsilon=epsilon)
-        answer = self.process.request("train", **job)
+        """Return the updates after the given steps, with other settings or another place of epsilon."""
+        answer = self.process.request(
+            "train",
+            names=self.process.names,
+            outputs=self.outputs,
+            exact=dtype == "float64",
+            loss=self._loss,
+            steps=list(steps),
+            changes=dict(changes),
+            corrected=corrected,
+        )
         if not answer["finite"] and not changes and self.word == "A":
             raise UsageError(
                 "the loss of A becomes infinite in training, so that updates cannot be compared",
@@ -631,7 +588,7 @@ class _TrainingComparison:
     notes: list[str] = field(default_factory=list)
     rounded: dict[str, Any] = field(default_factory=dict)
     tiny: dict[str, Any] = field(default_factory=dict)
-    placement: str | None = None
+    corrected: bool | None = None
 
     def prepare(self, outputs: Sequence[OutputTarget]) -> None:
         """Restore the optimizers, pair the tensors and write the targets."""
@@ -651,9 +608,9 @@ class _TrainingComparison:
             self.notes += [f"{model.word}: {each}" for each in model.notes]
         a, b = self.a.state, self.b.state
         self.rounded = _rounded_settings(a, b)
-        if a.placement != b.placement and a.family == b.family and a.settings.get("epsilon"):
+        if a.corrected != b.corrected and a.family == b.family and a.settings.get("epsilon"):
             if a.family == "Adam":
-                self.placement = a.placement
+                self.corrected = a.corrected
             elif a.family in _PLACES and is_equal(a.settings["epsilon"], b.settings["epsilon"]):
                 self.tiny = {"epsilon": _TINY}
 
@@ -676,57 +633,54 @@ class _TrainingComparison:
     def run(self) -> ModelTraining:
         """Train both sides and return the comparison."""
         steps = sorted({1, self.steps})
-        exact = self.a.process.exact and self.b.process.exact
+        both = self.a.process.exact and self.b.process.exact
         rows: list[TensorUpdate] = []
-        gradients: dict[str, tuple[_Arrays, _Arrays]] = {}
-        reference: dict[int, _Arrays] | None = None
-        unmoved: list[str] = []
-        if self.a.process.exact and not exact:
-            reference = self.a.train("float64", steps, self.tiny)
-        for dtype in ("float64", "float32") if exact else ("float32",):
-            changes = self._changes(dtype)
+        gradients: dict[str, _Both] = {}
+        reference = self.a.train("float64", steps, self.tiny) if self.a.process.exact and not both else None
+        for dtype in ("float64", "float32") if both else ("float32",):
+            changes = {**(self.rounded if dtype == "float64" else {}), **self.tiny}
             updates = (
                 self.a.train(dtype, steps, changes),
-                self.b.train(dtype, steps, changes, self.placement),
+                self.b.train(dtype, steps, changes, self.corrected),
             )
             gradients[dtype] = self._gradients()
-            if dtype == "float64":
-                reference = updates[0]
             noise = _noise(self.pairs.pairs, gradients[dtype], _NOISE[dtype])
-            unmoved = [pair.title for pair in self.pairs.pairs if not _moves(pair, updates, self.steps)]
-            rows += self._rows(dtype, updates, reference if dtype == "float32" else None, noise)
-        strict = tuple(rows)
+            for step in steps:
+                errors = self._own_errors(updates[0][step], None if reference is None else reference[step])
+                rows += self._compare(dtype, step, updates, noise, errors)
+            reference = updates[0] if dtype == "float64" else reference
+        unmoved = [pair.title for pair in self.pairs.pairs if not _moves(pair, updates, self.steps)]
+        effect = self._epsilon_effect(steps, rows, noise)
         rows.sort(key=lambda row: (row.within, -row.relative))
         self._note_rounding(rows)
-        found = ModelTraining(
+        wrong = [row for row in rows if not row.within]
+        agree = not (wrong or self.pairs.only_a or self.pairs.only_b)
+        if agree:
+            cause = self._hidden_cause(still=len(unmoved) == len(self.pairs.pairs))
+        else:
+            cause = self._find_cause(wrong, gradients)
+        hidden = agree and cause is not None
+        if effect is not None and cause is None and not effect.worst.within:
+            cause = Cause(effect.text, effect.fix, confirmed=agree)
+        if unmoved:
+            named = abbreviate_list(unmoved, 4)
+            self.notes.append(f"neither side moves {named}: only the optimizer's state is compared")
+        return ModelTraining(
             self.a.loss,
             self.steps,
             (self.a.state, self.b.state),
             tuple(rows),
             self.pairs.only_a,
             self.pairs.only_b,
-        )
-        if found.within:
-            cause = self._hidden_cause(still=len(unmoved) == len(self.pairs.pairs))
-            found = replace(found, hidden=cause is not None)
-        else:
-            cause = self._find_cause(found, gradients)
-        effect = self._epsilon_effect(steps, strict, noise)
-        if effect is not None and cause is None and not effect.worst.within:
-            cause = Cause(effect.text, effect.fix, confirmed=found.within)
-        if unmoved:
-            named = abbreviate_list(unmoved, 4)
-            self.notes.append(f"neither side moves {named}: only the optimizer's state is compared")
-        return replace(
-            found,
-            epsilon=effect,
-            cause=cause,
-            missing=(*MISSING, *(each.text for each in self._lone_settings())),
-            assumed=tuple(self.assumed),
-            notes=tuple(self.notes),
+            effect,
+            cause,
+            hidden,
+            (*MISSING, *(each.text for each in self._lone_settings())),
+            tuple(self.assumed),
+            tuple(self.notes),
         )
 
-    def _gradients(self) -> tuple[_Arrays, _Arrays]:
+    def _gradients(self) -> _Both:
         """Return both gradients before the first update; raise UsageError if all are zero."""
         found = self.a.gradients(), self.b.gradients()
         if not any(each.any() for side in found for each in side.values()):
@@ -735,6 +689,52 @@ class _TrainingComparison:
                 hint="use other inputs (--inputs FILE.npz) or your own loss (--loss MODULE:FUNCTION)",
             )
         return found
+
+    def _own_errors(self, update: _Arrays, reference: _Arrays | None) -> list[float | None]:
+        """Return A's own rounding error of each pair, None without a reference in float64."""
+        return [
+            None if reference is None else relative_distance(pair.of_a(reference), pair.of_a(update))
+            for pair in self.pairs.pairs
+        ]
+
+    def _compare(
+        self, dtype: str, step: int, updates: _Updates, noise: frozenset[int], errors: Sequence[float | None]
+    ) -> Iterator[TensorUpdate]:
+        """Yield how differently the pairs moved; rounding grows, and spreads between the tensors."""
+        judged = [own for place, own in enumerate(errors) if own is not None and place not in noise]
+        both = self.a.process.exact and self.b.process.exact
+        most = _MOST_ROUNDING if both else _ROUNDING_ALONE
+        allowed = max(BOUNDS[dtype], min(OWN_ERROR * max(judged, default=0.0), most))
+        for place, (pair, own) in enumerate(zip(self.pairs.pairs, errors, strict=True)):
+            relative = relative_distance(pair.of_a(updates[0][step]), pair.of_b(updates[1][step]))
+            rounding = relative > allowed and place in noise
+            within = relative <= allowed or rounding
+            yield TensorUpdate(pair.title, pair.b, dtype, step, relative, own, within, rounding)
+
+    def _epsilon_effect(
+        self, steps: Sequence[int], strict: Sequence[TensorUpdate], noise: frozenset[int]
+    ) -> EpsilonEffect | None:
+        """Train with epsilon where each framework adds it; return the largest difference.
+
+        The run is in float64 if there is one. Otherwise rounding is part of the difference, and what it was
+        with equal places is allowed as well.
+        """
+        if (self.corrected is None and not self.tiny) or not strict:
+            return None
+        dtype = strict[0].dtype
+        changes = self.rounded if dtype == "float64" else {}
+        updates = self.a.train(dtype, steps, changes), self.b.train(dtype, steps, changes)
+        before = {(row.a, row.b, row.step): row.relative for row in strict if row.dtype == dtype}
+        rows = []
+        for step in steps:
+            for row in self._compare(dtype, step, updates, noise, [None] * len(self.pairs.pairs)):
+                own = 0.0 if dtype == "float64" else OWN_ERROR * before[row.a, row.b, row.step]
+                fine = row.relative <= max(BOUNDS["float32"], own)
+                rows.append(replace(row, within=fine or row.rounding, rounding=row.rounding and not fine))
+        a = self.a.state
+        text = f"epsilon, {a.settings['epsilon']:g}: {_PLACES[a.family]}"
+        fix = None if a.corrected else _FIXES.get(a.family)
+        return EpsilonEffect(text, fix, max(rows, key=lambda row: (not row.within, row.relative)))
 
     def _hidden_cause(self, *, still: bool) -> Cause | None:
         """Return a difference of settings or state that equal updates do not show.
@@ -753,66 +753,6 @@ class _TrainingComparison:
             )
         return None
 
-    def _changes(self, dtype: str) -> dict[str, Any]:
-        """Return the settings of both sides that replace those of the files."""
-        return {**(self.rounded if dtype == "float64" else {}), **self.tiny}
-
-    def _epsilon_effect(
-        self, steps: Sequence[int], strict: Sequence[TensorUpdate], noise: frozenset[int]
-    ) -> EpsilonEffect | None:
-        """Train with epsilon where each framework adds it; return the largest difference.
-
-        The run is in float64 if there is one. Otherwise rounding is part of the difference, and what it was
-        with equal places is allowed as well.
-        """
-        if (self.placement is None and not self.tiny) or not strict:
-            return None
-        dtype = strict[0].dtype
-        changes = self.rounded if dtype == "float64" else {}
-        updates = self.a.train(dtype, steps, changes), self.b.train(dtype, steps, changes)
-        before = {(row.a, row.b, row.step): row.relative for row in strict if row.dtype == dtype}
-        rows = []
-        for step, (place, pair) in itertools.product(steps, enumerate(self.pairs.pairs)):
-            relative = relative_distance(pair.of_a(updates[0][step]), pair.of_b(updates[1][step]))
-            own = 0.0 if dtype == "float64" else OWN_ERROR * before[pair.title, pair.b, step]
-            within = relative <= max(BOUNDS["float32"], own)
-            rounding = not within and place in noise
-            rows.append(
-                TensorUpdate(pair.title, pair.b, dtype, step, relative, None, within or rounding, rounding)
-            )
-        a = self.a.state
-        text = f"epsilon, {a.settings['epsilon']:g}: {_PLACES[a.family]}"
-        fix = None if a.placement == "corrected" else _FIXES.get(a.family)
-        return EpsilonEffect(text, fix, max(rows, key=lambda row: (not row.within, row.relative)))
-
-    def _rows(
-        self,
-        dtype: str,
-        updates: tuple[dict[int, _Arrays], dict[int, _Arrays]],
-        reference: dict[int, _Arrays] | None,
-        noise: frozenset[int],
-    ) -> Iterator[TensorUpdate]:
-        bound = BOUNDS[dtype]
-        for step in updates[0]:
-            owns = [
-                None
-                if reference is None
-                else relative_distance(pair.of_a(reference[step]), pair.of_a(updates[0][step]))
-                for pair in self.pairs.pairs
-            ]
-            # Rounding grows from step to step, and spreads from one tensor to the others.
-            judged = [own for place, own in enumerate(owns) if own is not None and place not in noise]
-            largest = max(judged, default=0.0)
-            both = self.a.process.exact and self.b.process.exact
-            allowed = max(bound, min(OWN_ERROR * largest, _MOST_ROUNDING if both else _ROUNDING_ALONE))
-            for place, (pair, own) in enumerate(zip(self.pairs.pairs, owns, strict=True)):
-                relative = relative_distance(pair.of_a(updates[0][step]), pair.of_b(updates[1][step]))
-                within = relative <= allowed
-                rounding = not within and place in noise
-                yield TensorUpdate(
-                    pair.title, pair.b, dtype, step, relative, own, within or rounding, rounding
-                )
-
     def _note_rounding(self, rows: Sequence[TensorUpdate]) -> None:
         names = list(dict.fromkeys(row.a for row in rows if row.rounding))
         if names:
@@ -823,18 +763,14 @@ class _TrainingComparison:
 
     # Causes.
 
-    def _find_cause(
-        self, found: ModelTraining, gradients: Mapping[str, tuple[_Arrays, _Arrays]]
-    ) -> Cause | None:
+    def _find_cause(self, wrong: Sequence[TensorUpdate], gradients: Mapping[str, _Both]) -> Cause | None:
         """Return why updates differ: facts first, then settings of B replaced by those of A."""
-        if found.only_a or found.only_b:
+        alone = (("A", self.pairs.only_a), ("B", self.pairs.only_b))
+        if any(names for _, names in alone):
             texts = [
-                f"only {word} trains {abbreviate_list(list(names), 3)}"
-                for word, names in (("A", found.only_a), ("B", found.only_b))
-                if names
+                f"only {word} trains {abbreviate_list(list(names), 3)}" for word, names in alone if names
             ]
             return Cause("; ".join(texts), confirmed=True)
-        wrong = [row for row in found.updates if not row.within]
         row = min(wrong, key=lambda each: (each.step, each.dtype == "float32"))
         return (
             self._gradient_cause(gradients)
@@ -844,7 +780,7 @@ class _TrainingComparison:
             or self._sum_cause(wrong)
         )
 
-    def _gradient_cause(self, gradients: Mapping[str, tuple[_Arrays, _Arrays]]) -> Cause | None:
+    def _gradient_cause(self, gradients: Mapping[str, _Both]) -> Cause | None:
         for dtype, (one, other) in gradients.items():
             noise = _noise(self.pairs.pairs, (one, other), _NOISE[dtype])
             judged = [pair for place, pair in enumerate(self.pairs.pairs) if place not in noise]
@@ -880,9 +816,9 @@ class _TrainingComparison:
         self, dtype: str, step: int, change: Mapping[str, Any], wrong: Sequence[TensorUpdate]
     ) -> bool:
         """Return whether B with changed settings makes A's updates."""
-        own = self._changes(dtype)
+        own = {**(self.rounded if dtype == "float64" else {}), **self.tiny}
         a = self.a.train(dtype, [step], own)[step]
-        b = self.b.train(dtype, [step], {**own, **change}, self.placement)[step]
+        b = self.b.train(dtype, [step], {**own, **change}, self.corrected)[step]
         known = {(row.a, row.b) for row in wrong if row.dtype == dtype and row.step == step}
         return all(
             relative_distance(pair.of_a(a), pair.of_b(b)) <= _NEAR * BOUNDS[dtype]
@@ -963,7 +899,7 @@ class _TrainingComparison:
                 if x is None or y is None:
                     word = "A" if y is None else "B"
                     return Cause(f"only {word} contains {kind} of {pair.title}", confirmed=True)
-                error = relative_distance(pair.part(x), pair.bring(y))
+                error = relative_distance(pair.of_a({pair.a: x}), pair.of_b({pair.b: y}))
                 if error > STATE_BOUND:
                     text = f"{kind}, a moment of the optimizer, differs for {pair.title} by {error:.1e}"
                     return Cause(text, confirmed=True)
@@ -1014,7 +950,7 @@ def _noise(pairs: Sequence[TensorPair], gradients: tuple[_Arrays, _Arrays], limi
     return frozenset(place for place, size in enumerate(sizes) if size <= limit * largest)
 
 
-def _moves(pair: TensorPair, updates: tuple[dict[int, _Arrays], dict[int, _Arrays]], step: int) -> bool:
+def _moves(pair: TensorPair, updates: _Updates, step: int) -> bool:
     return bool(pair.of_a(updates[0][step]).any() or pair.of_b(updates[1][step]).any())
 
 

@@ -55,7 +55,7 @@ from ckpttool.commands.restore import (
 )
 from ckpttool.commands.save import reverse_conversion
 from ckpttool.commands.stats import By, ChangedEntry, Entry, round_to_float32
-from ckpttool.commands.training_comparison import TrainingOptions
+from ckpttool.commands.training_comparison import TrainingOptions, relative_distance
 from ckpttool.core import plugins, sidecar, text, urls
 from ckpttool.core.atomic_write import Progress, ignore_progress
 from ckpttool.core.checkpoint import Checkpoint
@@ -644,12 +644,9 @@ def _compare_updates(
 
 
 def _relative_distance(right: Sequence[np.ndarray], other: Sequence[np.ndarray]) -> float:
-    """Return |right - other| / |right|; 0 if neither moved."""
-    apart, length = (
-        float(np.sqrt(sum(np.square(array).sum() for array in arrays)))
-        for arrays in ([x - y for x, y in zip(right, other, strict=True)], right)
-    )
-    return apart / length if length else (np.inf if apart else 0.0)
+    """Return |right - other| / |right| of all arrays; 0 if neither moved."""
+    pair = (np.concatenate([np.zeros(0), *(x.reshape(-1) for x in arrays)]) for arrays in (right, other))
+    return relative_distance(*pair)
 
 
 # `verify`: two checkpoints of one agent give the same outputs, each in its own framework.

@@ -37,7 +37,7 @@ else:
 
     NamedTuple = type.__new__(_NamedTupleType, "NamedTuple", (), {})
 
-    def dataclass(cls: type | None = None, /, **options: bool) -> Any:
+    def dataclass(cls: type | None = None, **options: bool) -> Any:
         """Return the class as a dataclass, or a decorator with the options of the standard library's."""
         return (lambda each: _make_record(each, **options)) if cls is None else _make_record(cls, **options)
 
@@ -75,7 +75,9 @@ def _make_record(
     explicit = {*own} - ({"__hash__"} if "__eq__" in own and own["__hash__"] is None else set())
     cls.__doc__ = cls.__doc__ or cls.__name__  # or the standard library describes its signature
     # This collects the fields with their defaults, sets `__match_args__`, and compiles nothing.
-    cls = dataclasses.dataclass(init=False, repr=False, eq=False, kw_only=kw_only)(cls)
+    # Python 3.7 to 3.9, which run users' models, have no `kw_only`.
+    more = {"kw_only": True} if kw_only else {}
+    cls = dataclasses.dataclass(init=False, repr=False, eq=False, **more)(cls)
     fields = dataclasses.fields(cls)
     names = [each.name for each in fields]
     constructor = _Constructor(fields, frozen=frozen, slots=slots)
@@ -83,9 +85,9 @@ def _make_record(
     if repr:
         methods["__repr__"] = _represent([each.name for each in fields if each.repr])
     if eq:
-        methods |= _compare([each.name for each in fields if each.compare], frozen=frozen)
+        methods.update(_compare([each.name for each in fields if each.compare], frozen=frozen))
     if slots and frozen:
-        methods |= _pickle(names)
+        methods.update(_pickle(names))
     for name in methods.keys() - explicit:
         setattr(cls, name, methods[name])
     if slots:
@@ -120,11 +122,12 @@ class _Constructor:
         return constructor.__get__(record, owner)
 
     def _compile(self, cls: type) -> Any:
-        fields = sorted((each for each in self._fields if each.init), key=lambda each: bool(each.kw_only))
+        last = {each.name for each in self._fields if getattr(each, "kw_only", False)}
+        fields = sorted((each for each in self._fields if each.init), key=lambda each: each.name in last)
         values: dict[str, Any] = {"set_": object.__setattr__, "factory_": _Factory()}
         parameters = ["self"]
         for each in fields:
-            if each.kw_only and "*" not in parameters:
+            if each.name in last and "*" not in parameters:
                 parameters.append("*")
             parameters.append(each.name)
             if each.default is not MISSING:
@@ -139,7 +142,7 @@ class _Constructor:
         exec(f"def __init__({', '.join(parameters)}):\n " + "\n ".join(lines), values)  # noqa: S102
         constructor = values["__init__"]
         constructor.__module__, constructor.__qualname__ = cls.__module__, f"{cls.__qualname__}.__init__"
-        constructor.__annotations__ = {each.name: each.type for each in fields} | {"return": None}
+        constructor.__annotations__ = {**{each.name: each.type for each in fields}, "return": None}
         return constructor
 
     def _assignments(self, values: dict[str, Any]) -> Iterator[str]:
@@ -180,8 +183,8 @@ def _pickle(names: Sequence[str]) -> dict[str, Any]:
     """Return the methods by which a frozen record with slots is copied and pickled."""
 
     def restore(self: Any, state: Sequence[Any]) -> None:
-        for name, value in zip(names, state, strict=True):
-            object.__setattr__(self, name, value)
+        for position, name in enumerate(names):
+            object.__setattr__(self, name, state[position])
 
     return {"__getstate__": lambda self: [getattr(self, name) for name in names], "__setstate__": restore}
 

@@ -14,8 +14,8 @@ legacy/*.py; tensorflow/python/training/{adam,rmsprop,momentum,adagrad}.py.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
-from functools import cached_property
 
 from ckpttool.core.deferred import NamedTuple, dataclass, field
 
@@ -54,6 +54,10 @@ _TORCH_NAMES = {
 }
 # torch/optim/optimizer.py: options that change how the step is computed, not its result.
 HOW = ("foreach", "capturable", "differentiable", "fused")
+# Settings that the first versions of torch's classes lack.
+_NEWER = {*HOW, "maximize", "decoupled_weight_decay"}
+# What schedulers store in torch's groups (torch/optim/lr_scheduler.py and swa_utils.py).
+SCHEDULED = frozenset(("initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum", "swa_lr"))
 # Settings that are not numbers, for all optimizers.
 FLAGS = frozenset((*HOW, "amsgrad", "maximize", "centered", "nesterov", "decoupled_weight_decay"))
 # Defaults of all classes that have the setting, in torch if Keras has none.
@@ -107,22 +111,27 @@ class OptimizerFamily:
     zeros: bool = True
     epsilon: str = ""
 
-    @cached_property
+    @property
     def torch_settings(self) -> dict[str, str]:
         """Torch's settings and their canonical names."""
         return {name: _TORCH_NAMES.get(name, name) for name in self.torch}
 
-    @cached_property
+    @property
     def torch_slots(self) -> dict[str, str]:
         """Torch's slots and their canonical names."""
         return {each.torch: BUFFER if each.name == VELOCITY else each.name for each in self.specs}
 
-    @cached_property
+    @property
     def keras_slots(self) -> dict[str, SlotSpec]:
         """Keras's slots by their canonical names."""
         return {each.name: each for each in self.specs}
 
-    @cached_property
+    @property
+    def keras_lists(self) -> dict[str, str]:
+        """Keras 3's lists of slots and their canonical names."""
+        return {each.edge: each.name for each in self.specs}
+
+    @property
     def keras_rounds(self) -> tuple[tuple[str, ...], ...]:
         """Keras's slots in the rounds over the variables in which it creates them (`build`)."""
         rounds = (self.always, *((each.name,) for each in self.specs if each.setting))
@@ -134,17 +143,17 @@ class OptimizerFamily:
         rounds = (tuple(kinds[slot] for slot in own if slot in kinds) for own in self.keras_rounds)
         return tuple(filter(None, rounds))
 
-    @cached_property
+    @property
     def always(self) -> tuple[str, ...]:
         """The slots that every state has."""
         return tuple(each.name for each in self.specs if not each.setting)
 
-    @cached_property
+    @property
     def slots(self) -> tuple[str, ...]:
         """All canonical slots."""
         return tuple(dict.fromkeys((*self.torch_slots.values(), *self.keras_slots)))
 
-    @cached_property
+    @property
     def defaults(self) -> Mapping[str, DefaultSetting]:
         """The defaults of Keras's class, and torch's of settings that Keras lacks or that are usually off."""
         keras = {name: value for name, value in _KERAS_DEFAULTS.items() if name in self.settings}
@@ -175,6 +184,10 @@ class OptimizerFamily:
     def uses_count(self) -> bool:
         """Whether updates depend on their count, which corrects the bias of the moments."""
         return "beta_1" in self.arguments
+
+    def flags(self, slots: Collection[str]) -> dict[str, bool]:
+        """Return the settings that these slots show: amsgrad, centered."""
+        return {each.setting: each.name in slots for each in self.specs if each.setting in FLAGS}
 
     def torch_slot(self, slot: str) -> str:
         """Return torch's name of a canonical slot."""
@@ -264,10 +277,22 @@ ADADELTA = OptimizerFamily(
     changed={"rho": 0.95},
 )
 FAMILIES = (ADAM, RMSPROP, SGD, ADAGRAD, ADAMAX, ADADELTA)
+# Optimizers of PyTorch that are trained (`verify --train-step`), but not converted.
+_MOMENTS = ADAM.specs[:2]
+_NADAM = OptimizerFamily(
+    "NAdam",
+    _MOMENTS,
+    torch=(*_BETAS, "momentum_decay", "decoupled_weight_decay", "maximize", *HOW[:3]),
+    arguments=(),
+)
+_RADAM = OptimizerFamily(
+    "RAdam", _MOMENTS, torch=(*_BETAS, "maximize", *HOW[:3], "decoupled_weight_decay"), arguments=()
+)
+TORCH_ONLY = (_NADAM, _RADAM)
 # Kinds of the slots in Keras's lists. RMSprop has the same lists as Adam, with other meanings.
 RMSPROP_LISTS = {each.edge: each.keras for each in RMSPROP.specs}
 _OTHER_SPECS = (each for family in FAMILIES for each in family.specs if family is not RMSPROP)
-KERAS_LISTS = RMSPROP_LISTS | {each.edge: each.keras for each in _OTHER_SPECS}
+KERAS_LISTS = {**RMSPROP_LISTS, **{each.edge: each.keras for each in _OTHER_SPECS}}
 
 # AdamW is Adam with decoupled weight decay (keras/src/optimizers/adamw.py).
 ADAMW = "adamw"
@@ -348,6 +373,41 @@ def find_torch_family(keys: Collection[str], slots: Collection[str]) -> Optimize
     return next(iter((*exact, *like, *fits)), ADAM)
 
 
+def find_torch_row(cls: str) -> OptimizerFamily | None:
+    """Return the optimizer with this class of torch.optim, None if there is none."""
+    return find_class(cls.lower()) or next((row for row in TORCH_ONLY if row.name == cls), None)
+
+
+def find_torch_class(keys: Collection[str], slots: Collection[str]) -> OptimizerFamily | None:
+    """Return the optimizer that torch.optim has with exactly this state, None if none has.
+
+    Keys are those of its groups; old versions lack the newer settings, and programs add other keys.
+    Before PyTorch 0.4 Adam had no `amsgrad`. Classes of other libraries have the same settings and state,
+    but with further settings.
+    """
+    keys = {*keys} - SCHEDULED
+    oldest = keys == {*map(_top, _BETAS)}
+    newer = {*_NEWER, "amsgrad"} if oldest else _NEWER
+    classes = [(row, {*map(_top, row.torch)}) for row in (*FAMILIES, *TORCH_ONLY)]
+    listed = {name for _, own in classes for name in own}
+    numbers = {_NADAM: {"step", "mu_product"}}
+    fits = [
+        (row, len(listed & keys - own), 0 if oldest else len(own - keys))
+        for row, own in classes
+        if own - keys <= newer and {*slots} <= {*row.torch_slots} | numbers.get(row, {"step"})
+    ]
+    row = min(fits, key=lambda fit: fit[1:])[0] if fits else None
+    # RAdam has the settings of such classes, too; its own newer ones distinguish it.
+    return None if row is _RADAM and not keys & _NEWER else row
+
+
+def doubt_torch_class(row: OptimizerFamily, keys: Collection[str], slots: Collection[str]) -> str:
+    """Return why a state_dict may be that of another class than the row's, "" if it cannot."""
+    if find_torch_class(keys, slots) is row and (row is not ADAM or "amsgrad" in keys):
+        return ""
+    return f"is {row.name}, by its state: the file does not name its class, and its settings do not show it"
+
+
 def find_unconverted(keys: Collection[str], slots: Collection[str]) -> str | None:
     """Return the class of torch's groups if its state is not converted, by the names of their settings."""
     found = next((owner for name, owner in _OWN_SETTINGS.items() if name in keys), None)
@@ -369,6 +429,16 @@ def list_torch_slots() -> set[str]:
 def list_keras_kinds() -> set[str]:
     """Return the kinds of all slots in Keras."""
     return {each.keras for family in FAMILIES for each in family.specs}
+
+
+def epsilon_factor(beta_2: float, step: int, *, corrected: bool) -> float:
+    """Return the factor of Adam's epsilon at update `step`, from 1, that computes the other convention.
+
+    PyTorch adds it to the root of the `corrected` second moment (torch/optim/adam.py), Keras to that of the
+    uncorrected one (keras/src/optimizers/adam.py).
+    """
+    root = math.sqrt(1 - beta_2**step)
+    return 1 / root if corrected else root
 
 
 def _top(name: str) -> str:

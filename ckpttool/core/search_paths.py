@@ -17,7 +17,7 @@ def leave_working_directory(*, first: bool = False) -> None:
     interprets as the working directory, is removed.
     """
     elements = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    if first and sys.path and not sys.flags.safe_path:
+    if first and sys.path and not getattr(sys.flags, "safe_path", False):
         del sys.path[0]
     sys.path[:] = [path for path in sys.path if path]
     if len(elements) > 1 and "" in elements:

@@ -359,7 +359,7 @@ class CanonicalOptimizer:
         self.family = by_slots or by_class or optimizers.find_by_settings(self.settings)
         inferred = optimizers.ADAMW_DEFAULTS if cls == optimizers.ADAMW else {}
         self.defaults = {**self.family.defaults, **inferred, **defaults}
-        self.certain = {"amsgrad": "vhat" in self.slots, "centered": "mg" in self.slots}
+        self.certain = self.family.flags(self.slots)
 
     def source(self, setting: str, weight: Path | None = None) -> Path | None:
         """Return where the agent stores a setting: the weight's own path, or the common one."""
@@ -678,16 +678,14 @@ def from_torch(optimizer: StoredOptimizer) -> OptimizerMoves:
     listed = {path for group in groups for path in group.members.values()}
     repeated = {path for group in groups for path in group.settings.values()}
     consumed = frozenset((*listed, *(repeated - {move.source for move in settings}), *steps[1:]))
-    return OptimizerMoves((*moves, *settings), consumed, of)
-
-
-# torch/optim/lr_scheduler.py and swa_utils.py: what schedulers store in an optimizer's groups.
-_SCHEDULED = frozenset(("initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum", "swa_lr"))
+    doubt = optimizers.doubt_torch_class(family, keys, slots) if slots else ""
+    assumed = f"{optimizer.name} {doubt}" if doubt else ""
+    return OptimizerMoves((*moves, *settings), consumed, of, assumed=assumed)
 
 
 def is_scheduled(path: Path) -> bool:
     """Return whether a value of an optimizer's group belongs to a scheduler, not to the optimizer."""
-    return len(path) > 2 and path[-3].value == "param_groups" and path[-1].value in _SCHEDULED
+    return len(path) > 2 and path[-3].value == "param_groups" and path[-1].value in optimizers.SCHEDULED
 
 
 def _move_settings(

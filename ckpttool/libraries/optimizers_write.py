@@ -8,11 +8,12 @@ from ckpttool.core.errors import MappingError
 from ckpttool.core.optimizers import (
     ADAM,
     BUFFER,
+    FLAGS,
     HOW,
     SGD,
     VELOCITY,
-    DefaultSetting,
     OptimizerFamily,
+    SlotSpec,
     list_torch_settings,
 )
 from ckpttool.core.tree import Container, Leaf, Path, Tree, ValueLeaf, attr, display, index, key
@@ -39,7 +40,6 @@ from ckpttool.mapping.rules import (
 )
 
 _DECAY, _DECOUPLED = "weight_decay", "decoupled_weight_decay"
-_FLAGS = ("amsgrad", "nesterov", "centered")
 # Keras 2's learning rate decay, which torch keeps unused, has no effect if it is 0.
 _HARMLESS: Mapping[str, Setting] = {"decay": 0, "maximize": False, "dampening": 0, "lr_decay": 0, _DECAY: 0}
 
@@ -63,12 +63,46 @@ KERAS, LEGACY, SONNET = "keras", "legacy", "sonnet"
 _PLACES = {KERAS: {"step": "_iterations", "learning_rate": "_learning_rate"}, LEGACY: {"step": "iter"}}
 
 
-class KerasOptimizerWriter:
+class _OptimizerWriter:
+    """One canonical optimizer in a target; `weights` are its networks' moves in the target's order."""
+
+    def __init__(self, known: CanonicalOptimizer, weights: Sequence[Move]) -> None:
+        self.known, self.weights = known, weights
+        self.name, self.family, self.agent = known.name, known.family, known.agent
+        self._moves: list[Move] = []
+        self._added: dict[Path, Leaf | ValueLeaf] = {}
+
+    def _put(self, target: Path, source: Path | None, rule: Rule, value: Leaf | ValueLeaf) -> None:
+        """Write what the agent stores, or a value if it stores nothing."""
+        if source is not None:
+            self._moves.append(Move(source, target, rule))
+        else:
+            self._added[target] = value
+
+    def _stored(self, slot: str, weight: Move) -> Path | None:
+        """Return where the agent stores a slot of a weight; gradient sums have two forms."""
+        kinds = (VELOCITY, BUFFER) if slot in (VELOCITY, BUFFER) else (slot,)
+        paths = (schema.canonical_slot_path(self.name, kind, weight.source) for kind in kinds)
+        return next((path for path in paths if path in self.agent), None)
+
+    def _rescaled(self, source: Path, weight: Move, form: str) -> tuple[Rule, bool]:
+        """Return the rule that converts gradient sums to a form, and whether their learning rate is given.
+
+        Unused sums stay unchanged.
+        """
+        stored = source[1].value
+        if stored not in (VELOCITY, BUFFER) or stored == form or self.known.idle(weight.source):
+            return KEEP, True
+        rate = self.known.number("learning_rate", weight.source)
+        rule = Scale(self.family.folded * rate, divide=form == BUFFER) if rate else KEEP
+        return rule, bool(rate) and self.known.has("learning_rate", weight.source)
+
+
+class KerasOptimizerWriter(_OptimizerWriter):
     """One canonical optimizer as an object at `top`, in one of the forms above.
 
-    `weights` are its networks' moves in the order of their variables; several may form one variable. An
-    optimizer that is `scheduled` has no variable for its learning rate, which the program computes with a
-    schedule.
+    Several weights may form one variable. An optimizer that is `scheduled` has no variable for its learning
+    rate, which the program computes with a schedule.
 
     Sources: keras/src/optimizers/base_optimizer.py, `build` and `add_optimizer_variables`: `_variables`
     lists the iteration count, the learning rate, then the slots, in rounds over the trained variables
@@ -92,8 +126,8 @@ class KerasOptimizerWriter:
 
         Keras names its variables `variable/...` (adam, adam_1), those of another class after that class.
         """
-        self.known, self.family, self.form, self.scheduled = known, known.family, form, scheduled
-        self.name, self.weights, self.agent, self.top = known.name, weights, known.agent, top
+        super().__init__(known, weights)
+        self.form, self.scheduled, self.top = form, scheduled, top
         self.decays = [known.number(_DECAY, weight.source) or 0.0 for weight in weights]
         self.rates = sorted({rate for rate in self.decays if rate})
         self.variable = variable.replace("adam", "adam_w" if self.decoupled else self.family.keras_name, 1)
@@ -114,21 +148,21 @@ class KerasOptimizerWriter:
     @property
     def slots(self) -> tuple[str, ...]:
         """The slots that Keras's optimizer has with these settings, in its order."""
-        has = {
-            "vhat": "vhat" in self.known.slots or self.known.value("amsgrad") is True,
-            VELOCITY: not self.known.idle(self._first),
-            "mg": "mg" in self.known.slots or self.known.value("centered") is True,
-        }
-        return tuple(slot for slot in self.family.keras_slots if has.get(slot, True))
+        return tuple(each.name for each in self.family.specs if self._exists(each))
+
+    def _exists(self, spec: SlotSpec) -> bool:
+        if spec.name == VELOCITY:
+            return not self.known.idle(self._first)
+        return not spec.setting or spec.name in self.known.slots or self.known.value(spec.setting) is True
 
     @property
     def constructor(self) -> str | None:
         """The Python expression that creates the optimizer; None if Keras's defaults are sufficient."""
         known, arguments = self.known, self.family.arguments
-        names = [n for n in arguments if n not in _FLAGS and (known.has(n) or self._is_foreign_default(n))]
+        names = [n for n in arguments if n not in FLAGS and (known.has(n) or self._is_foreign_default(n))]
         # Keras refuses integers where it expects a float.
         shown = [f"{name}={float(v) if isinstance(v := known.value(name), int) else v}" for name in names]
-        shown += [f"{name}=True" for name in _FLAGS if name in arguments and known.value(name) is True]
+        shown += [f"{name}=True" for name in arguments if name in FLAGS and known.value(name) is True]
         if self.decoupled and len(self.rates) == 1:
             shown.append(f"weight_decay={self.rates[0]}")
         cls = "AdamW" if self.decoupled else self.family.name
@@ -136,10 +170,8 @@ class KerasOptimizerWriter:
 
     def plan(self) -> Plan:
         """Return the optimizer's part of a plan; missing state gets Keras's initial values."""
-        known, family = self.known, self.family
+        known, family, slots = self.known, self.family, self.slots
         variables, started = self._variables(), bool(known.slots)
-        moves: list[Move] = []
-        added: dict[Path, Leaf | ValueLeaf] = {}
         labels: dict[Path, Label] = {}
         lost: list[str] = []
         unscaled: list[str] = []
@@ -148,24 +180,22 @@ class KerasOptimizerWriter:
             title = "iteration" if name == "step" else name
             labels[path] = Label("counter" if name == "step" else "other", f"{self.variable}/{title}")
             source = known.source(name, self._first)
-            if source is not None:
-                moves.append(Move(source, path, make_tensor_rule(self.agent[source], dtype)))
-            else:
-                added[path] = ToTensor(dtype).leaf(ValueLeaf(known.number(name) or 0, labels[path].role))
-        slots = self.slots
+            value = ValueLeaf(known.number(name) or 0, labels[path].role)
+            rule = make_tensor_rule(value if source is None else self.agent[source], dtype)
+            self._put(path, source, rule, ToTensor(dtype).leaf(value))
         for weight in self.weights:
-            sources = {slot: self._source(slot, weight) for slot in slots}
+            sources = {slot: self._stored(slot, weight) for slot in slots}
             begun = any(sources.values())  # torch has no moments without a gradient
             without += not begun
             for slot, source in sources.items():
                 path = self._moment(slot, weight.target)
                 labels[path] = self._label(slot, weight.target)
                 if source is not None:
-                    scale, exact = self._scale(source, weight)
-                    moves.append(Move(source, path, compose_rules(scale, weight.rule)))
+                    scale, exact = self._rescaled(source, weight, VELOCITY)
+                    self._moves.append(Move(source, path, compose_rules(scale, weight.rule)))
                     unscaled += [] if exact else [display(path)]
                 elif family.zeros and (self._begins(slot, started=started) or not begun):
-                    added[path] = self._zeros(weight)
+                    self._added[path] = self._zeros(weight)
                 else:
                     lost.append(display(path))
         if started and family.uses_count and not known.has("step"):
@@ -174,8 +204,8 @@ class KerasOptimizerWriter:
         stated = {name: value for name, value in known.stated.items() if name != "step"}
         own = {name: known.value(*_setting(path)) for name, path in kept}
         return Plan(
-            tuple(moves),
-            added,
+            tuple(self._moves),
+            self._added,
             labels=labels,
             aliases=self._aliases(variables) if self.form == KERAS else {},
             assumed=tuple(self._assumed(variables, without if started and family.zeros else 0)),
@@ -225,19 +255,6 @@ class KerasOptimizerWriter:
     def _first(self) -> Path | None:
         return self.weights[0].source if self.weights else None
 
-    def _source(self, slot: str, weight: Move) -> Path | None:
-        kinds = (VELOCITY, BUFFER) if slot == VELOCITY else (slot,)
-        paths = (schema.canonical_slot_path(self.name, kind, weight.source) for kind in kinds)
-        return next((path for path in paths if path in self.agent), None)
-
-    def _scale(self, source: Path, weight: Move) -> tuple[Rule, bool]:
-        """Return the rule that multiplies gradient sums by a learning rate, and whether the rate is given."""
-        if source[1] != attr(BUFFER) or self.known.idle(weight.source):
-            return KEEP, True
-        rate = self.known.number("learning_rate", weight.source)
-        rule = Scale(self.family.folded * rate) if rate else KEEP
-        return rule, bool(rate) and self.known.has("learning_rate", weight.source)
-
     def _begins(self, slot: str, *, started: bool) -> bool:
         """Return whether a missing moment starts at zero, like new momentum.
 
@@ -256,7 +273,7 @@ class KerasOptimizerWriter:
     def _idle(self) -> Iterator[Path]:
         """Yield the gradient sums that Keras does not keep, because they are unused."""
         unused = VELOCITY in self.family.keras_slots and VELOCITY not in self.slots
-        sources = (self._source(VELOCITY, weight) for weight in self.weights if unused)
+        sources = (self._stored(VELOCITY, weight) for weight in self.weights if unused)
         return (source for source in sources if source is not None)
 
     def _kept(self, variables: Mapping[str, object]) -> Iterator[tuple[str, Path]]:
@@ -359,23 +376,12 @@ _SILENT = frozenset((*HOW, "maximize", _DECOUPLED, "dampening", "centered", "lr_
 _Parameter = Sequence[Move]
 
 
-class TorchOptimizerWriter:
-    """One canonical optimizer as torch's state_dict; `weights` are its network's moves in order."""
+class TorchOptimizerWriter(_OptimizerWriter):
+    """One canonical optimizer as torch's state_dict."""
 
-    def __init__(
-        self,
-        name: str,
-        weights: Sequence[Move],
-        agent: Tree,
-        settings: Mapping[str, Setting],
-        defaults: Mapping[str, DefaultSetting],
-    ) -> None:
-        """Store the canonical optimizer `name` of the canonical `agent`.
-
-        `settings` are settings that the agent may lack, `defaults` those of its library.
-        """
-        self.known = CanonicalOptimizer(name, agent, settings, defaults)
-        self.family, self.name, self.agent = self.known.family, name, agent
+    def __init__(self, known: CanonicalOptimizer, weights: Sequence[Move]) -> None:
+        """Store a canonical optimizer, which trains the `weights`."""
+        super().__init__(known, weights)
         places: dict[Path, list[Move]] = {}
         for move in weights:
             places.setdefault(move.target, []).append(move)
@@ -384,8 +390,8 @@ class TorchOptimizerWriter:
         self.moments = [list(self._slots(each)) for each in self.parameters]
         # torch has no state before the first update, and none for parameters without a gradient.
         self.started = any(self.moments)
-        self._step = schema.canonical_setting_path(name, "step")
-        self._counted = self._step in agent
+        self._step = schema.canonical_setting_path(self.name, "step")
+        self._counted = self._step in self.agent
         self._uncounted = self.family.counts and not self.family.uses_count and not self._counted
         # Whether the groups list parameter names: several do, unless the source's groups had none.
         named = all(self.known.has(schema.NAMES, each[0].source) for each in self.parameters)
@@ -414,8 +420,12 @@ class TorchOptimizerWriter:
         top = (key(self.name),) if place is None else place
         state, groups = (*top, key("state")), (*top, key("param_groups"))
         containers = {top: _DICT, state: _DICT, groups: _LIST}
-        added: dict[Path, Leaf | ValueLeaf] = {}
-        settings: list[Move] = []
+        for number, parameter in enumerate(self.parameters):
+            at = (*state, key(number))
+            before = len(self._moves) + len(self._added)
+            self._write_state(parameter, self.moments[number], at)
+            if len(self._moves) + len(self._added) > before:
+                containers[at] = _DICT
         count = 0
         for number, group in enumerate(self.groups):
             at = (*groups, index(number))
@@ -424,24 +434,17 @@ class TorchOptimizerWriter:
                 containers[*at, key("betas")] = _TUPLE
             if self._named:
                 containers[*at, key("param_names")] = _LIST
-            self._write_settings(group[0][0].source, at, settings, added)
+            self._write_settings(group[0][0].source, at)
             for position, each in enumerate(group):
-                added[*at, key("params"), index(position)] = ValueLeaf(count)
+                self._added[*at, key("params"), index(position)] = ValueLeaf(count)
                 count += 1
                 if self._named:
-                    self._write_name(each, (*at, key("param_names"), index(position)), settings, added)
-        moves: list[Move] = []
-        for number, parameter in enumerate(self.parameters):
-            at = (*state, key(number))
-            before = len(moves) + len(added)
-            self._write_state(parameter, self.moments[number], at, moves, added)
-            if len(moves) + len(added) > before:
-                containers[at] = _DICT
+                    self._write_name(each, (*at, key("param_names"), index(position)))
         # SGD's update count, which torch cannot store and the sidecar does.
         stated = {self.name: {"step": self.known.value("step")}} if self._counted else {}
         return Plan(
-            (*moves, *settings),
-            added,
+            tuple(self._moves),
+            self._added,
             containers,
             tuple(dict.fromkeys(self._assumed())),
             tuple(dict.fromkeys(self._missing())),
@@ -450,17 +453,14 @@ class TorchOptimizerWriter:
             settings=stated if self.family is SGD else {},
         )
 
-    def _write_settings(
-        self, weight: Path, at: Path, moves: list[Move], added: dict[Path, Leaf | ValueLeaf]
-    ) -> None:
+    def _write_settings(self, weight: Path, at: Path) -> None:
+        known = self.known
         for setting, theirs in self._list_settings(weight):
             name, _, position = theirs.partition("/")
             target = (*at, key(name), *((index(int(position)),) if position else ()))
-            source = self.known.source(setting, weight)
-            if source is not None:
-                moves.append(Move(source, target, ToValue(exact=self.known.exact(setting, weight))))
-            else:
-                added[target] = ValueLeaf(self.known.value(setting, weight))
+            rule = ToValue(exact=known.exact(setting, weight))
+            source = known.source(setting, weight)
+            self._put(target, source, rule, ValueLeaf(None if source else known.value(setting, weight)))
 
     def _list_settings(self, weight: Path) -> list[tuple[str, str]]:
         """Return a group's settings by canonical and torch's names: torch's own, then other known ones."""
@@ -475,69 +475,45 @@ class TorchOptimizerWriter:
         ]
         return [*own.items(), *((other, other) for other in others)]
 
-    def _write_name(
-        self, parameter: _Parameter, at: Path, moves: list[Move], added: dict[Path, Leaf | ValueLeaf]
-    ) -> None:
+    def _write_name(self, parameter: _Parameter, at: Path) -> None:
         weight, target = parameter[0].source, parameter[0].target
         source = self.known.source(schema.NAMES, weight)
-        if source is not None:
-            moves.append(Move(source, at, KEEP))
-        else:
-            name = self.known.value(schema.NAMES, weight) or ".".join(str(s.value) for s in target[1:])
-            added[at] = ValueLeaf(name)
+        stated = None if source else self.known.value(schema.NAMES, weight)
+        self._put(at, source, KEEP, ValueLeaf(stated or ".".join(str(s.value) for s in target[1:])))
 
     def _write_state(
-        self,
-        parameter: _Parameter,
-        moments: Sequence[tuple[str, Move, str]],
-        at: Path,
-        moves: list[Move],
-        added: dict[Path, Leaf | ValueLeaf],
+        self, parameter: _Parameter, moments: Sequence[tuple[str, Move, Path]], at: Path
     ) -> None:
-        if moments and self.family.counts and self._counted:
-            stored = isinstance(self.agent[self._step], Leaf)
-            moves.append(
-                Move(self._step, (*at, key("step")), Cast("float32") if stored else ToTensor("float32"))
-            )
-        elif moments and self._uncounted:
-            added[*at, key("step")] = ToTensor("float32").leaf(ValueLeaf(0, "counter"))
-        for theirs, weight, slot in moments:
-            if not self._lacks_rate(slot, weight):
-                source = schema.canonical_slot_path(self.name, slot, weight.source)
-                rule = compose_rules(weight.rule, self._scale(slot, weight))
-                moves.append(Move(source, (*at, key(theirs)), rule))
+        if moments and self.family.counts and (self._counted or self._uncounted):
+            source = self._step if self._counted else None
+            stored = source is not None and isinstance(self.agent[source], Leaf)
+            zero = ToTensor("float32").leaf(ValueLeaf(0, "counter"))
+            self._put((*at, key("step")), source, Cast("float32") if stored else ToTensor("float32"), zero)
+        for theirs, weight, source in moments:
+            if not self._lacks_rate(source, weight):
+                rule = compose_rules(weight.rule, self._rescaled(source, weight, BUFFER)[0])
+                self._moves.append(Move(source, (*at, key(theirs)), rule))
         # An old SGD without momentum stores None.
         for theirs in self.family.torch_slots:
             source = schema.canonical_slot_path(self.name, theirs, parameter[0].source)
             if source in self.agent:
-                moves.append(Move(source, (*at, key(theirs)), KEEP))
+                self._moves.append(Move(source, (*at, key(theirs)), KEEP))
             elif self.known.has(theirs, parameter[0].source):
-                added[*at, key(theirs)] = ValueLeaf(None)
+                self._added[*at, key(theirs)] = ValueLeaf(None)
 
-    def _slots(self, parameter: _Parameter) -> Iterator[tuple[str, Move, str]]:
-        """Yield a parameter's moments: torch's name, the weight's move, the canonical slot."""
-        for theirs, ours in self.family.torch_slots.items():
+    def _slots(self, parameter: _Parameter) -> Iterator[tuple[str, Move, Path]]:
+        """Yield a parameter's moments: torch's name, the weight's move, and where the agent stores it."""
+        for theirs, slot in self.family.torch_slots.items():
             for weight in parameter:
-                for slot in (ours, VELOCITY) if ours == BUFFER else (ours,):
-                    if self._has(slot, weight):
-                        yield theirs, weight, slot
+                source = self._stored(slot, weight)
+                if source is not None:
+                    yield theirs, weight, source
 
-    def _has(self, slot: str, weight: Move) -> bool:
-        return schema.canonical_slot_path(self.name, slot, weight.source) in self.agent
-
-    def _scale(self, slot: str, weight: Move) -> Rule:
-        """Return the rule that divides a velocity by the learning rate; an unused one stays unchanged."""
-        rate = self.known.number("learning_rate", weight.source)
-        if slot != VELOCITY or not rate or self.known.idle(weight.source):
-            return KEEP
-        return Scale(self.family.folded * rate, divide=True)
-
-    def _lacks_rate(self, slot: str, weight: Move) -> bool:
-        if slot != VELOCITY or self.known.idle(weight.source):
+    def _lacks_rate(self, source: Path, weight: Move) -> bool:
+        """Return whether the learning rate in gradient sums is unknown, or changes with every update."""
+        if self._rescaled(source, weight, BUFFER) == (KEEP, True):
             return False
-        recorded = self.known.has("learning_rate", weight.source)
-        known = recorded and self.known.number("learning_rate", weight.source)
-        return not known or bool(self.known.number("decay"))
+        return not self._rescaled(source, weight, BUFFER)[1] or bool(self.known.number("decay"))
 
     @property
     def _lacks_count(self) -> bool:
@@ -574,7 +550,8 @@ class TorchOptimizerWriter:
         for number, parameter in enumerate(self.parameters):
             for weight in parameter if self.moments[number] or not family.zeros else ():
                 for slot in wanted:
-                    if not self._has(slot, weight) or self._lacks_rate(slot, weight):
+                    source = self._stored(slot, weight)
+                    if source is None or self._lacks_rate(source, weight):
                         yield f"{self.name}/state/{number}/{family.torch_slot(slot)}"
         if self._lacks_count:
             yield f"{self.name}/state/0/step"
@@ -620,14 +597,14 @@ class TorchOptimizerWriter:
             )
         if self.started and self._uncounted:
             yield f"{name}: its update count is not stored; {cls} does not use it"
-        scaled = [(slot, weight) for each in self.moments for _, weight, slot in each if slot == VELOCITY]
+        scaled = [(source, weight) for each in self.moments for _, weight, source in each]
         if any(self._lacks_rate(*each) for each in scaled):
             yield f"{name}: its velocity includes the learning rate, which " + (
                 f"changes with every update; {WITHOUT}"
                 if decay
                 else f"is unknown; pass --optimizer {name}/learning_rate=..."
             )
-        elif any(self._scale(*each) != KEEP for each in scaled):
+        elif any(self._rescaled(*each, BUFFER)[0] != KEEP for each in scaled):
             yield f"{name}: momentum is divided by the learning rate, with rounding"
 
 

@@ -648,11 +648,8 @@ def plan_torch(binding: RecognizedAgent, agent: Tree, settings: Settings) -> Pla
     )
     states = [
         optimizers_write.TorchOptimizerWriter(
-            name,
+            optimizers_read.CanonicalOptimizer(name, agent, settings.get(name, {}), binding.defaults),
             [move for move in moves if schema.is_trained_by(name, move.source)],
-            agent,
-            settings.get(name, {}),
-            binding.defaults,
         ).plan()
         for name in schema.OPTIMIZERS
         if any(path[0] == attr(name) for path in agent)

@@ -438,7 +438,7 @@ def _list_dense_layers(document: object, depth: int = 0) -> Iterator[tuple[str, 
 # count. RMSProp's and Momentum's slots are stored there too; Momentum's do not include the learning rate in
 # TensorFlow 1 (sources: tensorflow/python/training/{adam,rmsprop,momentum}.py, slot_creator.py).
 
-_BETAS = {"beta1_power": "beta_1", "beta2_power": "beta_2"}
+_BETAS = dict(zip(POWERS, ("beta_1", "beta_2"), strict=True))
 _MOST_STEPS = 10_000_000  # by then, a usual beta's power is 0 in float32
 _STEPS = tuple(name for name, ours in KERAS_SETTINGS.items() if ours == "step")
 _RATES = ("_learning_rate", "learning_rate")

@@ -711,16 +711,16 @@ def _plan_optimizer(
     if not weights and name != schema.JOINT:
         return Plan(())
     if _has_state(name, agent):
-        own = optimizers_write.TorchOptimizerWriter(
-            name, weights, agent, settings.get(name, {}), binding.defaults
-        )
+        known = CanonicalOptimizer(name, agent, settings.get(name, {}), binding.defaults)
+        own = optimizers_write.TorchOptimizerWriter(known, weights)
         if name != schema.JOINT or own.family is writing.family:
             return own.plan(place)
         notes = (
             f"the state of {own.family.name} is not converted, because {writing.library} trains with "
             f"{writing.family.name}: use --optimizer none to leave it out",
         )
-    state = optimizers_write.TorchOptimizerWriter(name, weights, Tree({}), {}, _ADAM).plan(place)
+    new = CanonicalOptimizer(name, Tree({}), {}, _ADAM)
+    state = optimizers_write.TorchOptimizerWriter(new, weights).plan(place)
     sentence = f"{name} starts with the defaults of torch's Adam: the source has none"
     return replace(state, assumed=(sentence,), notes=notes)
 

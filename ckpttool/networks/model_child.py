@@ -301,7 +301,7 @@ def find_named_object(name: str, option: str) -> Any:
     where, colon, what = name.partition(":")
     if not (where and colon and what):
         wanted, example = ("factory", "Actor") if option == "--like" else ("function", "loss")
-        module = name.removesuffix(".py").replace("/", ".")
+        module = (name[:-3] if name.endswith(".py") else name).replace("/", ".")
         hint = f"e.g. {option} {module}:{example}, for the class or function {example}" if module else None
         raise UsageError(f"{option} requires package.module:{wanted}", found=name, hint=hint)
     found = _import_module(where, name)

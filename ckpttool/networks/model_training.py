@@ -9,37 +9,47 @@ import json
 import os
 import sys
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+from ckpttool.core import optimizers
 from ckpttool.core.errors import UnsupportedError, UsageError, WorkerError, suggest_choice
+from ckpttool.core.optimizers import ADAM, BUFFER, HOW, KERAS_LISTS, SCHEDULED, VELOCITY
 from ckpttool.networks import model_child
 from ckpttool.networks.messages import Message
 from ckpttool.networks.model_child import find_named_object, last_error_line
 
 # The syntax of this file is Python 3.7's, because environments with old frameworks have old interpreters.
 #
-# Settings have one name in all frameworks (libraries/optimizers_read.py): learning_rate, beta_1, rho, ...
+# Settings and state have one name in all frameworks (core/optimizers.py): learning_rate, beta_1, rho, ...
 
-CORRECTED, UNCORRECTED = "corrected", "uncorrected"
 STEP = "step"
+# State of one parameter that is a number, in PyTorch.
+_NUMBERS = (STEP, "mu_product")
+_DECAY, _DECOUPLED = "weight_decay", "decoupled_weight_decay"
+# Settings that change no update of weights that have been trained.
+_UNREAD = (*HOW, _DECOUPLED, "initial_accumulator_value")
 
 
 class TrainingJob:
-    """What one training run uses: inputs, targets, loss, and settings that replace the checkpoint's."""
+    """What one training run uses: inputs, targets, loss, and settings that replace the checkpoint's.
+
+    `corrected` is where Adam's epsilon is added (see core.optimizers.epsilon_factor), None where the
+    framework adds it.
+    """
 
     def __init__(self, message: Message, inputs: list[Any], targets: list[Any]) -> None:
         self.names: list[str] = message["names"]
         self.exact: bool = message["exact"]
         self.outputs: list[str] = message["outputs"]
-        self.changes: dict[str, Any] = dict(message.get("changes") or {})
-        self.epsilon: str | None = message.get("epsilon")
-        self.steps: list[int] = message.get("steps") or []
-        self.loss: Callable[..., Any] | None = find_loss(message.get("loss"))
-        dtype = "float64" if self.exact else "float32"
-        self.inputs, self.targets = inputs, [each.astype(dtype) for each in targets]
+        self.changes: dict[str, Any] = message["changes"]
+        self.corrected: bool | None = message["corrected"]
+        self.steps: list[int] = message["steps"]
+        self.loss: Callable[..., Any] | None = find_loss(message["loss"])
+        self.dtype = "float64" if self.exact else "float32"
+        self.inputs, self.targets = inputs, [each.astype(self.dtype) for each in targets]
 
 
 def find_loss(name: str | None) -> Callable[..., Any] | None:
@@ -67,15 +77,19 @@ def paired(one: Any, other: Any) -> list[tuple[Any, Any]]:
 
 
 def _array(value: Any) -> Any:
+    return np.array(_stored_array(value), dtype=np.float64)
+
+
+def _stored_array(value: Any) -> Any:
     if hasattr(value, "detach"):
-        return np.array(value.detach().cpu().double().numpy())
-    return np.array(value.numpy() if hasattr(value, "numpy") else value).astype(np.float64)
+        return value.detach().cpu().double().numpy().copy()
+    return np.array(value.numpy() if hasattr(value, "numpy") else value)
 
 
 class ModelTrainer:
     """A model and an optimizer with the checkpoint's state; one subclass per framework."""
 
-    placement = CORRECTED
+    corrected = True
 
     def __init__(self, runner: Any) -> None:
         self.runner = runner
@@ -83,143 +97,77 @@ class ModelTrainer:
         self.notes: list[str] = []
         self.assumed: list[str] = []
 
-    def restore(self, file: str, spec: Message | None, wanted: str | None = None) -> bool:
-        """Create the optimizer that the file contains and load its state; return False if there is none.
-
-        `wanted` names one of several.
-        """
-        raise NotImplementedError
-
-    def create(self, cls: str, settings: Message) -> None:
-        """Create an optimizer without state."""
-        raise NotImplementedError
-
-    def describe(self) -> Message:
-        """Return the optimizer's class, number of updates, and settings: its own and those of each tensor."""
-        raise NotImplementedError
-
     def trained(self, *, exact: bool) -> list[tuple[str, Any]]:
         """Return the trained tensors by name."""
         raise NotImplementedError
 
-    def slots(self) -> dict[str, list[Any]]:
-        """Return the stored arrays of each canonical kind, one per trained tensor or None."""
-        raise NotImplementedError
-
-    @contextlib.contextmanager
-    def running(self, job: TrainingJob) -> Iterator[Callable[[], tuple[float, list[Any]]]]:
-        """Yield the function that makes one update; restore the weights at the end.
-
-        It returns the loss and its gradients before the update, None for a tensor that it does not depend on.
-        """
-        raise NotImplementedError
+    def tensors(self, *, exact: bool) -> list[Any]:
+        """Return the trained tensors."""
+        return [each for _, each in self.trained(exact=exact)]
 
     def train(self, job: TrainingJob) -> tuple[list[float], list[Any], list[tuple[int, list[Any]]]]:
-        """Return the losses, the first gradients, and the change of each tensor after the wanted steps."""
+        """Return the losses, the first gradients, and the change of each tensor after the wanted steps.
+
+        The weights are restored at the end.
+        """
+        tensors = self.tensors(exact=job.exact)
+        kept, start = [self._copied(each) for each in tensors], [_array(each) for each in tensors]
         losses: list[float] = []
         first: list[Any] = []
-        found = []
-        with self.running(job) as step:
-            start = [_array(each) for _, each in self.trained(exact=job.exact)]
+        changes = []
+        try:
+            step = self._stepper(job, tensors)
             for number in range(1, max(job.steps) + 1):
-                loss, gradients = step()
-                losses.append(loss)
+                loss, gradients = step(number)
+                losses.append(float(_array(loss)))
                 if number == 1:
                     first = [
                         np.zeros_like(value) if each is None else _array(each)
                         for value, each in paired(start, gradients)
                     ]
                 if number in job.steps:
-                    now = [_array(each) for _, each in self.trained(exact=job.exact)]
-                    found.append((number, [now[place] - start[place] for place in range(len(now))]))
-        return losses, first, found
+                    changes.append((number, [_array(now) - before for now, before in paired(tensors, start)]))
+        finally:
+            self._put_back(tensors, kept)
+        return losses, first, changes
 
-    def _call(self, job: TrainingJob, given: list[Any]) -> Any:
+    def _stepper(self, job: TrainingJob, tensors: list[Any]) -> Callable[[int], tuple[Any, list[Any]]]:
+        """Return the function that makes one update, by its number.
+
+        It returns the loss and its gradients before the update, None for a tensor that it does not depend on.
+        """
+        raise NotImplementedError
+
+    def _epsilon_factor(self, job: TrainingJob, beta_2: float, step: int) -> float:
+        if job.corrected in (None, self.corrected):
+            return 1.0
+        return optimizers.epsilon_factor(beta_2, step, corrected=self.corrected)
+
+    def _copied(self, tensor: Any) -> Any:
+        return _stored_array(tensor)
+
+    def _put_back(self, tensors: list[Any], kept: list[Any]) -> None:
+        raise NotImplementedError
+
+    def _losses(self, job: TrainingJob, constant: Callable[[Any], Any], mean: Any) -> Callable[[], Any]:
+        """Return the function that computes the loss of the model's present weights."""
         model = self.runner.exact if job.exact else self.runner.model
-        return self.runner.styles(job.names, given)[self.runner.style](model)
+        inputs = [self.runner.tensor(each, exact=job.exact) for each in job.inputs]
+        call = self.runner.styles(job.names, inputs)[self.runner.style]
+        targets = [constant(each) for each in job.targets]
 
-    def _given(self, job: TrainingJob) -> list[Any]:
-        return [self.runner.tensor(each, exact=job.exact) for each in job.inputs]
+        def loss() -> Any:
+            outputs = call(model)
+            if job.loss is not None:
+                return job.loss(outputs, targets[0] if len(targets) == 1 else targets)
+            named = dict(self.runner.named(outputs))
+            terms = [mean(0.5 * (named[name] - targets[n]) ** 2) for n, name in enumerate(job.outputs)]
+            return sum(terms[1:], terms[0])
 
-    def _loss(self, job: TrainingJob, made: Any, targets: list[Any], mean: Callable[[Any], Any]) -> Any:
-        if job.loss is not None:
-            return job.loss(made, targets[0] if len(targets) == 1 else targets)
-        held = dict(self.runner.named(made))
-        terms = [mean(0.5 * (held[name] - targets[n]) ** 2) for n, name in enumerate(job.outputs)]
-        return sum(terms[1:], terms[0])
-
-
-def epsilon_factor(placement: str, wanted: str, beta_2: float, step: int) -> float:
-    """Return the factor of Adam's epsilon for the root in the other convention at that update, from 1."""
-    if placement == wanted:
-        return 1.0
-    root = float(np.sqrt(1 - beta_2**step))
-    return 1 / root if placement == CORRECTED else root
+        return loss
 
 
 # PyTorch.
-
-_TORCH_SETTINGS = {"lr": "learning_rate", "eps": "epsilon", "alpha": "rho"}
-_TORCH_PLAIN = (
-    *("weight_decay", "momentum", "dampening", "nesterov", "centered", "amsgrad", "lr_decay", "rho"),
-    *("maximize", "momentum_decay"),
-)
-_TORCH_SLOTS = {
-    "exp_avg": "m",
-    "exp_avg_sq": "v",
-    "max_exp_avg_sq": "vhat",
-    "square_avg": "rms",
-    "grad_avg": "mg",
-    "momentum_buffer": "buffer",
-    "sum": "squares",
-    "exp_inf": "u",
-    "acc_delta": "deltas",
-}
-# State of one parameter that is a number.
-_TORCH_COUNTS = (STEP, "mu_product")
-_TORCH_NAMES = {ours: theirs for theirs, ours in _TORCH_SETTINGS.items()}
-_BETAS = ("beta_1", "beta_2")
-# State of each class of torch.optim that `torch_optimizer_class` names, besides the number of updates.
-_TORCH_STATE = {
-    "Adam": {"exp_avg", "exp_avg_sq", "max_exp_avg_sq"},
-    "AdamW": {"exp_avg", "exp_avg_sq", "max_exp_avg_sq"},
-    "NAdam": {"exp_avg", "exp_avg_sq", "mu_product"},
-    "RAdam": {"exp_avg", "exp_avg_sq"},
-    "Adamax": {"exp_avg", "exp_inf"},
-    "RMSprop": {"square_avg", "grad_avg", "momentum_buffer"},
-    "Adagrad": {"sum"},
-    "Adadelta": {"square_avg", "acc_delta"},
-    "SGD": {"momentum_buffer"},
-}
-# Keys of groups that are no settings of a class, e.g. those of torch/optim/lr_scheduler.py.
-_GROUP_KEYS = {"params", "param_names", "initial_lr", "max_lr", "min_lr", "max_momentum", "base_momentum"}
-
-
-def torch_optimizer_class(group: Message, stored: set[str] | None = None) -> str | None:
-    """Return the class of torch.optim whose settings a group of parameters has, None if unknown.
-
-    `stored` names the state of its parameters, which must be that of the class. Source: the `defaults` of
-    each class in torch/optim/*.py.
-    """
-    found = _class_by_settings(group)
-    if found == "Adamax" and stored and "exp_avg_sq" in stored:
-        found = "RAdam"  # PyTorch before 2.1 has the same settings for both
-    if found is None or (stored or set()) - _TORCH_STATE[found] - {STEP}:
-        return None
-    return found
-
-
-def _class_by_settings(group: Message) -> str | None:
-    if "momentum_decay" in group:
-        return "NAdam"
-    if "betas" in group and "eps" not in group:
-        return None
-    if "betas" in group and "amsgrad" in group:
-        return "AdamW" if group.get("decoupled_weight_decay") else "Adam"
-    if "betas" in group:
-        return "RAdam" if "decoupled_weight_decay" in group else "Adamax"
-    rows = [("centered", "RMSprop"), ("lr_decay", "Adagrad"), ("rho", "Adadelta"), ("nesterov", "SGD")]
-    return next((name for setting, name in rows if setting in group), None)
 
 
 def _number(value: Any) -> Any:
@@ -229,12 +177,31 @@ def _number(value: Any) -> Any:
     return value.item() if hasattr(value, "detach") and value.ndim == 0 else value
 
 
-def _torch_settings(group: Message) -> Message:
-    """Return the settings of a group of parameters."""
-    settings = {ours: group[theirs] for theirs, ours in _TORCH_SETTINGS.items() if theirs in group}
-    settings.update({name: group[name] for name in _TORCH_PLAIN if name in group})
-    settings.update(dict(paired(_BETAS, group.get("betas", ()))))
+def _settings(row: optimizers.OptimizerFamily, group: Message) -> Message:
+    """Return the settings of a group of parameters that change updates."""
+    settings = {}
+    for theirs, ours in row.torch_settings.items():
+        top, _, position = theirs.partition("/")
+        if top in group and ours not in _UNREAD:
+            settings[ours] = group[top][int(position)] if position else group[top]
     return settings
+
+
+def change_torch_optimizer(row: optimizers.OptimizerFamily, optimizer: Any, changes: Message) -> None:
+    """Give the settings of all groups new values, as far as the class has them; STEP is the update count."""
+    names = {ours: theirs for theirs, ours in row.torch_settings.items()}
+    for group in optimizer.param_groups:
+        for name, value in changes.items():
+            top, _, position = names.get(name, name).partition("/")
+            if position:
+                items = list(group[top])
+                items[int(position)] = value
+                group[top] = tuple(items)
+            elif top in group:
+                group[top] = value
+    for state in optimizer.state.values():
+        if STEP in changes and STEP in state:
+            state[STEP] = sys.modules["torch"].tensor(float(changes[STEP]))
 
 
 def find_torch_optimizers(held: Any, name: str = "", depth: int = 3) -> list[tuple[str, Any]]:
@@ -277,7 +244,7 @@ class TorchTrainer(ModelTrainer):
     def __init__(self, runner: Any) -> None:
         super().__init__(runner)
         self._torch: Any = sys.modules["torch"]
-        self._class = ""
+        self._row, self._class = ADAM, ""
         self._groups: list[list[int]] = []
         self._state: Message | None = None
         self._settings: Message = {}
@@ -291,51 +258,56 @@ class TorchTrainer(ModelTrainer):
             held = self._torch.load(file, map_location="cpu", weights_only=True)
         except Exception:  # noqa: BLE001 - a TorchScript file contains no optimizer
             return False
-        found = find_torch_optimizers(held)
-        name = choose_optimizer(file, [each for each, _ in found], wanted)
+        states = dict(find_torch_optimizers(held))
+        name = choose_optimizer(file, list(states), wanted)
         if name is None:
             return False
-        state = dict(found)[name]
-        stored = {str(key) for each in state["state"].values() for key in each}
-        cls = torch_optimizer_class(state["param_groups"][0], stored)
-        if cls is None:
+        self._state, self.stored = states[name], True
+        self._judge(file, name, states[name])
+        self._groups = self._match_groups(states[name], file)
+        return True
+
+    def _judge(self, file: str, name: str, state: Message) -> None:
+        """Find the class of a state_dict; raise UnsupportedError if torch.optim has none."""
+        groups = state["param_groups"]
+        keys = {str(key) for group in groups for key in group} - {"params", "param_names", *SCHEDULED}
+        kinds = {str(key) for each in state["state"].values() for key in each}
+        row = optimizers.find_torch_class(keys, kinds)
+        if row is None:
             raise UnsupportedError(
                 "no class of torch.optim has this optimizer's settings and state",
                 file=file,
                 path=name,
-                found=", ".join(sorted({*state["param_groups"][0], *stored} - _GROUP_KEYS)),
+                found=", ".join(sorted(keys | kinds)),
             )
-        decays = any(group.get("weight_decay") for group in state["param_groups"])
-        if cls == "Adam" and decays and "decoupled_weight_decay" not in state["param_groups"][0]:
+        self._row = row
+        self._class = "AdamW" if row is ADAM and groups[0].get(_DECOUPLED) else row.name
+        doubt = optimizers.doubt_torch_class(row, keys, kinds)
+        self.assumed += [f"the optimizer {doubt}"] if doubt else []
+        decays = any(group.get(_DECAY) for group in groups)
+        if self._class == "Adam" and decays and _DECOUPLED not in groups[0]:
             self.assumed.append(
                 "the optimizer is Adam: its state_dict does not record whether its weight decay is "
                 "decoupled, as in AdamW"
             )
-        self._class, self._state = cls, state
-        self._groups = self._match_groups(state, file)
-        known = {*_GROUP_KEYS, *self._make(self._parameters(exact=False)).defaults}
-        others = sorted({str(key) for group in state["param_groups"] for key in group} - known)
+        others = ", ".join(sorted(keys - {each.partition("/")[0] for each in row.torch}))
         if others:
             self.assumed.append(
-                f"the optimizer is {cls}: it does not read the settings {', '.join(others)} of its groups"
+                f"the optimizer is {self._class}: it does not read the settings {others} of its groups"
             )
-        self.stored = True
-        return True
 
     def _match_groups(self, state: Message, file: str) -> list[list[int]]:
         """Return the numbers of the parameters of each group; raise UsageError if they are unknown."""
         named = [name for name, _ in self.trained(exact=False)]
         groups = state["param_groups"]
         if all(group.get("param_names") for group in groups):
-            prefixed = {name: number for number, name in enumerate(named)}
-            try:
-                return [[prefixed[name] for name in group["param_names"]] for group in groups]
-            except KeyError as error:
+            numbers = {name: number for number, name in enumerate(named)}
+            lost = [name for group in groups for name in group["param_names"] if name not in numbers]
+            if lost:
                 raise UsageError(
-                    "the optimizer trains a parameter that the model does not have",
-                    file=file,
-                    path=str(error),
-                ) from None
+                    "the optimizer trains a parameter that the model does not have", file=file, path=lost[0]
+                )
+            return [[numbers[name] for name in group["param_names"]] for group in groups]
         sizes = [len(group["params"]) for group in groups]
         if sum(sizes) != len(named):
             raise UsageError(
@@ -344,59 +316,50 @@ class TorchTrainer(ModelTrainer):
                 expected=f"{len(named)} parameters",
                 found=str(sum(sizes)),
             )
-        numbers = iter(range(len(named)))
-        plain = [[next(numbers) for _ in range(size)] for size in sizes]
-        masked = self._split_by_rank(sizes)
-        for groups_found in (plain, masked):
-            if groups_found is not None and self._fits(state, groups_found):
+        # The order of the model, and the usual two groups: matrices with weight decay, then vectors without.
+        ranks = [each.ndim for each in self.tensors(exact=False)]
+        by_rank = sorted(range(len(named)), key=lambda number: ranks[number] < 2)
+        matrices = sum(rank > 1 for rank in ranks)
+        ways = [("in their order in the model", list(range(len(named))))]
+        if sizes == [matrices, len(named) - matrices]:
+            ways.append(("with several axes, then the others", by_rank))
+        for words, order in ways:
+            left = iter(order)
+            matched = [[next(left) for _ in range(size)] for size in sizes]
+            if self._fits(state, matched):
                 if len(sizes) > 1:
-                    self.assumed.append(
-                        "the optimizer's {} groups contain the parameters {}".format(
-                            len(sizes),
-                            "in their order in the model"
-                            if groups_found is plain
-                            else "with several axes, then the others",
-                        )
-                    )
-                return groups_found
+                    self.assumed.append(f"the optimizer's {len(sizes)} groups contain the parameters {words}")
+                return matched
         raise UsageError(
             "the optimizer's state has other shapes than the model's parameters",
             file=file,
             hint="create the optimizer with named parameters (model.named_parameters()) before saving",
         )
 
-    def _split_by_rank(self, sizes: list[int]) -> list[list[int]] | None:
-        """Return the usual two groups: matrices with weight decay, then vectors without."""
-        ranks = [each.ndim for _, each in self.trained(exact=False)]
-        split = [
-            [n for n, rank in enumerate(ranks) if rank > 1],
-            [n for n, rank in enumerate(ranks) if rank < 2],
-        ]
-        return split if [len(each) for each in split] == sizes else None
-
     def _fits(self, state: Message, groups: list[list[int]]) -> bool:
-        shapes = [tuple(each.shape) for _, each in self.trained(exact=False)]
-        for group, stored in paired(groups, state["param_groups"]):
-            for number, key in paired(group, stored["params"]):
-                for value in (state["state"].get(key) or {}).values():
-                    if getattr(value, "ndim", 0) and tuple(value.shape) != shapes[number]:
-                        return False
-        return True
+        shapes = [tuple(each.shape) for each in self.tensors(exact=False)]
+        return all(
+            not getattr(value, "ndim", 0) or tuple(value.shape) == shapes[number]
+            for group, stored in paired(groups, state["param_groups"])
+            for number, key in paired(group, stored["params"])
+            for value in (state["state"].get(key) or {}).values()
+        )
 
     def create(self, cls: str, settings: Message) -> None:
         """Create an optimizer of torch.optim without state."""
-        self._class, self._state, self._settings = cls, None, dict(settings)
+        row = optimizers.find_torch_row(cls)
+        if row is None:
+            raise UnsupportedError(f"PyTorch has no optimizer like {cls}")
+        self._row, self._class = row, cls
+        self._state, self._settings = None, settings
         self._groups = [list(range(len(self.trained(exact=False))))]
-
-    def _parameters(self, *, exact: bool) -> list[Any]:
-        return [each for _, each in self.trained(exact=exact)]
 
     def _make(self, parameters: list[Any]) -> Any:
         cls = getattr(self._torch.optim, self._class)
         groups = [{"params": [parameters[number] for number in group]} for group in self._groups]
         made = cls(groups, lr=0.01)
         if self._state is None:
-            self._change(made, self._settings)
+            change_torch_optimizer(self._row, made, self._settings)
             return made
         try:
             # load_state_dict keeps the tensors, which the optimizer then changes.
@@ -409,48 +372,28 @@ class TorchTrainer(ModelTrainer):
                 group["capturable"] = False  # the same updates, which only accelerators can capture
         return made
 
-    def _change(self, optimizer: Any, changes: Message) -> None:
-        for group in optimizer.param_groups:
-            for name, value in changes.items():
-                theirs = _TORCH_NAMES.get(name, name)
-                if name in _BETAS and "betas" in group:
-                    betas = list(group["betas"])
-                    betas[_BETAS.index(name)] = value
-                    group["betas"] = tuple(betas)
-                elif theirs in group:
-                    group[theirs] = value
-        if STEP in changes:
-            for state in optimizer.state.values():
-                if "step" in state:
-                    state["step"] = self._torch.tensor(float(changes[STEP]))
-
     def describe(self) -> Message:
-        """Return class, settings (those of the first group), step and the settings of each tensor."""
-        made = self._make(self._parameters(exact=False))
-        group = made.param_groups[0]
+        """Return class, settings (those of the first group), and the settings and numbers of each tensor."""
         trained = self.trained(exact=False)
-        own = {
-            trained[number][0]: _torch_settings(each)
-            for numbers, each in paired(self._groups, made.param_groups)
-            for number in numbers
-        }
-        steps = [int(each["step"]) for each in made.state.values() if "step" in each]
-        counts = {
-            name: {kind: float(made.state[each][kind]) for kind in _TORCH_COUNTS if kind in made.state[each]}
-            for name, each in trained
-            if each in made.state
-        }
-        decoupled = self._class == "AdamW" or bool(group.get("decoupled_weight_decay"))
+        made = self._make([each for _, each in trained])
+        settings = [_settings(self._row, group) for group in made.param_groups]
         return {
-            "family": "Adam" if self._class == "AdamW" else self._class,
             "title": self._class,
-            "settings": _torch_settings(group),
-            "own": own,
-            "counts": counts,
-            "decoupled": decoupled,
-            "step": max(set(steps), key=steps.count) if steps else 0,
+            "family": self._row.name,
+            "settings": settings[0],
+            "own": {
+                trained[number][0]: own
+                for numbers, own in paired(self._groups, settings)
+                for number in numbers
+            },
+            "counts": {
+                name: {kind: float(made.state[each][kind]) for kind in _NUMBERS if kind in made.state[each]}
+                for name, each in trained
+                if each in made.state
+            },
+            "decoupled": self._class == "AdamW" or bool(made.param_groups[0].get(_DECOUPLED)),
             "stored": self.stored,
-            "placement": self.placement,
+            "corrected": self.corrected,
         }
 
     def trained(self, *, exact: bool) -> list[tuple[str, Any]]:
@@ -460,96 +403,91 @@ class TorchTrainer(ModelTrainer):
 
     def slots(self) -> dict[str, list[Any]]:
         """Return the optimizer's state by canonical name."""
-        parameters = self._parameters(exact=False)
-        made = self._make(parameters)
-        found: dict[str, list[Any]] = {}
-        for number, parameter in enumerate(parameters):
-            for theirs, value in made.state.get(parameter, {}).items():
-                if theirs in _TORCH_SLOTS and hasattr(value, "detach"):
-                    kinds = found.setdefault(_TORCH_SLOTS[theirs], [None] * len(parameters))
-                    kinds[number] = _array(value)
-        return found
+        parameters = self.tensors(exact=False)
+        state = self._make(parameters).state
+        rows = {
+            slot: [state.get(each, {}).get(name) for each in parameters]
+            for name, slot in self._row.torch_slots.items()
+        }
+        return {
+            slot: [_array(each) if hasattr(each, "detach") else None for each in row]
+            for slot, row in rows.items()
+            if any(hasattr(each, "detach") for each in row)
+        }
 
-    @contextlib.contextmanager
-    def running(self, job: TrainingJob) -> Iterator[Callable[[], tuple[float, list[Any]]]]:
-        """Train in place by autograd and torch.optim, then put the weights back."""
-        parameters = self._parameters(exact=job.exact)
-        kept = [each.detach().clone() for each in parameters]
-        optimizer = self._make(parameters)
-        self._change(optimizer, job.changes)
-        given, targets = self._given(job), self._targets(job)
+    def _stepper(self, job: TrainingJob, tensors: list[Any]) -> Callable[[int], tuple[Any, list[Any]]]:
+        optimizer = self._make(tensors)
+        change_torch_optimizer(self._row, optimizer, job.changes)
         epsilons = [group.get("eps") for group in optimizer.param_groups]
-        count = [self._count(optimizer)]
+        loss_of = self._losses(
+            job, lambda each: self._torch.from_numpy(np.ascontiguousarray(each)), self._torch.mean
+        )
 
-        def step() -> tuple[float, list[Any]]:
-            count[0] += 1
-            if job.epsilon is not None:
-                for group, epsilon in paired(optimizer.param_groups, epsilons):
-                    group["eps"] = epsilon * epsilon_factor(
-                        self.placement, job.epsilon, group["betas"][1], count[0]
-                    )
+        done = max((int(each[STEP]) for each in optimizer.state.values() if STEP in each), default=0)
+
+        def step(number: int) -> tuple[Any, list[Any]]:
+            for group, epsilon in paired(optimizer.param_groups, epsilons):
+                if epsilon is not None:
+                    beta_2 = group.get("betas", (0.0, 0.0))[1]
+                    group["eps"] = epsilon * self._epsilon_factor(job, beta_2, done + number)
             optimizer.zero_grad()
-            loss = self._loss(job, self._call(job, given), targets, self._torch.mean)
+            loss = loss_of()
             loss.backward()
             optimizer.step()  # which leaves the gradients as they are
-            return float(loss.detach()), [each.grad for each in parameters]
+            return loss, [each.grad for each in tensors]
 
-        try:
-            yield step
-        finally:
-            with self._torch.no_grad():
-                for parameter, value in paired(parameters, kept):
-                    parameter.grad = None
-                    parameter.copy_(value)
+        return step
 
-    def _targets(self, job: TrainingJob) -> list[Any]:
-        return [self._torch.from_numpy(np.ascontiguousarray(each)) for each in job.targets]
+    def _copied(self, tensor: Any) -> Any:
+        return tensor.detach().clone()
 
-    def _count(self, optimizer: Any) -> int:
-        return max((int(each["step"]) for each in optimizer.state.values() if "step" in each), default=0)
+    def _put_back(self, tensors: list[Any], kept: list[Any]) -> None:
+        with self._torch.no_grad():
+            for parameter, value in paired(tensors, kept):
+                parameter.grad = None
+                parameter.copy_(value)
 
 
 # Keras on TensorFlow, and modules of TensorFlow.
 
-_KERAS_SETTINGS = ("beta_1", "beta_2", "epsilon", "rho", "momentum", "nesterov", "centered", "amsgrad")
-_KERAS_SLOTS = {
-    "_momentums": "m",
-    "_velocities": "v",
-    "_velocity_hats": "vhat",
-    "_average_gradients": "mg",
-    "_accumulators": "squares",
-    "_u": "u",
-    "_m": "m",
-    "_accumulated_grads": "rms",
-    "_accumulated_delta_vars": "deltas",
-}
-# Settings of Keras that change gradients or weights beside the update rule; None if they are off.
+# Settings that change gradients or weights beside the update rule; None if they are off.
 _KERAS_EXTRAS = (
     *("clipnorm", "clipvalue", "global_clipnorm", "use_ema", "ema_momentum", "ema_overwrite_frequency"),
     *("loss_scale_factor", "gradient_accumulation_steps"),
 )
-_PLAIN_NUMBERS = ("beta_1", "beta_2", "epsilon", "rho", "momentum", "weight_decay")
+_FLOATS = ("beta_1", "beta_2", "epsilon", "rho", "momentum", "weight_decay")
+
+
+def build_keras_optimizer(keras: Any, make: Callable[[], Any], variables: list[Any], dtype: str) -> Any:
+    """Return a new optimizer of the variables whose settings are not rounded to float32 in a float64 run."""
+    before = keras.backend.floatx()
+    keras.backend.set_floatx(dtype)  # the type of the variable of the learning rate
+    try:
+        made = make()
+        made.build(variables)
+    finally:
+        keras.backend.set_floatx(before)
+    for name in _FLOATS:
+        # Keras converts a Python number to float32 before casting (keras/src/backend/tensorflow/core.py).
+        value = getattr(made, name, None)
+        if dtype == "float64" and isinstance(value, (int, float)) and not isinstance(value, bool):
+            setattr(made, name, np.float64(value))
+    return made
 
 
 class KerasTrainer(ModelTrainer):
     """A Keras model or a tf.Module, trained by an optimizer of Keras."""
 
-    placement = UNCORRECTED
+    corrected = False
 
     def __init__(self, runner: Any) -> None:
         super().__init__(runner)
         self._tf: Any = sys.modules.get("tensorflow")
-        if self._tf is None or self._backend() != "tensorflow":
+        self._keras = model_child._keras_library(runner.model, runner.framework)
+        backend = getattr(getattr(self._keras, "backend", None), "backend", None)
+        if self._tf is None or (callable(backend) and backend() != "tensorflow"):
             raise UnsupportedError("training steps of a Keras model require Keras's TensorFlow backend")
         self._optimizer: Any = None
-
-    def _backend(self) -> str:
-        keras = self._keras()
-        name = getattr(getattr(keras, "backend", None), "backend", None)
-        return str(name()) if callable(name) else "tensorflow"
-
-    def _keras(self) -> Any:
-        return model_child._keras_library(self.runner.model, self.runner.framework)
 
     def trained(self, *, exact: bool) -> list[tuple[str, Any]]:
         """Return the trainable variables by the paths of their layers."""
@@ -560,56 +498,39 @@ class KerasTrainer(ModelTrainer):
         names: dict[int, str] = {}
         for row in rows:
             for name, number in row["tensors"]:
-                names.setdefault(number, "/".join([*row["path"], name]))
-        numbers = {id(each): number for number, each in enumerate(variables)}
+                names.setdefault(id(variables[number]), "/".join([*row["path"], name]))
         if keras:
             wanted = list(model.trainable_variables)
         else:
             wanted = [each for each in variables if getattr(each, "trainable", True)]
-        return [
-            (names.get(numbers.get(id(each), -1), str(getattr(each, "path", each.name))), each)
-            for each in wanted
-        ]
-
-    def _variables(self, *, exact: bool) -> list[Any]:
-        return [each for _, each in self.trained(exact=exact)]
+        return [(names.get(id(each), str(getattr(each, "path", each.name))), each) for each in wanted]
 
     def restore(self, file: str, spec: Message | None, wanted: str | None = None) -> bool:
-        """Create the optimizer of the file's own configuration, or the one of `spec`, and load its state."""
-        name = "optimizer"
-        if spec is not None:
-            name = spec["name"]
-            made = getattr(self._keras().optimizers, spec["class"])(**spec["arguments"])
-        else:
-            config = compiled_optimizer(file) if os.path.isfile(file) else None
-            if config is None:
-                return False
-            choose_optimizer(file, [name], wanted)
-            made = self._configured(file, config)
-        made.build(self._variables(exact=False))
-        try:
-            self._load(file, name, made)
-        except Exception as error:
-            raise UsageError(
-                f"{type(made).__name__} cannot load its state from the file: {last_error_line(error)}",
-                file=file,
-            ) from error
-        self._optimizer, self.stored = made, True
-        return True
-
-    def _configured(self, file: str, config: Message) -> Any:
-        """Return the optimizer of a configuration; raise UnsupportedError for a class outside Keras.
+        """Create the optimizer of the file's own configuration, or the one of `spec`, and load its state.
 
         The caller has audited the configuration (see `read_optimizer_config`): this creates what it names.
         """
-        cls = getattr(self._keras().optimizers, str(config.get("class_name")), None)
+        config = compiled_optimizer(file) if spec is None and os.path.isfile(file) else None
+        if config is not None:
+            spec = {"name": "optimizer", "class": config.get("class_name")}
+            choose_optimizer(file, ["optimizer"], wanted)
+        if spec is None:
+            return False
+        cls = getattr(self._keras.optimizers, str(spec["class"]), None)
         if cls is None:
             raise UnsupportedError(
-                "the model's optimizer is not a class of Keras",
-                file=file,
-                found=str(config.get("class_name")),
+                "the model's optimizer is not a class of Keras", file=file, found=str(spec["class"])
             )
-        return cls.from_config(config["config"])
+        made = cls(**spec["arguments"]) if config is None else cls.from_config(config["config"])
+        made.build(self.tensors(exact=False))
+        try:
+            self._load(file, spec["name"], made)
+        except Exception as error:
+            raise UsageError(
+                f"{spec['class']} cannot load its state from the file: {last_error_line(error)}", file=file
+            ) from error
+        self._optimizer, self.stored = made, True
+        return True
 
     def _load(self, file: str, name: str, optimizer: Any) -> None:
         if not os.path.isfile(file):
@@ -619,18 +540,8 @@ class KerasTrainer(ModelTrainer):
         if values is None:
             self.runner.model.compile(optimizer=optimizer)
             self.runner.model.load_weights(file)
-            return
-        variables = _optimizer_variables(optimizer)
-        # Keras before 3 did not store the learning rate beside the moments.
-        variables = (
-            [each for each in variables if not str(each.name).endswith("learning_rate")]
-            if len(variables) == len(values) + 1
-            else variables
-        )
-        if len(variables) != len(values):
-            raise ValueError(f"the file has {len(values)} variables of the optimizer, not {len(variables)}")
-        for variable, value in paired(variables, values):
-            variable.assign(value)
+        else:
+            _assign_state(optimizer, values)
 
     def _restore_objects(self, file: str, name: str, optimizer: Any) -> None:
         tensorflow, model = self._tf, self.runner.model
@@ -648,157 +559,117 @@ class KerasTrainer(ModelTrainer):
         assert first is not None  # noqa: S101 - no name fits
         raise first
 
-    def _copy_state(self, source: Any, target: Any) -> None:
-        one, other = list(_optimizer_variables(source)), list(_optimizer_variables(target))
-        if len(other) == len(one) + 1:  # a number that replaces a schedule
-            other = [each for each in other if not str(each.name).endswith("learning_rate")]
-        if len(one) != len(other):
-            raise WorkerError("the optimizer has other variables than its copy")
-        for value, variable in paired(one, other):
-            variable.assign(np.array(value.numpy() if hasattr(value, "numpy") else value))
-
     def create(self, cls: str, settings: Message) -> None:
         """Create an optimizer of Keras without state."""
-        made = getattr(self._keras().optimizers, cls)(**settings)
-        made.build(self._variables(exact=False))
-        self._optimizer = made
+        self._optimizer = getattr(self._keras.optimizers, cls)(**settings)
+        self._optimizer.build(self.tensors(exact=False))
 
     def describe(self) -> Message:
-        """Return class, settings, step and the settings of each tensor."""
+        """Return class, settings, and the settings and number of updates of each tensor."""
         held = self._optimizer
-        settings = {name: getattr(held, name) for name in _KERAS_SETTINGS if hasattr(held, name)}
+        names = {name for row in optimizers.FAMILIES for name in row.settings if name not in _UNREAD}
+        settings = {name: getattr(held, name) for name in sorted(names) if hasattr(held, name)}
         settings = {
-            name: value if isinstance(value, (bool, str)) or value is None else float(_array(value))
+            name: value if isinstance(value, (bool, str, type(None))) else float(_array(value))
             for name, value in settings.items()
         }
-        settings["learning_rate"] = float(_array(held.learning_rate))
         averaged = bool(getattr(held, "use_ema", False))
         for name in _KERAS_EXTRAS:
             value = getattr(held, name, None)
             settings[name] = value if value and (averaged or not name.startswith("ema_")) else None
-        if not _is_variable(getattr(held, "_learning_rate", None)):
+        if not hasattr(getattr(held, "_learning_rate", None), "assign"):
             self.notes.append("the learning rate follows the schedule that the file contains")
-        decay = getattr(held, "weight_decay", None)
-        settings["weight_decay"] = float(_array(decay)) if decay else 0.0
+        settings[_DECAY] = float(_array(getattr(held, _DECAY, None) or 0.0))
         uses = getattr(held, "_use_weight_decay", lambda _: True)
         named = self.trained(exact=False)
-        cls = type(held).__name__
+        row, cls = self._row, type(held).__name__
         return {
-            "family": "Adam" if cls == "AdamW" else cls,
             "title": cls,
+            "family": cls if row is None else row.name,
             "settings": settings,
-            "own": {
-                name: settings if uses(each) else dict(settings, weight_decay=0.0) for name, each in named
-            },
+            "own": {name: settings if uses(each) else {**settings, _DECAY: 0.0} for name, each in named},
             "counts": {name: {STEP: float(_array(held.iterations))} for name, _ in named},
             "decoupled": True,
-            "step": int(_array(held.iterations)),
             "stored": self.stored,
-            "placement": self.placement,
+            "corrected": self.corrected,
         }
+
+    @property
+    def _row(self) -> optimizers.OptimizerFamily | None:
+        return optimizers.find_class(type(self._optimizer).__name__.lower())
 
     def slots(self) -> dict[str, list[Any]]:
         """Return the optimizer's state by canonical name."""
-        held = self._optimizer
-        kinds = dict(_KERAS_SLOTS)
-        cls = type(held).__name__
-        if cls == "RMSprop":
-            kinds.update({"_velocities": "rms", "_momentums": "velocity"})
-        if cls == "SGD":
-            kinds.update({"momentums": "velocity"})
-        found = {}
-        for attribute, kind in kinds.items():
-            arrays = getattr(held, attribute, None)
-            if isinstance(arrays, (list, tuple)) and arrays:
-                found[kind] = [_array(each) for each in arrays]
-        rate = float(_array(held.learning_rate)) * (-1 if cls == "SGD" else 1)
-        if "velocity" in found and rate:
+        row = self._row
+        kinds = KERAS_LISTS if row is None else row.keras_lists
+        lists = {kind: getattr(self._optimizer, name, None) for name, kind in kinds.items()}
+        found = {
+            kind: [_array(each) for each in arrays]
+            for kind, arrays in lists.items()
+            if isinstance(arrays, (list, tuple)) and arrays
+        }
+        rate = float(_array(self._optimizer.learning_rate))
+        if row is not None and rate and VELOCITY in found:
             # Keras's momentum includes the learning rate, that of PyTorch does not.
-            found["buffer"] = [each / rate for each in found.pop("velocity")]
+            found[BUFFER] = [each / (row.folded * rate) for each in found.pop(VELOCITY)]
         return found
 
-    def _copy(self, job: TrainingJob) -> Any:
+    def _copy(self, job: TrainingJob, variables: list[Any]) -> Any:
         """Return the optimizer for the job's float type with its changes."""
-        keras = self._keras()
-        before = keras.backend.floatx()
-        dtype = "float64" if job.exact else "float32"
-        if job.exact:
-            keras.backend.set_floatx(dtype)
-        try:
-            config = self._optimizer.get_config()
-            if "learning_rate" in job.changes:  # a schedule cannot be set
-                config["learning_rate"] = float(job.changes["learning_rate"])
-            made = type(self._optimizer).from_config(config)
-            made.build(self._variables(exact=job.exact))
-        finally:
-            keras.backend.set_floatx(before)
-        self._copy_state(self._optimizer, made)
-        for name in _PLAIN_NUMBERS:
-            # Keras converts a Python number to float32 before casting (keras/src/backend/tensorflow/core.py).
-            value = getattr(made, name, None)
-            if job.exact and isinstance(value, (int, float)) and not isinstance(value, bool):
-                setattr(made, name, np.float64(value))
-        for name, value in job.changes.items():
-            if name == STEP:
-                made.iterations.assign(value)
-            elif name == "learning_rate":
-                made.learning_rate.assign(np.array(value, dtype))
-            else:
-                setattr(made, name, np.float64(value) if isinstance(value, float) else value)
+        changes = dict(job.changes)
+        config = self._optimizer.get_config()
+        if "learning_rate" in changes:  # a schedule cannot be set
+            config["learning_rate"] = float(changes["learning_rate"])
+        cls = type(self._optimizer)
+        made = build_keras_optimizer(self._keras, lambda: cls.from_config(config), variables, job.dtype)
+        _assign_state(made, [_stored_array(each) for each in _optimizer_variables(self._optimizer)])
+        if STEP in changes:
+            made.iterations.assign(changes.pop(STEP))
+        if "learning_rate" in changes:
+            made.learning_rate.assign(np.array(changes.pop("learning_rate"), job.dtype))
+        for name, value in changes.items():
+            setattr(made, name, np.float64(value) if isinstance(value, float) else value)
         return made
 
-    @contextlib.contextmanager
-    def running(self, job: TrainingJob) -> Iterator[Callable[[], tuple[float, list[Any]]]]:
-        """Train in place by a gradient tape and Keras's optimizer, then put the weights back."""
-        variables = self._variables(exact=job.exact)
-        kept = [_exact_array(each) for each in variables]
-        optimizer = self._copy(job)
-        given, targets = self._given(job), self._targets(job)
-        epsilon = None
-        if job.epsilon is not None:
-            base, beta_2 = float(optimizer.epsilon), float(optimizer.beta_2)
-            epsilon = self._tf.Variable(base, dtype=variables[0].dtype, trainable=False)
+    def _stepper(self, job: TrainingJob, tensors: list[Any]) -> Callable[[int], tuple[Any, list[Any]]]:
+        optimizer = self._copy(job, tensors)
+        loss_of = self._losses(job, self._tf.constant, self._tf.reduce_mean)
+        base = float(getattr(optimizer, "epsilon", None) or 0.0)
+        epsilon = self._tf.Variable(base, dtype=tensors[0].dtype, trainable=False)
+        replaced = job.corrected not in (None, self.corrected)
+        if replaced:
             optimizer.epsilon = epsilon
-        count = [int(_array(optimizer.iterations))]
 
         def update() -> Any:
             with self._tf.GradientTape() as tape:
-                loss = self._loss(job, self._call(job, given), targets, self._tf.reduce_mean)
-            found = [
+                loss = loss_of()
+            gradients = [
                 None if each is None else self._tf.convert_to_tensor(each)
-                for each in tape.gradient(loss, [_raw(each) for each in variables])
+                for each in tape.gradient(loss, [_raw(each) for each in tensors])
             ]
-            optimizer.apply_gradients([(g, v) for g, v in paired(found, variables) if g is not None])
-            return loss, found
+            optimizer.apply_gradients([(g, v) for g, v in paired(gradients, tensors) if g is not None])
+            return loss, gradients
 
-        run = self._compiled(update, job)
-
-        def step() -> tuple[float, list[Any]]:
-            count[0] += 1
-            if epsilon is not None and job.epsilon is not None:
-                epsilon.assign(base * epsilon_factor(self.placement, job.epsilon, beta_2, count[0]))
-            loss, found = run()
-            return float(_array(loss)), found
-
-        try:
-            yield step
-        finally:
-            for variable, value in paired(variables, kept):
-                variable.assign(value)
-
-    def _compiled(self, update: Callable[[], Any], job: TrainingJob) -> Callable[[], Any]:
-        """Return the update as a graph, or as it is if the model cannot be traced."""
-        if max(job.steps, default=1) < 10:  # tracing takes longer than some eager steps
-            return update
-        try:
+        run = update
+        if max(job.steps, default=1) >= 10:  # tracing takes longer than some eager steps
             graph = self._tf.function(update)
-            graph.get_concrete_function()
-        except Exception:  # noqa: BLE001 - a model with Python control flow runs eagerly
-            return update
-        return graph  # type: ignore[no-any-return]
+            with contextlib.suppress(Exception):  # a model with Python control flow runs eagerly
+                graph.get_concrete_function()
+                run = graph
 
-    def _targets(self, job: TrainingJob) -> list[Any]:
-        return [self._tf.constant(each) for each in job.targets]
+        done = int(_array(optimizer.iterations))
+
+        def step(number: int) -> tuple[Any, list[Any]]:
+            if replaced:
+                beta_2 = float(optimizer.beta_2)
+                epsilon.assign(base * self._epsilon_factor(job, beta_2, done + number))
+            return run()  # type: ignore[no-any-return]
+
+        return step
+
+    def _put_back(self, tensors: list[Any], kept: list[Any]) -> None:
+        for variable, value in paired(tensors, kept):
+            variable.assign(value)
 
 
 def compiled_optimizer(file: str) -> Message | None:
@@ -838,8 +709,18 @@ def _optimizer_variables(optimizer: Any) -> list[Any]:
     return list(held() if callable(held) else held)
 
 
-def _is_variable(value: Any) -> bool:
-    return hasattr(value, "assign")
+def _assign_state(optimizer: Any, values: list[Any]) -> None:
+    """Set the optimizer's variables; raise ValueError if it has others.
+
+    Keras before 3 does not store the learning rate beside the moments, nor is it a variable of a schedule.
+    """
+    variables = _optimizer_variables(optimizer)
+    if len(variables) == len(values) + 1:
+        variables = [each for each in variables if not str(each.name).endswith("learning_rate")]
+    if len(variables) != len(values):
+        raise ValueError(f"the file has {len(values)} variables of the optimizer, not {len(variables)}")
+    for variable, value in paired(variables, values):
+        variable.assign(value)
 
 
 def _raw(variable: Any) -> Any:
@@ -847,14 +728,10 @@ def _raw(variable: Any) -> Any:
     return variable.value if hasattr(variable, "_value") else variable
 
 
-def _exact_array(value: Any) -> Any:
-    return np.array(value.numpy() if hasattr(value, "numpy") else value)
-
-
 # Requests of the process that runs a model (networks/model_runner.py).
 
 
-def _trainer(session: Any) -> ModelTrainer:
+def _trainer(session: Any) -> TorchTrainer | KerasTrainer:
     if session.trainer is None:
         framework = session.runner.framework
         if framework == "torch":
@@ -867,7 +744,7 @@ def _trainer(session: Any) -> ModelTrainer:
                 f"{what} cannot be trained",
                 hint="build the model by code (--like-a, --like-b) and load its weights",
             )
-    found: ModelTrainer = session.trainer
+    found: TorchTrainer | KerasTrainer = session.trainer
     return found
 
 
@@ -886,7 +763,7 @@ def prepare_optimizer(session: Any, message: Message) -> Message:
         trainer.create(created["class"], created["settings"])
         found = True
     else:
-        found = trainer.restore(message["file"], message.get("spec"), message.get("wanted"))
+        found = trainer.restore(message["file"], message["spec"], message["wanted"])
     tensors = trainer.trained(exact=False)
     for place, (_, tensor) in enumerate(tensors):
         np.save(session.folder / f"trained-{place}.npy", _array(tensor), allow_pickle=False)
@@ -910,27 +787,24 @@ def read_slots(session: Any, message: Message) -> Message:
     return {"slots": found}
 
 
-def _job(session: Any, message: Message) -> TrainingJob:
+def train_model(session: Any, message: Message) -> Message:
+    """Train from the state of the checkpoint; write first gradients, and changes after wanted steps."""
+    trainer = _trainer(session)
     targets = [
         np.load(session.folder / f"target-{place}.npy", allow_pickle=False)
         for place in range(len(message["outputs"]))
     ]
-    return TrainingJob(message, session.given(len(message["names"])), targets)
-
-
-def train_model(session: Any, message: Message) -> Message:
-    """Train from the state of the checkpoint; write first gradients, and changes after wanted steps."""
-    trainer = _trainer(session)
+    job = TrainingJob(message, session.given(len(message["names"])), targets)
     try:
-        losses, first, found = trainer.train(_job(session, message))
+        losses, first, changes = trainer.train(job)
     except (UsageError, UnsupportedError):
         raise
     except Exception as error:
         raise WorkerError(f"a training step raises {last_error_line(error)}") from error
-    for stem, arrays in [("gradient", first), *((f"update-{number}", each) for number, each in found)]:
+    for stem, arrays in [("gradient", first), *((f"update-{number}", each) for number, each in changes)]:
         for place, array in enumerate(arrays):
             np.save(session.folder / f"{stem}-{place}.npy", array, allow_pickle=False)
-    return {"losses": [losses[0], losses[-1]], "finite": bool(np.isfinite(losses).all())}
+    return {"finite": bool(np.isfinite(losses).all())}
 
 
 HANDLERS = {

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 from ckpttool.core.deferred import NamedTuple, dataclass
+from ckpttool.core.optimizers import FAMILIES, OptimizerFamily, epsilon_factor
 from ckpttool.networks import network as serial
 from ckpttool.networks.network import ConstantRow, Convolution, Dense, Layer, LayerNorm, Network
 
@@ -73,13 +74,12 @@ TEMPERATURE, LOG_STD = "temperature", "actor/log_std"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OptimizerSetup:
-    """One optimizer: family, settings and state by canonical names (libraries/optimizers_read.py).
+    """One optimizer: family, settings and state by canonical names (core/optimizers.py).
 
     `titles` are the networks and vectors that it trains, `slots` one array per trained array in that order,
-    and `buffer` never includes the learning rate. `corrected` is Adam's place of epsilon: added to the root
-    of the bias-corrected second moment (torch/optim/adam.py), or to that of the uncorrected one
-    (keras/src/optimizers/adam.py). RMSprop adds it under the root, as Keras and Stable-Baselines3's
-    RMSpropTFLike do. `l2` is the factor of each array in the gradient (`+ l2 * w`).
+    and `buffer` never includes the learning rate. `corrected` is Adam's place of epsilon (see
+    `epsilon_factor`). RMSprop adds it under the root, as Keras and Stable-Baselines3's RMSpropTFLike do.
+    `l2` is the factor of each array in the gradient (`+ l2 * w`).
     """
 
     family: str
@@ -89,6 +89,16 @@ class OptimizerSetup:
     slots: Mapping[str, Arrays]
     l2: tuple[float, ...]
     corrected: bool = True
+
+    @property
+    def row(self) -> OptimizerFamily:
+        """The row of the table of optimizers."""
+        return next(each for each in FAMILIES if each.name == self.family)
+
+    @property
+    def choices(self) -> dict[str, float | bool]:
+        """The settings, with those that the slots show."""
+        return {**self.settings, **self.row.flags(self.slots)}
 
     def cast(self, dtype: Dtype) -> OptimizerSetup:
         """Return the same optimizer with its state in `dtype`."""
@@ -100,8 +110,7 @@ class OptimizerSetup:
         epsilon = self.settings.get("epsilon", 0.0)
         if self.family != "Adam" or self.corrected == corrected:
             return epsilon
-        factor = math.sqrt(1 - self.settings["beta_2"] ** step)
-        return epsilon / factor if corrected else epsilon * factor
+        return epsilon * epsilon_factor(self.settings["beta_2"], step, corrected=corrected)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -462,107 +471,83 @@ _RULES: Mapping[str, Callable[[OptimizerSetup, int, np.ndarray, np.ndarray, _Hel
     "RMSprop": _rmsprop_step,
     "SGD": _sgd_step,
 }
-FAMILIES = tuple(_RULES)
+SUPPORTED = tuple(_RULES)
 
 
-# Serialisation between processes: JSON and npz, no pickles.
+# Between processes: JSON and npz, no pickles.
 
-_LEARNER, _BATCHES, _TRAINED = "learner.npz", "batches.npz", "trained.npz"
+_LEARNER, _TRAINED = "learner.npz", "trained.npz"
 
 
 def write_learner(learner: Learner, batches: Sequence[TrainingBatch], folder: Path) -> dict[str, Any]:
     """Write the arrays into the folder; return the rest as a JSON document."""
-    arrays: dict[str, np.ndarray] = {"low": learner.low, "high": learner.high}
-    arrays |= {f"vector/{title}": array for title, array in learner.vectors.items()}
-    document = {
-        "algorithm": learner.algorithm,
-        "networks": {
-            title: serial.network_to_document(network, arrays, f"{number}/")
-            for number, (title, network) in enumerate(learner.networks.items())
-        },
-        "vectors": list(learner.vectors),
-        "critics": list(learner.critics),
-        "slow": dict(learner.slow),
-        "alpha": learner.alpha,
-        "updates": learner.updates,
-        "optimizers": {name: _write_setup(name, each, arrays) for name, each in learner.optimizers.items()},
-        "batches": len(batches),
-    }
-    np.savez(folder / _LEARNER, allow_pickle=False, **arrays)
-    stacked = {f"{n}/{name}": each for n, batch in enumerate(batches) for name, each in batch.arrays.items()}
-    np.savez(folder / _BATCHES, allow_pickle=False, **stacked)
-    return document
+    return _write([learner, *batches], folder / _LEARNER)
 
 
 def read_learner(document: dict[str, Any], folder: Path) -> tuple[Learner, list[TrainingBatch]]:
     """Return the objects passed to `write_learner`."""
-    with np.load(folder / _LEARNER, allow_pickle=False) as arrays:
-        learner = Learner(
-            document["algorithm"],
-            {t: serial.network_from_document(each, arrays) for t, each in document["networks"].items()},
-            {title: arrays[f"vector/{title}"] for title in document["vectors"]},
-            tuple(document["critics"]),
-            document["slow"],
-            {name: _read_setup(name, each, arrays) for name, each in document["optimizers"].items()},
-            arrays["low"],
-            arrays["high"],
-            document["alpha"],
-            document["updates"],
-        )
-    found: list[dict[str, np.ndarray]] = [{} for _ in range(document["batches"])]
-    with np.load(folder / _BATCHES, allow_pickle=False) as stacked:
-        for key in stacked.files:
-            number, _, name = key.partition("/")
-            found[int(number)][name] = stacked[key]
-    return learner, [TrainingBatch(each) for each in found]
-
-
-def _write_setup(name: str, setup: OptimizerSetup, arrays: dict[str, np.ndarray]) -> dict[str, Any]:
-    for slot, held in setup.slots.items():
-        arrays |= {f"{name}/{slot}/{number}": array for number, array in enumerate(held)}
-    return {
-        "family": setup.family,
-        "titles": list(setup.titles),
-        "settings": dict(setup.settings),
-        "step": setup.step,
-        "slots": {slot: len(held) for slot, held in setup.slots.items()},
-        "l2": list(setup.l2),
-        "corrected": setup.corrected,
-    }
-
-
-def _read_setup(name: str, document: dict[str, Any], arrays: Any) -> OptimizerSetup:
-    slots = {
-        slot: tuple(arrays[f"{name}/{slot}/{number}"] for number in range(count))
-        for slot, count in document["slots"].items()
-    }
-    return OptimizerSetup(
-        document["family"],
-        tuple(document["titles"]),
-        document["settings"],
-        document["step"],
-        slots,
-        tuple(document["l2"]),
-        document["corrected"],
-    )
+    learner, *batches = _read(document, folder / _LEARNER)
+    return learner, batches
 
 
 def write_trained(trained: TrainedWeights, folder: Path) -> dict[str, Any]:
     """Write the weights into the folder; return the rest as a JSON document."""
-    held = {"first": trained.first, "last": trained.last}
-    named = {
-        f"{when}/{t}/{n}": a for when, by in held.items() for t, w in by.items() for n, a in enumerate(w)
-    }
-    np.savez(folder / _TRAINED, allow_pickle=False, **named)
-    return {"steps": trained.steps, "moved": trained.moved}
+    return _write(trained, folder / _TRAINED)
 
 
 def read_trained(document: dict[str, Any], folder: Path) -> TrainedWeights:
-    """Return the objects passed to `write_trained`."""
-    first: Weights = {title: [] for title in document["moved"]}
-    last: Weights = {title: [] for title in document["moved"]}
-    with np.load(folder / _TRAINED, allow_pickle=False) as arrays:
-        for name in arrays.files:  # in writing order
-            when, _, rest = name.partition("/")
-            (first if when == "first" else last)[rest.rpartition("/")[0]].append(arrays[name])
-    return TrainedWeights(document["steps"], document["moved"], first, last)
+    """Return the object passed to `write_trained`."""
+    trained: TrainedWeights = _read(document, folder / _TRAINED)
+    return trained
+
+
+def _write(value: Any, file: Path) -> dict[str, Any]:
+    arrays: dict[str, np.ndarray] = {}
+    document = {"value": _pack(value, arrays)}
+    np.savez(file, allow_pickle=False, **arrays)
+    return document
+
+
+def _read(document: dict[str, Any], file: Path) -> Any:
+    with np.load(file, allow_pickle=False) as arrays:
+        return _unpack(document["value"], arrays)
+
+
+_RECORDS = {each.__name__: each for each in (Learner, OptimizerSetup, TrainingBatch, TrainedWeights)}
+
+
+def _pack(value: Any, arrays: dict[str, np.ndarray]) -> Any:
+    """Return a value as a JSON document, records and arrays as pairs; add the arrays by number."""
+    kind, name = type(value).__name__, str(len(arrays))
+    if isinstance(value, np.ndarray):
+        arrays[name] = value
+        return {"array": name}
+    if isinstance(value, Network):
+        return {"network": serial.network_to_document(value, arrays, f"{name}/")}
+    if kind in _RECORDS:
+        return {kind: [_pack(getattr(value, each), arrays) for each in _field_names(_RECORDS[kind])]}
+    if isinstance(value, Mapping):
+        return {"mapping": [[key, _pack(each, arrays)] for key, each in value.items()]}
+    return [_pack(each, arrays) for each in value] if isinstance(value, list | tuple) else value
+
+
+def _unpack(document: Any, arrays: Mapping[str, np.ndarray]) -> Any:
+    """Return the value of a document; lists become tuples."""
+    match document:
+        case {"array": name}:
+            return arrays[name]
+        case {"network": network}:
+            return serial.network_from_document(network, arrays)
+        case {"mapping": items}:
+            return {key: _unpack(each, arrays) for key, each in items}
+        case dict():
+            ((kind, values),) = document.items()
+            return _RECORDS[kind](*(_unpack(each, arrays) for each in values))
+        case list():
+            return tuple(_unpack(each, arrays) for each in document)
+    return document
+
+
+def _field_names(record: type) -> tuple[str, ...]:
+    names: tuple[str, ...] = record.__match_args__  # type: ignore[attr-defined]  # dataclasses and NamedTuples
+    return names

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -12,6 +11,8 @@ import numpy as np
 import tensorflow as tf
 
 from ckpttool.core.errors import UnsupportedError
+from ckpttool.core.optimizers import BUFFER, VELOCITY
+from ckpttool.networks.model_training import build_keras_optimizer
 from ckpttool.networks.network import Layer, Network, dtype_of, look_up
 from ckpttool.networks.policy_training import (
     GradientEngine,
@@ -184,55 +185,30 @@ def _differentiate(net: NetworkModel, gradient: Tensor, *inputs: Tensor) -> list
     return gradients
 
 
-_ARGUMENTS = {
-    "Adam": ("beta_1", "beta_2", "weight_decay"),
-    "RMSprop": ("rho", "momentum"),
-    "SGD": ("momentum", "nesterov"),
-}
-_SLOTS = {
-    "Adam": {"m": "_momentums", "v": "_velocities", "vhat": "_velocity_hats"},
-    "RMSprop": {"rms": "_velocities", "mg": "_average_gradients", "buffer": "_momentums"},
-    "SGD": {"buffer": "momentums"},
-}
-# Keras's sums include the learning rate, and in SGD the sign.
-_FOLDED = {"RMSprop": 1.0, "SGD": -1.0}
-
-
 class _KerasRule:
     """One optimizer of Keras, starting from a given state."""
 
     def __init__(self, setup: OptimizerSetup, variables: list[Tensor]) -> None:
         self._setup, self._count, self._variables = setup, setup.step, variables
         dtype = variables[0].dtype
-        with _default_floatx(dtype):
-            self._optimizer = self._make()
-            self._optimizer.build(variables)
+        self._optimizer = build_keras_optimizer(keras, self._make, variables, dtype)
         self._epsilon = tf.Variable(setup.settings.get("epsilon", 0.0), dtype=dtype, trainable=False)
         if hasattr(self._optimizer, "epsilon"):
             self._optimizer.epsilon = self._epsilon
-        for name in ("beta_1", "beta_2", "rho", "momentum", "weight_decay"):
-            # Keras converts a Python number to float32, but keeps the type of one of NumPy.
-            value = getattr(self._optimizer, name, None)
-            if value is not None and dtype == "float64":
-                setattr(self._optimizer, name, np.float64(setup.settings.get(name, value)))
         self._optimizer.iterations.assign(setup.step)
-        for slot, held in setup.slots.items():
-            factor = _FOLDED[setup.family] * setup.settings["learning_rate"] if slot == "buffer" else 1.0
-            arrays = getattr(self._optimizer, _SLOTS[setup.family][slot])
-            for array, variable in zip(held, arrays, strict=True):
+        for edge, slot in setup.row.keras_lists.items():
+            # Keras's sums of gradients include the learning rate, and in SGD the sign.
+            factor = setup.row.folded * setup.settings["learning_rate"] if slot == VELOCITY else 1.0
+            arrays = setup.slots.get(BUFFER if slot == VELOCITY else slot, ())
+            for array, variable in zip(arrays, getattr(self._optimizer, edge, ()), strict=bool(arrays)):
                 variable.assign(array * array.dtype.type(factor))
         self._apply = tf.function(self._update, autograph=False)
 
     def _make(self) -> Tensor:
-        family, known = self._setup.family, self._setup.settings
-        given: dict[str, object] = {n: known[n] for n in _ARGUMENTS[family] if known.get(n)}
-        if family == "Adam":
-            given["amsgrad"] = "vhat" in self._setup.slots
-        if family == "RMSprop":
-            given["centered"] = "mg" in self._setup.slots
-        if family == "SGD":
-            given["nesterov"] = bool(known.get("nesterov"))
-        return getattr(keras.optimizers, family)(known["learning_rate"], **given)
+        known = self._setup.choices
+        names = (*self._setup.row.arguments, "weight_decay")
+        arguments = {name: known[name] for name in names if known.get(name)}
+        return getattr(keras.optimizers, self._setup.family)(known["learning_rate"], **arguments)
 
     def step(self, gradients: Sequence[np.ndarray]) -> None:
         """Make one update."""
@@ -243,14 +219,3 @@ class _KerasRule:
     def _update(self, *gradients: Tensor) -> None:
         with tf.device("cpu:0"):
             self._optimizer.apply(list(gradients), self._variables)
-
-
-@contextmanager
-def _default_floatx(dtype: str) -> Iterator[None]:
-    """Make the learning rate a variable of that type, because float32 would round it in a float64 run."""
-    before = keras.config.floatx()
-    keras.config.set_floatx(dtype)
-    try:
-        yield
-    finally:
-        keras.config.set_floatx(before)

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from ckpttool.core.errors import UnsupportedError
-from ckpttool.core.optimizers import FAMILIES
+from ckpttool.networks.model_training import change_torch_optimizer
 from ckpttool.networks.network import Convolution, Dense, Layer, LayerNorm, Network, look_up
 from ckpttool.networks.policy_training import (
     GradientEngine,
@@ -497,39 +497,17 @@ class _TorchRule:
 
     def __init__(self, setup: OptimizerSetup, parameters: list[torch.Tensor]) -> None:
         self._setup, self._count, self._parameters = setup, setup.step, parameters
-        self._optimizer = self._make(setup.settings)
-        family = next(each for each in FAMILIES if each.name == setup.family)
-        names = {ours: theirs for theirs, ours in family.torch_slots.items()}
+        name = "AdamW" if setup.family == "Adam" and setup.settings.get("weight_decay") else setup.family
+        cls = _RootRMSprop if name == "RMSprop" else getattr(torch.optim, name)
+        self._optimizer = cls(parameters, lr=0.01)
+        change_torch_optimizer(setup.row, self._optimizer, setup.choices)
+        names = {ours: theirs for theirs, ours in setup.row.torch_slots.items()}
         for number, parameter in enumerate(parameters):
             state = {
                 names[slot]: torch.tensor(_transpose_kernel(held[number]))
                 for slot, held in setup.slots.items()
             }
             self._optimizer.state[parameter] = {"step": torch.tensor(float(setup.step)), **state}
-
-    def _make(self, known: Any) -> torch.optim.Optimizer:
-        rate = known["learning_rate"]
-        if self._setup.family == "SGD":
-            return torch.optim.SGD(
-                self._parameters, rate, known.get("momentum", 0.0), nesterov=bool(known.get("nesterov"))
-            )
-        if self._setup.family == "RMSprop":
-            return _RootRMSprop(
-                self._parameters,
-                rate,
-                known["rho"],
-                known["epsilon"],
-                momentum=known.get("momentum", 0.0),
-                centered="mg" in self._setup.slots,
-            )
-        kind = torch.optim.AdamW if known.get("weight_decay") else torch.optim.Adam
-        return kind(
-            self._parameters,
-            rate,
-            (known["beta_1"], known["beta_2"]),
-            weight_decay=known.get("weight_decay", 0.0),
-            amsgrad="vhat" in self._setup.slots,
-        )
 
     def step(self, gradients: Sequence[np.ndarray]) -> None:
         """Make one update."""
