@@ -136,10 +136,10 @@ def _probe(there: dict[str, Any], monkeypatch: pytest.MonkeyPatch, side: model_c
         "model_runner.HANDLERS['attack'] = lambda session, message: "
         "attacks.outcomes(dict(message['there'], own=str(session.folder))); "
     )
-    option, program = model_comparison._PROGRAM
-    start, call, end = program.partition("from ckpttool.networks.model_runner import main")
-    monkeypatch.setattr(model_comparison, "_PROGRAM", (option, start + added + call + end))
-    with model_comparison.RunnerProcess(side) as process:
+    start, call, end = worker._RESTRICTED.partition("from ckpttool.networks.model_runner import main")
+    monkeypatch.setattr(worker, "_RESTRICTED", start + added + call + end)
+    with model_comparison.open_host(side) as host:
+        process = model_comparison.RunnerProcess(side, host)
         opened = model_comparison._open_side(process, side.kind, run_code=True)
         declared = opened["inputs"] or [{"name": "x", "shape": [3], "dtype": "float32"}]
         process.request(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import re
 import sys
@@ -47,11 +46,8 @@ from ckpttool.commands.plan import report_moves
 from ckpttool.commands.restore import canonical_tree
 from ckpttool.core import deferred, sidecar
 from ckpttool.core.activations import (
-    NO_IMAGE,
-    UNKNOWN,
     CallPlace,
     WeightUse,
-    framework_order,
     parse_order,
 )
 from ckpttool.core.checkpoint import Checkpoint
@@ -95,8 +91,7 @@ from ckpttool.mapping.solver import Ambiguity, FillResult, LayerMatch, Misfit
 from ckpttool.networks import live_trees, model_child
 from ckpttool.networks.live import assign
 from ckpttool.networks.live_trees import LiveSource, dtype_and_shape
-from ckpttool.networks.model_child import probe_module
-from ckpttool.networks.model_runner import wrap_model
+from ckpttool.networks.tracing import probe_module
 from ckpttool.networks.worker import ModelProcess, ModelSpec
 
 # The user's model as the target: built in a separate process, its skeleton, and the proof that it loads.
@@ -126,7 +121,7 @@ class TargetModel:
     def __init__(self, wanted: ModelSpec, form: str | None = None) -> None:
         self._wanted, self._form = wanted, form or ""
         self._built: Mapping[str, Any] = {}
-        self.process = ModelProcess(wanted)
+        self.process = ModelProcess("model's process", wanted.python)
         self._folder = tempfile.TemporaryDirectory(prefix="ckpttool-")
 
     def __enter__(self) -> TargetModel:
@@ -153,20 +148,18 @@ class TargetModel:
                 f"{self._wanted.factory} creates a {framework} model, which cannot load {self._form}",
                 hint=" or ".join(f"--to {form}" for form in built["forms"]),
             )
-        modules = self.process.describe(guessed)
-        first = self.process.save(os.path.join(self._folder.name, "first"), self._form)
-        tree = open_checkpoint(first).tree
+        request = {"shapes": [*map(list, self._wanted.shapes)], "guessed": [*map(list, guessed)]}
+        modules = self.process.request("describe", request)["modules"]
+        tree = open_checkpoint(self._save("first")).tree
         if self._form == "keras" and all("vars/" not in leaf.key for _, leaf in tree.tensors()):
             raise UnsupportedError(
                 "the model's Keras version is too old for .weights.h5 files", hint="--to tf"
             )
         places: dict[str | int, Path]
-        if self.process.number():
-            second = self.process.save(os.path.join(self._folder.name, "second"), self._form)
-            places = dict(_numbered_weights(tree, open_checkpoint(second).tree))
+        if self.process.request("number", {})["done"]:
+            places = dict(_numbered_weights(tree, open_checkpoint(self._save("second")).tree))
         else:
-            places = {leaf.key: path for path, leaf in tree.tensors()}
-            places |= {a.key: path for path, others in tree.aliases.items() for a in others if a.key}
+            places = _key_places(tree)
         self._require_all(modules, places)
         return build_model_skeleton(tree, modules, places, framework)
 
@@ -177,17 +170,23 @@ class TargetModel:
         return known_shapes(rows)
 
     def _build(self) -> Mapping[str, Any]:
-        self._built = self._built or self.process.build()
+        request = {"factory": self._wanted.factory, "arguments": self._wanted.arguments}
+        self._built = self._built or self.process.request("build", request)
         return self._built
+
+    def _save(self, name: str) -> str:
+        """Have the framework save the model; return the path to open."""
+        request = {"file": os.path.join(self._folder.name, name), "form": self._form}
+        return str(self.process.request("save", request)["file"])
 
     def prove(self, written: Checkpoint, moved: ConvertedOptimizers) -> None:
         """Load the output into the model and its optimizers strictly, save it again, compare every tensor.
 
         Raise WorkerError if one of them does not load it, MappingError if values differ afterwards.
         """
-        self.process.load(self.staged(written), self._form, moved.documents)
-        again = self.process.save(os.path.join(self._folder.name, "again"), self._form)
-        held = dict(open_checkpoint(again).tree.tensors())
+        request = {"file": self.staged(written), "form": self._form, "optimizers": list(moved.documents)}
+        self.process.request("load", request)
+        held = dict(open_checkpoint(self._save("again")).tree.tensors())
         cut = len(moved.prefix)
         for place, leaf in written.tree.tensors():
             path = place[cut:]
@@ -221,6 +220,12 @@ class TargetModel:
                 path=abbreviate_list(lost, 3),
                 hint="--to keras" if self._form == "tf" else None,
             )
+
+
+def _key_places(tree: Tree) -> dict[str | int, Path]:
+    """Return the paths of tensors by the keys of a state_dict, those of tied tensors included."""
+    places: dict[str | int, Path] = {leaf.key: path for path, leaf in tree.tensors()}
+    return places | {a.key: path for path, others in tree.aliases.items() for a in others if a.key}
 
 
 def _numbered_weights(first: Tree, second: Tree) -> Iterator[tuple[int, Path]]:
@@ -261,18 +266,14 @@ def build_model_skeleton(
 
 
 def _part(module: Mapping[str, Any], places: Mapping[str | int, Path], framework: str) -> ModelModule:
-    flatten = module.get("flatten")
-    if flatten and framework == "torch":  # channels first
-        flatten = [*flatten[1:], flatten[0]]
     names = module.get("names", {})
     tensors = {names.get(name, name): places[number] for name, number in module["tensors"]}
-    shape = None if flatten is None else tuple(flatten)
     orders = {side: parse_order(order) for side, order in module.get("orders", {}).items()}
-    cls, facts = _class_of(module, framework)
+    cls, settings = _class_of(module, framework)
     call = CallPlace(
         int(module.get("call", -1)), *(int(module.get(name, "0"), 16) for name in ("after", "leads"))
     )
-    return ModelModule(tuple(module["path"]), cls, facts, tensors, shape, orders, call)
+    return ModelModule(tuple(module["path"]), cls, settings, tensors, orders, call)
 
 
 # The framework class of a dense layer whose matrix has this form.
@@ -290,18 +291,18 @@ def _class_of(module: Mapping[str, Any], framework: str) -> tuple[str, Mapping[s
     """Return a module's class and settings; by its computation if its own class defines the call."""
     own, computes = module.get("own"), module.get("computes")
     if not own:
-        return module["class"], module["facts"]
-    facts = {**module["facts"], OWN_CALL: own}
+        return module["class"], module["settings"]
+    settings = {**module["settings"], OWN_CALL: own}
     if computes is None:
-        return module["class"], facts
+        return module["class"], settings
     kind = computes.get("kind")
     cls = _DENSE.get((framework, computes.get("form", ""))) if kind == "dense" else None
     if kind in LAYER_TYPES and kind != "dense":
         cls = next(iter(getattr(LAYER_TYPES[kind], framework, ())), None)
     if "epsilon" in computes:
-        facts["epsilon" if framework == "keras" else "eps"] = computes["epsilon"]
+        settings["epsilon" if framework == "keras" else "eps"] = computes["epsilon"]
     # It computes something else than these classes, or it is unknown.
-    return cls or _OWN_CLASS[framework], {**facts, OWN_CALL: ""}
+    return cls or _OWN_CLASS[framework], {**settings, OWN_CALL: ""}
 
 
 # A model in this process as the target: its skeleton, without a file, and its tensors by path.
@@ -313,6 +314,7 @@ class LiveModel:
     def __init__(self, model: Any, shapes: Sequence[Shape] = ()) -> None:
         """Store the model; raise UsageError if it is not one."""
         self.model, self.framework = model, model_child.require_model(model, "not a model")
+        self.runner = model_child.wrap_model(model)
         self.shapes = tuple(tuple(each) for each in shapes)
         self.tensors: dict[Path, Any] = {}
 
@@ -329,16 +331,13 @@ class LiveModel:
         call shows how it orders flattened values. Raise UsageError when it cannot be called, has no
         tensors, or still has some without a shape.
         """
-        owner = model_child.FRAMEWORKS[self.framework]
         called: Mapping[int, Mapping[str, Any]] = {}
         # For other frameworks than Keras, `build` itself calls only models without weights.
         built = self.framework == "keras" and bool(self.model.weights) and getattr(self.model, "built", True)
         if foreign or self.shapes or not built:
             with preserve_state(self.model):
-                called = owner.build(self.model, [*map(list, self.shapes)], [*map(list, guessed)])
-        modules = owner.describe(self.model)
-        for module in modules:
-            module.update(called.get(module["id"], {}))
+                called = self.runner.build([*map(list, self.shapes)], [*map(list, guessed)])
+        modules = self.runner.describe(called)
         tree, places = self._torch() if self.framework == "torch" else self._numbered(modules)
         for path, leaf in tree.plain():
             if leaf.role == "other":
@@ -349,23 +348,19 @@ class LiveModel:
 
     def _torch(self) -> tuple[Tree, dict[str | int, Path]]:
         tree = live_trees.state_dict(self.model)
-        places: dict[str | int, Path] = {leaf.key: path for path, leaf in tree.tensors()}
-        places |= {a.key: path for path, others in tree.aliases.items() for a in others if a.key}
         for path, leaf in tree.tensors():
             assert isinstance(leaf.source, LiveSource)  # noqa: S101 - what live.state_dict makes
             self.tensors[path] = leaf.source.tensor
-        return tree, places
+        return tree, _key_places(tree)
 
     def _numbered(self, modules: Sequence[Mapping[str, Any]]) -> tuple[Tree, dict[str | int, Path]]:
         """Return TensorFlow's or Keras's variables by the modules that hold them, others by their names."""
-        keras = self.framework == "keras"
-        variables = list(self.model.weights) if keras else model_child.model_variables(self.model)
         places: dict[str | int, Path] = {}
         for module in modules:
             for name, number in module["tensors"]:
                 places.setdefault(number, tuple(map(attr, (*module["path"], name))))
         leaves: dict[Path, Leaf | ValueLeaf] = {}
-        for number, variable in enumerate(variables):
+        for number, variable in enumerate(self.runner.variables()):
             own = live_trees.variable_name(variable) or f"variable {number}"
             path = places.setdefault(number, (attr(own),))
             form = dtype_and_shape(variable)
@@ -595,9 +590,7 @@ def observe_source(
     modules = {path: part for part in skeleton.parts for path in part.tensors.values()}
     pairs = _pair_tensors(given.fills, skeleton)
     orders = {
-        id(tree[path]): _observed_orders(modules[other], framework)
-        for path, other in pairs.items()
-        if other in modules
+        id(tree[path]): _observed_orders(modules[other]) for path, other in pairs.items() if other in modules
     }
     if not any(use.takes or use.makes for use in orders.values()):
         raise UsageError(
@@ -624,15 +617,9 @@ def _pair_tensors(source: FillSource, skeleton: Skeleton) -> Mapping[Path, Path]
     return {move.source: move.target for move in filling.moves}
 
 
-def _observed_orders(module: ModelModule, framework: str) -> WeightUse:
+def _observed_orders(module: ModelModule) -> WeightUse:
     """Return the orders of a module's input and output that a call showed."""
-    takes, makes = (
-        module.orders[side] or UNKNOWN if side in module.orders else None for side in ("in", "out")
-    )
-    if takes is None and module.flatten is not None:
-        places, channels = math.prod(module.flatten[:-1]), module.flatten[-1] if module.flatten else 0
-        takes = framework_order(((places, channels),), framework) if channels else NO_IMAGE
-    return WeightUse(takes, makes, module.call)
+    return WeightUse(*module.observed_orders(), module.call)
 
 
 def agent_source(checkpoint: Checkpoint, part: str | None, layout: str | None) -> ModelSource:
@@ -1037,7 +1024,7 @@ def plan_model_fill(
 def _last_channels(target: LiveModel | ModelSpec) -> tuple[Shape, ...]:
     """Return the shapes of the model's inputs, with channels last."""
     if isinstance(target, LiveModel):
-        stated = target.shapes or known_shapes(wrap_model(target.model).inputs())
+        stated = target.shapes or known_shapes(target.runner.inputs())
         return with_last_channels(stated) if target.framework == "torch" else stated
     return target.shapes
 

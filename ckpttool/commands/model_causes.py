@@ -23,8 +23,8 @@ from ckpttool.mapping.layer_kinds import LayerFacts
 from ckpttool.mapping.layers import candidate_kinds
 from ckpttool.mapping.rules import merge_parts
 from ckpttool.networks import numpy_backend
-from ckpttool.networks.model_runner import ROOT
 from ckpttool.networks.network import Activation
+from ckpttool.networks.tracing import ROOT
 
 if TYPE_CHECKING:
     from ckpttool.commands.model_comparison import RunnerProcess

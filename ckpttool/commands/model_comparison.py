@@ -7,11 +7,10 @@ import math
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Protocol
 
 import numpy as np
@@ -76,9 +75,9 @@ from ckpttool.formats import keras_h5, onnx, tf_saved_model, torch_zip
 from ckpttool.formats.detect import open_checkpoint
 from ckpttool.libraries.schema import RecognizedAgent
 from ckpttool.networks import numpy_backend
-from ckpttool.networks.model_runner import ROOT
-from ckpttool.networks.network import Observation, Policy
-from ckpttool.networks.worker import MODEL_TIMEOUT_S, ChildProcess, ModelSpec, Worker
+from ckpttool.networks.network import Network, Observation, Policy
+from ckpttool.networks.tracing import ROOT
+from ckpttool.networks.worker import ModelProcess, ModelSpec, Worker
 
 # A side: what runs it, and its process.
 
@@ -93,29 +92,16 @@ RUNS_CODE = {
     "saved_model": "a SavedModel is a program: running the model runs the operations in the file, which can "
     "read and write files",
 }
-# The user's folder joins the path only when the model is imported (see networks/worker.py).
-_PROGRAM = (
-    "-c",
-    "import sys; sys.path[:] = [p for p in sys.path if p]; "
-    "from ckpttool.core.sandbox import begin; begin(*sys.argv[1:]); "
-    "from ckpttool.networks.model_runner import main; main(sys.argv[1])",
-)
 # Copies of a model's file that a process may hold: weights, their float64 form, layers, calls.
 _FILE_COPIES = 8
 
 
 class ModelHost(Protocol):
-    """What runs a model: a process, or this one."""
+    """What answers the requests for a model: a process, or this one."""
 
     @property
     def folder(self) -> Path:
         """The folder that both sides share."""
-
-    def start(self) -> None:
-        """Start the process."""
-
-    def stop(self, farewell: bytes | None) -> None:
-        """End the process, with a farewell message if there is one."""
 
     def request(self, do: str, values: dict[str, Any]) -> dict[str, Any]:
         """Send one request and return its answer."""
@@ -239,25 +225,9 @@ def _size(path: str) -> int:
 class AgentHost:
     """The actor of a recognised agent, with its action map, run as `verify` of two agents runs it."""
 
-    def __init__(self, side: ModelSide, facts: AgentFacts) -> None:
-        agent = restore_agent(side.checkpoint, facts=facts)
-        require_facts(agent)
-        self._assumed: list[str] = []
-        self._network = build_agent_network(agent, agent, "actor", self._assumed)
-        self._worker = Worker(available_backend(agent), python=side.python, threads=1)
-
-    @property
-    def folder(self) -> Path:
-        """The folder that both sides share."""
-        return self._worker.folder
-
-    def start(self) -> None:
-        """Start the worker."""
-        self._worker.__enter__()
-
-    def stop(self, farewell: bytes | None) -> None:
-        """End the worker."""
-        self._worker.__exit__(None if farewell else Exception, None, None)
+    def __init__(self, network: Network, assumed: Sequence[str], worker: Worker) -> None:
+        self._network, self._assumed, self._worker = network, assumed, worker
+        self.folder = worker.folder
 
     def request(self, do: str, values: dict[str, Any]) -> dict[str, Any]:
         """Answer what the process of a model answers."""
@@ -289,34 +259,32 @@ class AgentHost:
         return {"outputs": ["output"], "calls": []}
 
 
-class RunnerProcess:
-    """What runs one side; a context manager that ends it."""
+@contextmanager
+def open_host(side: ModelSide, facts: AgentFacts = NO_FACTS) -> Iterator[ModelHost]:
+    """Start what runs a side, unless it runs already; end it after the block."""
+    if side.process is not None:
+        yield side.process
+    elif side.kind == "agent":
+        agent = restore_agent(side.checkpoint, facts=facts)
+        require_facts(agent)
+        assumed: list[str] = []
+        network = build_agent_network(agent, agent, "actor", assumed)
+        with Worker(available_backend(agent), python=side.python, threads=1) as worker:
+            yield AgentHost(network, assumed, worker)
+    else:
+        with ModelProcess(f"process of model {side.word}", side.python, _sandbox_settings(side)) as process:
+            yield process
 
-    def __init__(self, side: ModelSide, host: ModelHost | None = None) -> None:
-        self.side = side
+
+class RunnerProcess:
+    """The requests to what runs one side, and its arrays."""
+
+    def __init__(self, side: ModelSide, host: ModelHost) -> None:
+        self.side, self._process = side, host
         self.names: list[str] = []
         self.dtypes: dict[str, str] = {}
         self.exact = False
         self._layers: list[dict[str, Any]] | None = None
-        self._process: ModelHost = (
-            host
-            or side.process
-            or ChildProcess(
-                f"process of model {side.word}",
-                _PROGRAM,
-                [_sandbox_settings(side)],
-                python=side.python,
-                timeout=MODEL_TIMEOUT_S,
-                threads=None,
-            )
-        )
-
-    def __enter__(self) -> RunnerProcess:
-        self._process.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, _: object, __: TracebackType | None) -> None:
-        self._process.stop(b'{"id": 0, "do": "close"}\n' if kind is None else None)
 
     def request(self, do: str, **values: Any) -> dict[str, Any]:
         """Send one request and return its answer; errors name this side."""
@@ -507,11 +475,11 @@ def compare_models(
                 f"{side.word}: {reason}", file=side.path, hint="add --run-code if you trust the file"
             )
     with ExitStack() as stack:
-        made = [
-            RunnerProcess(side, AgentHost(side, options.facts) if kind == "agent" else None)
-            for side, kind in zip((first, second), kinds, strict=True)
-        ]
-        sides = (stack.enter_context(made[0]), stack.enter_context(made[1]))
+        a, b = (
+            RunnerProcess(side, stack.enter_context(open_host(side, options.facts)))
+            for side in (first, second)
+        )
+        sides = a, b
         session = _Session(sides, kinds)
         progress(0, _STEPS)
         opened = [_open_side(side, kind, options.run_code) for side, kind in zip(sides, kinds, strict=True)]

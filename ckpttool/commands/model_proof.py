@@ -39,7 +39,7 @@ from ckpttool.core.tree import Leaf, ValueLeaf
 from ckpttool.mapping.rules import Move, Scale, SumTerm, rule_steps
 from ckpttool.networks import model_runner
 from ckpttool.networks.model_child import model_framework
-from ckpttool.networks.model_runner import to_array
+from ckpttool.networks.tracing import to_array
 from ckpttool.networks.worker import ModelSpec
 
 NO_VERIFY = "--no-verify was used"
@@ -283,33 +283,14 @@ def _like_words(side: str, like: ModelSpec) -> list[str]:
 
 
 class LiveHost:
-    """Runs a model of this process in evaluation mode; afterwards the model is as it was before.
+    """Answers as the process of a model does, for a model of this process."""
 
-    Modes of modules, buffers, and the state of global random generators are restored.
-    """
-
-    def __init__(self, model: Any) -> None:
-        self._model = model
-        self._holder = tempfile.TemporaryDirectory(prefix="ckpttool-")
-        self._session = model_runner.RunnerSession(self.folder, model)
-        self._undo = ExitStack()
-
-    @property
-    def folder(self) -> Path:
-        """Return the folder for arrays."""
-        return Path(self._holder.name)
-
-    def start(self) -> None:
-        """Store what a call may change."""
-        self._undo.enter_context(preserve_state(self._model))
-
-    def stop(self, farewell: bytes | None) -> None:  # noqa: ARG002 - there is no process
-        """Restore what calls changed."""
-        self._undo.close()
-        self._holder.cleanup()
+    def __init__(self, folder: Path, model: Any) -> None:
+        self.folder, self._model = folder, model
+        self._session = model_runner.ModelSession(folder, model)
 
     def request(self, do: str, values: dict[str, Any]) -> dict[str, Any]:
-        """Answer as the process of a model does; the values are in the model already."""
+        """Answer a request; the values are in the model already."""
         if do == "prepare":
             values = {**values, "file": None}
         if do == "exact" and model_framework(self._model) != "torch":
@@ -359,11 +340,17 @@ def _put_back(tensor: Any, values: Any) -> None:
 def prove_live(
     checkpoint: Checkpoint, model: Any, shapes: Sequence[Shape], request: ProofRequest
 ) -> ModelProof:
-    """Run the source and a filled model of this process; see prove_outputs."""
+    """Run the source and a filled model of this process in evaluation mode; see prove_outputs.
+
+    Modes of modules, buffers, and the state of global random generators are restored.
+    """
     like = ModelSpec("the model in memory", shapes=tuple(shapes))
     if (reason := prevented(checkpoint, request)) is not None:
         return ModelProof(reason)
     for each in model.parameters() if model_framework(model) == "torch" else ():
         if each.device.type != "cpu":
             return ModelProof(f"the model is on {each.device}, not on the CPU")
-    return prove_outputs(checkpoint, ModelSide("B", "", like, process=LiveHost(model)), request)
+    with tempfile.TemporaryDirectory(prefix="ckpttool-") as folder, preserve_state(model):
+        return prove_outputs(
+            checkpoint, ModelSide("B", "", like, process=LiveHost(Path(folder), model)), request
+        )

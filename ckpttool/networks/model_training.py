@@ -18,6 +18,7 @@ from ckpttool.core.errors import UnsupportedError, UsageError, WorkerError, sugg
 from ckpttool.networks import model_child
 from ckpttool.networks.messages import Message
 from ckpttool.networks.model_child import find_named_object, last_error_line
+from ckpttool.networks.tracing import paired
 
 # The syntax of this file is Python 3.7's, because environments with old frameworks have old interpreters.
 #
@@ -58,12 +59,6 @@ def find_loss(name: str | None) -> Callable[..., Any] | None:
     except (TypeError, ValueError):
         return found  # type: ignore[no-any-return]
     return found if len(taken) != 1 else lambda outputs, _: found(outputs)
-
-
-def paired(one: Any, other: Any) -> list[tuple[Any, Any]]:
-    """Return the pairs of two collections of equal length; Python 3.7's own function does not check that."""
-    left, right = list(one), list(other)
-    return [(left[place], right[place]) for place in range(min(len(left), len(right)))]
 
 
 def _array(value: Any) -> Any:
@@ -549,27 +544,22 @@ class KerasTrainer(ModelTrainer):
         return str(name()) if callable(name) else "tensorflow"
 
     def _keras(self) -> Any:
-        return model_child._keras_library(self.runner.model, self.runner.framework)
+        return model_child.keras_library(self.runner.model, self.runner.framework)
 
     def trained(self, *, exact: bool) -> list[tuple[str, Any]]:
         """Return the trainable variables by the paths of their layers."""
         model = self.runner.exact if exact else self.runner.model
-        keras = self.runner.framework == "keras"
-        variables = list(model.weights) if keras else model_child.model_variables(model)
-        rows = model_child.describe_keras(model) if keras else model_child.describe_tensorflow(model)
+        variables = model_child.model_variables(model)
+        known = {*map(id, variables)}
         names: dict[int, str] = {}
-        for row in rows:
-            for name, number in row["tensors"]:
-                names.setdefault(number, "/".join([*row["path"], name]))
-        numbers = {id(each): number for number, each in enumerate(variables)}
-        if keras:
+        for path, module in model_child.iter_modules(model):
+            for name, each in model_child.own_tensors(module, known):
+                names.setdefault(id(each), "/".join([*path, name]))
+        if self.runner.framework == "keras":
             wanted = list(model.trainable_variables)
         else:
             wanted = [each for each in variables if getattr(each, "trainable", True)]
-        return [
-            (names.get(numbers.get(id(each), -1), str(getattr(each, "path", each.name))), each)
-            for each in wanted
-        ]
+        return [(names.get(id(each), str(getattr(each, "path", each.name))), each) for each in wanted]
 
     def _variables(self, *, exact: bool) -> list[Any]:
         return [each for _, each in self.trained(exact=exact)]
