@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import sys
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
@@ -18,7 +19,13 @@ from ckpttool.core.source import Shape, as_array
 from ckpttool.core.text import format_count
 from ckpttool.core.tree import Leaf, Path, PathStep, Tree, ValueLeaf, attr, display, index, key, path_to_json
 from ckpttool.networks import live_trees
-from ckpttool.networks.live_trees import LiveSource, dtype_and_shape, sorted_attributes
+from ckpttool.networks.live_trees import (
+    LiveSource,
+    LiveValue,
+    OptimizerSlot,
+    dtype_and_shape,
+    sorted_attributes,
+)
 
 # Comparison of a live tree with a checkpoint's: leaves matched by name, either tree as the skeleton of the
 # other.
@@ -145,72 +152,24 @@ def _format_type(form: Said) -> str:
     return f"{form[0]}{list(form[1])}"
 
 
-# Resolution of a checkpoint's entries in a live object: filled and untouched variables.
+# The saved variables of live objects by name, as a restore finds them.
 
 
-class VariableMatcher:
-    """Resolved entries by name, and the live variables that they reach."""
-
-    def __init__(self, root: Any) -> None:
-        self._at: dict[tuple[str, ...], Any] = {(): root}
-        self._children: dict[int, Mapping[str, Any]] = {}
-        self._filled: set[int] = set()
-        self.unused: list[Path] = []
-        self.different: list[LiveDifference] = []
-
-    def meet(self, tree: Tree) -> None:
-        """Resolve every path of every tensor of the tree."""
-        for path, leaf in tree.tensors():
-            ways = [path, *(alias.path for alias in tree.aliases.get(path, ()))]
-            taken = [live for live in map(self._follow, ways) if live_trees.is_tensor(live)]
-            taken += self._slots(tree, path, leaf)
-            for live in taken:
-                self._fill(live, path, leaf)
-            if not taken and tuple(live_trees.edge_names(path)) != live_trees.COUNTER:
-                self.unused.append(path)
-
-    def _slots(self, tree: Tree, path: Path, leaf: Leaf) -> list[Any]:
-        """Return the slot variables of a live Keras 2 optimizer for the entry."""
-        names = tuple(live_trees.edge_names(path))
-        if leaf.slot is None or leaf.of is None or "slots" not in names:
-            return []
-        optimizer = self._followed(names[: names.index("slots")])
-        if not live_trees.keeps_slots(optimizer):
-            return []
-        ways = [leaf.of, *(alias.path for alias in tree.aliases.get(leaf.of, ()))]
-        owners = [live for live in map(self._follow, ways) if live_trees.is_tensor(live)]
-        found = [live_trees.slot_variable(optimizer, leaf.slot, owner) for owner in owners]
-        return [variable for variable in found if variable is not None]
-
-    def _fill(self, live: Any, path: Path, leaf: Leaf) -> None:
-        self._filled |= {id(live), id(live_trees.unwrap_variable(live))}
-        form = dtype_and_shape(live)
-        other = None if form is None else find_difference(path, form, (leaf.dtype, leaf.shape))
-        if other is not None and other not in self.different:
-            self.different.append(other)
-
-    def _follow(self, path: Path) -> Any:
-        return self._followed(tuple(live_trees.edge_names(path)))
-
-    def _followed(self, names: tuple[str, ...]) -> Any:
-        known = len(names)
-        while names[:known] not in self._at:
-            known -= 1
-        value = self._at[names[:known]]
-        for depth in range(known, len(names)):
-            if value is not None:
-                if id(value) not in self._children:
-                    self._children[id(value)] = live_trees.allowed_children(value, {})
-                value = self._children[id(value)].get(names[depth])
-            self._at[names[: depth + 1]] = value
-        return value
-
-    def unfilled(self, roots: list[tuple[Path, Any]]) -> tuple[Path, ...]:
-        """Return the first path of every saved variable that no entry filled."""
-        missing: dict[int, Path] = {}
-        for found, _ in live_trees.saved_variables(roots):
-            missing.setdefault(id(found.value), found.path)
-        return tuple(path for number, path in missing.items() if number not in self._filled)
+def _index_names(variables: Iterable[tuple[LiveValue, OptimizerSlot | None]]) -> dict[tuple[str, ...], Any]:
+    """Return saved variables, and the slots of their optimizers, by every name."""
+    found: dict[tuple[str, ...], Any] = {}
+    names: dict[int, list[tuple[str, ...]]] = {}
+    optimizers: dict[int, list[tuple[str, ...]]] = {}
+    for live, slot in variables:
+        own = tuple(live_trees.edge_names(live.path))
+        found.setdefault(own, live.value)
+        if slot is None:
+            names.setdefault(id(live.value), []).append(own)
+            optimizers.setdefault(id(live.owner), []).append(own[:-1])
+            continue
+        for optimizer, of in itertools.product(optimizers[id(live.owner)], names[id(slot.of)]):
+            found.setdefault((*optimizer, "slots", slot.kind, *of), live.value)
+    return found
 
 
 # All tensors reachable from a live object: through containers, closures and objects of any class.
@@ -231,25 +190,20 @@ def find_unsaved(root: Any, roots: set[int], saved: set[int]) -> Iterator[Reacha
 
     `roots` are the ids of the objects that are saved as a whole.
     """
-    seen = {id(root)}
-    kept: list[Any] = []  # the id of a deleted object may be reused
-    waiting: list[tuple[Path, Any, str]] = [((), root, "")]
-    while waiting:
-        path, value, lost = waiting.pop()
-        below = []
-        for step, held in iter_references(value):
-            if held is None or isinstance(held, _ATOMS) or id(held) in seen:
+    reasons = {id(root): ""}
+
+    def own(holder: LiveValue) -> Iterator[LiveValue]:
+        for step, held in iter_references(holder.value):
+            if held is None or isinstance(held, _ATOMS) or id(held) in reasons:
                 continue
-            seen.add(id(held))
-            kept.append(held)
-            within = id(held) in saved or id(held) in roots
-            reason = "" if within else lost or _step_reason(value, held, step)
-            if is_numeric(held, step):
-                if id(held) not in saved and id(live_trees.unwrap_variable(held)) not in saved:
-                    yield ReachableTensor((*path, step), held, reason)
-            else:
-                below.append(((*path, step), held, reason))
-        waiting += reversed(below)
+            lost = reasons[id(holder.value)] or _step_reason(holder.value, held, step)
+            reasons[id(held)] = "" if id(held) in saved or id(held) in roots else lost
+            yield LiveValue((*holder.path, step), held, holder.value)
+
+    for path, value, _ in live_trees.visit_paths(root, own, most=-1):
+        unsaved = id(value) not in saved and id(live_trees.unwrap_variable(value)) not in saved
+        if unsaved and is_numeric(value, path[-1]):
+            yield ReachableTensor(path, value, reasons[id(value)])
 
 
 def is_numeric(value: Any, step: PathStep) -> bool:
@@ -425,9 +379,21 @@ def audit(obj: Any, checkpoint: Checkpoint | Tree | None = None) -> Audit:
     if checkpoint is None:
         return Audit(rows, places)
     tree = checkpoint.tree if isinstance(checkpoint, Checkpoint) else checkpoint
-    met = VariableMatcher(obj)
-    met.meet(tree)
-    return Audit(rows, places, met.unfilled(found), tuple(met.unused), tuple(met.different))
+    variables = [*live_trees.saved_variables(found)]
+    names, filled, unused = _index_names(variables), set[int](), []
+    different: list[LiveDifference | None] = []
+    for path, leaf in tree.tensors():
+        matches = [names[name] for name in _path_names(tree, path) if name in names]
+        if not matches and tuple(live_trees.edge_names(path)) != live_trees.COUNTER:
+            unused.append(path)
+        filled |= {id(each) for live in matches for each in (live, live_trees.unwrap_variable(live))}
+        forms = [form for live in matches if (form := dtype_and_shape(live)) is not None]
+        different += [find_difference(path, form, (leaf.dtype, leaf.shape)) for form in forms]
+    first: dict[int, Path] = {}
+    for live, _ in variables:
+        first.setdefault(id(live.value), live.path)
+    unfilled = tuple(path for number, path in first.items() if number not in filled)
+    return Audit(rows, places, unfilled, tuple(unused), tuple(row for row in dict.fromkeys(different) if row))
 
 
 def _saved_roots(obj: Any) -> list[tuple[Path, Any]]:

@@ -290,11 +290,11 @@ class LiveValue(NamedTuple):
     owner: Any
 
 
-def _visit_paths(
+def visit_paths(
     root: Any,
     own: Callable[[LiveValue], Iterable[LiveValue]],
-    enter: Predicate,
-    most: int,
+    enter: Predicate = lambda _: True,
+    most: int = MOST,
     *,
     repeated: bool = False,
 ) -> Iterator[LiveValue]:
@@ -303,7 +303,8 @@ def _visit_paths(
     After `most` values only new objects are entered. Of an object inside itself, `repeated` yields the own
     values once more.
     """
-    left, entered, above = most, set[int](), set[int]()
+    left, above = most, set[int]()
+    entered: dict[int, Any] = {}  # keeps the objects: the id of a deleted one may be reused
     # A number marks the end of an object's descendants.
     waiting: list[LiveValue | int] = [LiveValue((), root, root)]
     while waiting:
@@ -315,7 +316,7 @@ def _visit_paths(
         inside = number in above
         if (inside and not repeated) or (left < 0 and number in entered):
             continue
-        entered.add(number)
+        entered[number] = visit.value
         below: list[LiveValue] = []
         for found in own(visit):
             left -= 1
@@ -338,28 +339,22 @@ class LiveWalk:
 
     def found(self, root: Any) -> Iterator[LiveValue]:
         """Yield every value under `root` by every path, in the order of `tf.Module._flatten`."""
+        return self._visit(root, self.most)
 
+    def once(self, root: Any) -> Iterator[LiveValue]:
+        """Yield every value once, by its first path in the order of `tf.Module.submodules`."""
+        seen = {id(root): root}
+        for found in self._visit(root, -1):
+            if id(found.value) not in seen:
+                seen[id(found.value)] = found.value
+                yield found
+
+    def _visit(self, root: Any, most: int) -> Iterator[LiveValue]:
         def own(visit: LiveValue) -> Iterator[LiveValue]:
             return (LiveValue(path, leaf, visit.value) for path, leaf in self.own(visit.path, visit.value))
 
         enter = self.enter if self.recursive else lambda _: False
-        yield from _visit_paths(root, own, enter, self.most, repeated=True)
-
-    def once(self, root: Any) -> Iterator[LiveValue]:
-        """Yield every value once, by its first path in the order of `tf.Module.submodules`."""
-        seen = {id(root)}
-        waiting: list[tuple[Path, Any]] = [((), root)]
-        while waiting:
-            path, value = waiting.pop()
-            below = []
-            for place, leaf in self.own(path, value):
-                if id(leaf) in seen:
-                    continue
-                seen.add(id(leaf))
-                yield LiveValue(place, leaf, value)
-                if self.recursive and self.enter(leaf):
-                    below.append((place, leaf))
-            waiting += reversed(below)
+        return visit_paths(root, own, enter, most, repeated=True)
 
     def own(self, path: Path, value: Any) -> Iterator[tuple[Path, Any]]:
         """Yield an object's own values, with containers flattened."""
@@ -793,7 +788,7 @@ def saved_tensors(root: Any, refused: dict[int, str], most: int = MOST) -> Itera
         for name, held in allowed_children(visit.value, refused).items():
             yield LiveValue((*visit.path, edge_key(name)), held, owner)
 
-    for found in _visit_paths(root, own, saves_children, most):
+    for found in visit_paths(root, own, saves_children, most):
         if is_tensor(found.value):
             yield found
 
