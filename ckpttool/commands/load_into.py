@@ -123,6 +123,7 @@ class TargetModel:
         self._built: Mapping[str, Any] = {}
         self.process = ModelProcess("model's process", wanted.python)
         self._folder = tempfile.TemporaryDirectory(prefix="ckpttool-")
+        self.tensors: Mapping[Path, Any] = {}
 
     def __enter__(self) -> TargetModel:
         self.process.__enter__()
@@ -134,7 +135,7 @@ class TargetModel:
         self.process.__exit__(kind, error, trace)
         self._folder.cleanup()
 
-    def skeleton(self, guessed: Sequence[Shape]) -> Skeleton:
+    def skeleton(self, guessed: Sequence[Shape], _: str | None = None) -> Skeleton:
         """Build the model and return its skeleton; `guessed` are the input shapes if none are given.
 
         Raise UsageError when there is no such model or it cannot load this form, MappingError when the
@@ -163,11 +164,21 @@ class TargetModel:
         self._require_all(modules, places)
         return build_model_skeleton(tree, modules, places, framework)
 
+    @property
+    def title(self) -> str:
+        """The model's name in reports: its factory."""
+        return self._wanted.factory
+
     def inputs(self) -> tuple[Shape, ...]:
         """Return the shapes of the inputs that the model itself states, () if it does not state them all."""
         self._build()
         rows = self.process.request("open", {"kind": "factory", "file": None})["inputs"]
         return known_shapes(rows)
+
+    def source_inputs(self) -> tuple[Shape, ...]:
+        """Return the shapes of the inputs, with channels last."""
+        torch = self._build()["framework"] == "torch"
+        return with_last_channels(self._wanted.shapes or self.inputs(), torch=torch)
 
     def _build(self) -> Mapping[str, Any]:
         request = {"factory": self._wanted.factory, "arguments": self._wanted.arguments}
@@ -250,6 +261,11 @@ def known_shapes(rows: Iterable[Mapping[str, Any]]) -> tuple[Shape, ...]:
     return shapes if all(shape and None not in shape for shape in shapes) else ()
 
 
+def with_last_channels(shapes: Iterable[Shape], *, torch: bool) -> tuple[Shape, ...]:
+    """Return input shapes with the channels of images last, where PyTorch has them first."""
+    return tuple((*shape[1:], shape[0]) if torch and len(shape) > 2 else tuple(shape) for shape in shapes)
+
+
 def build_model_skeleton(
     tree: Tree, modules: Sequence[Mapping[str, Any]], places: Mapping[str | int, Path], framework: str
 ) -> Skeleton:
@@ -323,17 +339,23 @@ class LiveModel:
         """The model's name in reports: its class."""
         return f"a live {type(self.model).__name__}"
 
-    def skeleton(self, guessed: Sequence[Shape] = (), *, foreign: bool = False) -> Skeleton:
+    def source_inputs(self) -> tuple[Shape, ...]:
+        """Return the shapes of the inputs, with channels last."""
+        stated = self.shapes or known_shapes(self.runner.inputs())
+        return with_last_channels(stated, torch=self.framework == "torch")
+
+    def skeleton(self, guessed: Sequence[Shape] = (), source: str | None = None) -> Skeleton:
         """Return the skeleton, with present values in its tree; afterwards `tensors` contains what it names.
 
         The model is called once, with zeros, if it has no weights before (`guessed` is its input shape
-        then, if none was given), if shapes were given, or, for Keras, if the source is `foreign`: only a
-        call shows how it orders flattened values. Raise UsageError when it cannot be called, has no
+        then, if none was given), if shapes were given, or, for Keras, if `source` is another framework:
+        only a call shows how it orders flattened values. Raise UsageError when it cannot be called, has no
         tensors, or still has some without a shape.
         """
         called: Mapping[int, Mapping[str, Any]] = {}
         # For other frameworks than Keras, `build` itself calls only models without weights.
         built = self.framework == "keras" and bool(self.model.weights) and getattr(self.model, "built", True)
+        foreign = source not in (None, _FRAMEWORKS[self.framework])
         if foreign or self.shapes or not built:
             with preserve_state(self.model):
                 called = self.runner.build([*map(list, self.shapes)], [*map(list, guessed)])
@@ -1004,34 +1026,11 @@ def plan_model_fill(
     """Return how a checkpoint fills a model, in this process or a separate one; nothing changes."""
     matching = options.matching()
     given = _select_source(checkpoint, options, target.shapes)
-    if options.like_source is not None:
-        given = observe_source(given, options.like_source, _last_channels(target), matching.choices)
-    if isinstance(target, LiveModel):
-        owner = "torch" if target.framework == "torch" else "tensorflow"
-        skeleton = target.skeleton(given.guessed(), foreign=given.framework != owner)
-        met = plan_fill(
-            target.title, checkpoint, given, skeleton, matching, options.allow_unused, target.tensors
-        )
-        if options.optimizer is not None:
-            met = _plan_optimizer(met)
-    else:
-        with TargetModel(target) as beside:
-            skeleton = beside.skeleton(given.guessed())
-            met = plan_fill(target.factory, checkpoint, given, skeleton, matching, options.allow_unused)
+    with TargetModel(target) if isinstance(target, ModelSpec) else contextlib.nullcontext(target) as model:
+        met = plan_fill(model, checkpoint, given, matching, options.like_source, options.allow_unused)
+    if options.optimizer is not None:
+        met = _plan_optimizer(met)
     return met.account(checkpoint, options.part, options.allow_unused, "allow_unused=")
-
-
-def _last_channels(target: LiveModel | ModelSpec) -> tuple[Shape, ...]:
-    """Return the shapes of the model's inputs, with channels last."""
-    if isinstance(target, LiveModel):
-        stated = target.shapes or known_shapes(target.runner.inputs())
-        return with_last_channels(stated) if target.framework == "torch" else stated
-    return target.shapes
-
-
-def with_last_channels(shapes: Iterable[Shape]) -> tuple[Shape, ...]:
-    """Return the input shapes of a PyTorch model with the channels of images last."""
-    return tuple((*shape[1:], shape[0]) if len(shape) > 2 else tuple(shape) for shape in shapes)
 
 
 def _plan_optimizer(met: ModelFillPlan) -> ModelFillPlan:
@@ -1101,27 +1100,31 @@ def _fill_without(
 
 
 def plan_fill(
-    title: str,
+    target: TargetModel | LiveModel,
     checkpoint: Checkpoint,
     given: ModelSource,
-    skeleton: Skeleton,
     matching: MatchOptions,
+    like_source: ModelSpec | str | None,
     patterns: Sequence[str],
-    tensors: Iterable[Path] = (),
 ) -> ModelFillPlan:
-    """Return how a source fills a model: `title` names it, `tensors` are all that it has.
+    """Return how a source fills a model.
 
-    Errors of the mapping name the checkpoint. See `_fill_without` for the patterns.
+    `like_source` is the code of the source's model, which a call observes. Errors of the mapping name the
+    checkpoint. See `_fill_without` for the patterns.
     """
+    if like_source is not None:
+        given = observe_source(given, like_source, target.source_inputs(), matching.choices)
+    skeleton = target.skeleton(given.guessed(), given.framework)
     try:
         filling = _fill_without(given, skeleton, matching, patterns)
     except CkpttoolError as error:
         raise error.located(file=error.file or checkpoint.path) from error.__cause__
     linked = set(skeleton.named()[1].values())
     # A tensor that no module holds by name cannot be filled.
-    alone = tuple(path for path in tensors if path not in linked)
+    alone = tuple(path for path in target.tensors if path not in linked)
     filling = replace(filling, unfilled=(*filling.unfilled, *alone))
-    return ModelFillPlan(title, given, skeleton, filling, build_fill_report(given.ready, skeleton, filling))
+    report = build_fill_report(given.ready, skeleton, filling)
+    return ModelFillPlan(target.title, given, skeleton, filling, report)
 
 
 def _select_source(checkpoint: Checkpoint, options: FillOptions, shapes: Sequence[Shape]) -> ModelSource:
