@@ -47,7 +47,7 @@ class InThisProcess:
     def __exit__(self, *_: object) -> None:
         self._holder.cleanup()
 
-    def request(self, do: str, values: dict[str, Any]) -> dict[str, Any]:
+    def request(self, do: str, **values: Any) -> dict[str, Any]:
         """Answer as the process would."""
         given = json.loads(json.dumps(values))
         return dict(json.loads(json.dumps(model_runner.HANDLERS[do](self.session, given))))
@@ -113,14 +113,14 @@ def shared_runners(framework_of: Callable[[str], str]) -> Iterator[None]:
 
         def __exit__(self, *_: object) -> None:
             if self._process is not None:
-                self._process.request("forget", {"folder": str(self.folder)})
+                self._process.request("forget", folder=str(self.folder))
             shutil.rmtree(self.folder)
 
-        def request(self, do: str, values: dict[str, Any]) -> Message:
+        def request(self, do: str, **values: Any) -> Message:
             """Send one request to the session."""
             if self._process is None:
                 self._process = runners.find(values)
-            return self._process.request(do, {**values, "folder": str(self.folder)})
+            return self._process.request(do, **values, folder=str(self.folder))
 
     try:
         with mock.patch.object(model_comparison, "ModelProcess", Side):

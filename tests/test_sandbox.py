@@ -393,10 +393,9 @@ def test_missing_protection_is_a_note_of_the_comparison(
     models: Callable[[str], Path], processes: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     del processes
-    option, program = model_comparison._PROGRAM
-    start, call, end = program.partition("from ckpttool.core.sandbox import begin")
+    start, call, end = worker._RESTRICTED.partition("from ckpttool.core.sandbox import begin")
     changed = "import ckpttool.core.sandbox as rules; rules._CREATE = 100_000; "
-    monkeypatch.setattr(model_comparison, "_PROGRAM", (option, start + changed + call + end))
+    monkeypatch.setattr(worker, "_RESTRICTED", start + changed + call + end)
     path = str(models("onnx") / "model.onnx")
     found = verify(path, path, input_shapes=("3",))
     assert found.models is not None

@@ -149,15 +149,15 @@ class TargetModel:
                 f"{self._wanted.factory} creates a {framework} model, which cannot load {self._form}",
                 hint=" or ".join(f"--to {form}" for form in built["forms"]),
             )
-        request = {"shapes": [*map(list, self._wanted.shapes)], "guessed": [*map(list, guessed)]}
-        modules = self.process.request("describe", request)["modules"]
+        shapes, guesses = ([*map(list, each)] for each in (self._wanted.shapes, guessed))
+        modules = self.process.request("describe", shapes=shapes, guessed=guesses)["modules"]
         tree = open_checkpoint(self._save("first")).tree
         if self._form == "keras" and all("vars/" not in leaf.key for _, leaf in tree.tensors()):
             raise UnsupportedError(
                 "the model's Keras version is too old for .weights.h5 files", hint="--to tf"
             )
         places: dict[str | int, Path]
-        if self.process.request("number", {})["done"]:
+        if self.process.request("number")["done"]:
             places = dict(_numbered_weights(tree, open_checkpoint(self._save("second")).tree))
         else:
             places = _key_places(tree)
@@ -172,7 +172,7 @@ class TargetModel:
     def inputs(self) -> tuple[Shape, ...]:
         """Return the shapes of the inputs that the model itself states, () if it does not state them all."""
         self._build()
-        rows = self.process.request("open", {"kind": "factory", "file": None})["inputs"]
+        rows = self.process.request("open", kind="factory", file=None)["inputs"]
         return known_shapes(rows)
 
     def source_inputs(self) -> tuple[Shape, ...]:
@@ -181,22 +181,22 @@ class TargetModel:
         return with_last_channels(self._wanted.shapes or self.inputs(), torch=torch)
 
     def _build(self) -> Mapping[str, Any]:
-        request = {"factory": self._wanted.factory, "arguments": self._wanted.arguments}
-        self._built = self._built or self.process.request("build", request)
+        factory, arguments = self._wanted.factory, self._wanted.arguments
+        self._built = self._built or self.process.request("build", factory=factory, arguments=arguments)
         return self._built
 
     def _save(self, name: str) -> str:
         """Have the framework save the model; return the path to open."""
-        request = {"file": os.path.join(self._folder.name, name), "form": self._form}
-        return str(self.process.request("save", request)["file"])
+        file = os.path.join(self._folder.name, name)
+        return str(self.process.request("save", file=file, form=self._form)["file"])
 
     def prove(self, written: Checkpoint, moved: ConvertedOptimizers) -> None:
         """Load the output into the model and its optimizers strictly, save it again, compare every tensor.
 
         Raise WorkerError if one of them does not load it, MappingError if values differ afterwards.
         """
-        request = {"file": self.staged(written), "form": self._form, "optimizers": list(moved.documents)}
-        self.process.request("load", request)
+        file, optimizers = self.staged(written), list(moved.documents)
+        self.process.request("load", file=file, form=self._form, optimizers=optimizers)
         held = dict(open_checkpoint(self._save("again")).tree.tensors())
         cut = len(moved.prefix)
         for place, leaf in written.tree.tensors():

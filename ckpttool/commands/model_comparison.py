@@ -103,7 +103,7 @@ class ModelHost(Protocol):
     def folder(self) -> Path:
         """The folder that both sides share."""
 
-    def request(self, do: str, values: dict[str, Any]) -> dict[str, Any]:
+    def request(self, do: str, **values: Any) -> dict[str, Any]:
         """Send one request and return its answer."""
 
 
@@ -131,7 +131,7 @@ class ModelSide:
     @cached_property
     def own_kind(self) -> str | None:
         """The kind of model that the checkpoint contains with its configuration or program, or None."""
-        return None if urls.is_url(self.path) else find_model_kind(self.checkpoint)
+        return find_model_kind(self.checkpoint)
 
     @cached_property
     def agent(self) -> RecognizedAgent | None:
@@ -159,7 +159,9 @@ class ModelSide:
 
 
 def find_model_kind(checkpoint: Checkpoint) -> str | None:
-    """Return the kind of model that a checkpoint contains with its configuration or program, or None."""
+    """Return the kind of model that a local file contains with its configuration or program, or None."""
+    if urls.is_url(checkpoint.path):
+        return None
     if checkpoint.format == torch_zip.NAME:
         script = any(each.by == "torchscript" for each in checkpoint.code_references)
         return "torchscript" if script and os.path.isfile(checkpoint.path) else None
@@ -229,7 +231,7 @@ class AgentHost:
         self._network, self._assumed, self._worker = network, assumed, worker
         self.folder = worker.folder
 
-    def request(self, do: str, values: dict[str, Any]) -> dict[str, Any]:
+    def request(self, do: str, **values: Any) -> dict[str, Any]:
         """Answer what the process of a model answers."""
         if do == "open":
             inputs = [
@@ -289,7 +291,7 @@ class RunnerProcess:
     def request(self, do: str, **values: Any) -> dict[str, Any]:
         """Send one request and return its answer; errors name this side."""
         try:
-            return self._process.request(do, values)
+            return self._process.request(do, **values)
         except CkpttoolError as error:
             raise type(error)(
                 f"{self.side.word}: {error.message}",

@@ -27,7 +27,6 @@ from ckpttool.commands.model_comparison import (
     find_model_kind,
 )
 from ckpttool.commands.network_outputs import OWN_ERROR, Parity
-from ckpttool.core import urls
 from ckpttool.core.atomic_write import Progress, ignore_progress
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.deferred import dataclass
@@ -180,10 +179,6 @@ def common_rounding(
     return names.pop(), None
 
 
-def _own_kind(checkpoint: Checkpoint) -> str | None:
-    return None if urls.is_url(checkpoint.path) else find_model_kind(checkpoint)
-
-
 def prevented(checkpoint: Checkpoint, request: ProofRequest) -> str | None:
     """Return why the source does not run, None if it does."""
     if request.skipped is not None:
@@ -194,7 +189,7 @@ def prevented(checkpoint: Checkpoint, request: ProofRequest) -> str | None:
         return (
             "--part selects a part of the source; --like-source MODULE:FACTORY names the code that builds it"
         )
-    kind = _own_kind(checkpoint)
+    kind = find_model_kind(checkpoint)
     if kind is None:
         return "the source contains weights without the model that uses them"
     code = None if request.run_code else find_code(checkpoint, kind)
@@ -258,7 +253,7 @@ def comparing_command(checkpoint: Checkpoint, target: str, like: ModelSpec, requ
 
     The source's inputs have the shapes of `like` if they are vectors; axes of others may have another order.
     """
-    kind = _own_kind(checkpoint)
+    kind = find_model_kind(checkpoint)
     words: list[str] = []
     if request.like is not None:
         words += _like_words("a", request.like)
@@ -289,10 +284,10 @@ class LiveHost:
         self.folder, self._model = folder, model
         self._session = model_runner.ModelSession(folder, model)
 
-    def request(self, do: str, values: dict[str, Any]) -> dict[str, Any]:
+    def request(self, do: str, **values: Any) -> dict[str, Any]:
         """Answer a request; the values are in the model already."""
         if do == "prepare":
-            values = {**values, "file": None}
+            values["file"] = None
         if do == "exact" and model_framework(self._model) != "torch":
             return {"made": False, "reason": "a model in memory is not copied"}
         return model_runner.HANDLERS[do](self._session, values)

@@ -538,7 +538,8 @@ class ModelRunner:
 
     def compute(self, module: Any, x: Any, like: Any) -> Any:
         """Return a module's result for an array as a tensor of the type of `like`."""
-        return compute_tensorflow(module, x, like)
+        tensorflow: Any = sys.modules["tensorflow"]
+        return module(tensorflow.cast(tensorflow.constant(x), like.dtype)).numpy()
 
     @contextlib.contextmanager
     def observe(self, recorder: CallRecorder, *, exact: bool = False) -> Iterator[None]:
@@ -590,12 +591,6 @@ def numbered_array(place: int, shape: Any, dtype: Any) -> Any:
     width = np.dtype(dtype).itemsize
     whole = np.full(tuple(int(extent) for extent in shape), place + 1, f"uint{8 * min(width, 8)}")
     return whole.view(dtype) if width <= 8 else whole.astype(dtype)
-
-
-def compute_tensorflow(module: Any, x: Any, like: Any) -> Any:
-    """Return a module's result for an array as a tensor of the type of `like`."""
-    tensorflow: Any = sys.modules["tensorflow"]
-    return module(tensorflow.cast(tensorflow.constant(x), like.dtype)).numpy()
 
 
 def layer_row(path: str, cls: str, settings: dict[str, Any], tensors: dict[str, Any]) -> dict[str, Any]:
@@ -1034,13 +1029,44 @@ class TensorFlowRunner(ModelRunner):
         A tf.Module calls no layers: each variable used as a factor represents its module.
         """
         if not shapes and _has_variables(self.model):
-            return _probe_modules(self.model)
+            return self._probe_modules()
         if not _has_variables(self.model):
             self._create_weights(shapes or guessed)
-        found, products = _probe_modules(self.model), self.follow(shapes or guessed)
+        found, products = self._probe_modules(), self.follow(shapes or guessed)
         for _, module in iter_modules(self.model):
             for _, variable in own_tensors(module, products):
                 found.setdefault(id(module), {}).setdefault("orders", products[id(variable)]["orders"])
+        return found
+
+    def _probe_modules(self) -> dict[int, dict[str, Any]]:
+        """Return how modules of a program's own classes multiply their inputs with a square matrix."""
+        found: dict[int, dict[str, Any]] = {}
+        numbers = {*map(id, self.variables())}
+        for _, module in iter_modules(self.model) if _is_eager() else ():
+            if is_keras_layer(module) or not has_own_call(module):
+                continue
+            held = dict(own_tensors(module, numbers))
+            matrix = next((each for each in held.values() if len(tensor_shape(each)) == 2), None)
+            if matrix is None or len(set(tensor_shape(matrix))) > 1:
+                continue
+            before = {name: each.numpy() for name, each in held.items()}
+            try:
+                # Zeros, or an identity, are their own transpose.
+                for number, (name, value) in enumerate(before.items()):
+                    held[name].assign(np.random.default_rng(number).standard_normal(value.shape))
+                drawn = {name: each.numpy() for name, each in held.items()}
+                shape = (_SOME, tensor_shape(matrix)[0])
+                computes = probe_module(drawn, shape, lambda x: self.compute(module, x, matrix))  # noqa: B023
+            except Exception:  # noqa: BLE001, S112 - a module that takes other inputs
+                continue
+            finally:
+                for name, value in before.items():
+                    held[name].assign(value)
+            if computes.get("kind") == "dense":
+                names = {name: "kernel" if each is matrix else "bias" for name, each in held.items()}
+                found[id(module)] = {"computes": computes, "own": type(module).__name__}
+                if computes["form"] == "out_in":
+                    found[id(module)]["names"] = names
         return found
 
     def trace(self) -> Trace | None:
@@ -1071,38 +1097,6 @@ class TensorFlowRunner(ModelRunner):
         names = [f"input {place}" for place in range(len(shapes))]
         ways = self.iter_ways(names, shapes, [None] * len(shapes), _zeros)
         call_in_first_way((functools.partial(self.call, names, arrays) for _, arrays in ways), shapes)
-
-
-def _probe_modules(model: Any) -> dict[int, dict[str, Any]]:
-    """Return how modules of a program's own classes multiply their inputs with a square matrix."""
-    found: dict[int, dict[str, Any]] = {}
-    numbers = {*map(id, model_variables(model))}
-    for _, module in iter_modules(model) if _is_eager() else ():
-        if is_keras_layer(module) or not has_own_call(module):
-            continue
-        held = dict(own_tensors(module, numbers))
-        matrix = next((each for each in held.values() if len(tensor_shape(each)) == 2), None)
-        if matrix is None or len(set(tensor_shape(matrix))) > 1:
-            continue
-        before = {name: each.numpy() for name, each in held.items()}
-        try:
-            # Zeros, or an identity, are their own transpose.
-            for number, (name, value) in enumerate(before.items()):
-                held[name].assign(np.random.default_rng(number).standard_normal(value.shape))
-            drawn = {name: each.numpy() for name, each in held.items()}
-            shape = (_SOME, tensor_shape(matrix)[0])
-            computes = probe_module(drawn, shape, lambda x: compute_tensorflow(module, x, matrix))  # noqa: B023
-        except Exception:  # noqa: BLE001, S112 - a module that takes other inputs
-            continue
-        finally:
-            for name, value in before.items():
-                held[name].assign(value)
-        if computes.get("kind") == "dense":
-            names = {name: "kernel" if each is matrix else "bias" for name, each in held.items()}
-            found[id(module)] = {"computes": computes, "own": type(module).__name__}
-            if computes["form"] == "out_in":
-                found[id(module)]["names"] = names
-    return found
 
 
 def _has_variables(model: Any) -> bool:

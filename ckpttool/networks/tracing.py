@@ -417,10 +417,10 @@ class Trace:
                 self._use(id(module), side, tensor, axis(len(shape)))
 
     def _use(self, number: int, side: str, tensor: Any, axis: int) -> None:
-        moved = self.activations.numpy.moveaxis(self.entries(tensor), axis, -1)
+        moved = np.moveaxis(self.entries(tensor), axis, -1)
         rows = moved.reshape(-1, moved.shape[-1])
         # The first position may be padding.
-        whole = self.activations.numpy.flatnonzero((rows >= 0).all(1))
+        whole = np.flatnonzero((rows >= 0).all(1))
         self._seen.setdefault(number, {}).setdefault(side, []).append(rows[whole[0] if len(whole) else 0])
 
     def border(self, value: Any, channel: int) -> None:
@@ -599,9 +599,17 @@ def _owns_storage(tensor: Any) -> bool:
 
 # TensorFlow.
 
-_SAME_NUMBERS = frozenset(("Reshape", "ExpandDims", "Squeeze"))
 _AGAIN = frozenset(
     [
+        "Reshape",
+        "ExpandDims",
+        "Squeeze",
+        "Identity",
+        "StopGradient",
+        "EnsureShape",
+        "Transpose",
+        "ConcatV2",
+        "GatherV2",
         "Slice",
         "StridedSlice",
         "Split",
@@ -688,27 +696,12 @@ class TensorFlowTrace(Trace):
         if not outputs or not any(self.is_followed(each) for each in inputs):
             return
         x = inputs[0]
-        if op in _SAME_NUMBERS:
-            self.put(outputs[0], self.entries(x).reshape(tensor_shape(outputs[0])))
-        elif op in ("Identity", "StopGradient", "EnsureShape"):
-            self.put(outputs[0], self.entries(x))
-        elif op == "IdentityN":
+        if op == "IdentityN":
             for number, made in enumerate(outputs):
                 self.put(made, self.entries(inputs[number]))
-        elif op == "Transpose":
-            self.put(outputs[0], self.entries(x).transpose(inputs[1].numpy()))
-        elif op == "ConcatV2":
-            numpy = self.activations.numpy
-            whole = numpy.concatenate([self.entries(each) for each in inputs[:-1]], int(inputs[-1]))
-            self.put(outputs[0], whole)
         elif op in ("Pad", "PadV2"):
-            numpy = self.activations.numpy
-            self.put(outputs[0], numpy.pad(self.entries(x), inputs[1].numpy(), constant_values=-1))
-        elif op == "GatherV2" and self.is_followed(x):
-            numpy = self.activations.numpy
-            taken = numpy.take(self.entries(x), inputs[1].numpy(), axis=int(inputs[2]))
-            self.put(outputs[0], taken.reshape(tensor_shape(outputs[0])))
-        elif op in _AGAIN:
+            self.put(outputs[0], np.pad(self.entries(x), inputs[1].numpy(), constant_values=-1))
+        elif op in _AGAIN and (op != "GatherV2" or self.is_followed(x)):
             self._again(execute, op, inputs, attrs, outputs)
         elif any(word in op for word in _IMAGE_WORDS):
             form = dict(_attribute_pairs(attrs)).get("data_format", b"")
@@ -724,11 +717,12 @@ class TensorFlowTrace(Trace):
 
     def _again(self, execute: Any, op: str, inputs: list[Any], attrs: Any, outputs: list[Any]) -> None:
         tensorflow: Any = sys.modules["tensorflow"]
-        data = {"Split": [1], "Pack": range(len(inputs))}.get(op, [0])
+        several = {"Split": range(1, 2), "Pack": range(len(inputs)), "ConcatV2": range(len(inputs) - 1)}
+        data = several.get(op, range(1))
         given = [
             tensorflow.constant(self.entries(each)) if n in data else each for n, each in enumerate(inputs)
         ]
-        pairs = [(key, _INT64 if key == "T" else value) for key, value in _attribute_pairs(attrs)]
+        pairs = [(k, _INT64 if k in ("T", "Tparams") else value) for k, value in _attribute_pairs(attrs)]
         flat = tuple(part for pair in pairs for part in pair)
         from tensorflow.python.eager import context
 

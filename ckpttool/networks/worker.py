@@ -127,7 +127,7 @@ class ChildProcess:
             self.stop(None)
             raise UsageError(f"cannot run {self._python}: {error.strerror}") from None
 
-    def request(self, do: str, values: Message) -> Message:
+    def request(self, do: str, **values: Any) -> Message:
         """Send one request and return its answer; raise the other side's error in this process."""
         self._requests += 1
         self.send(encode_line({"id": self._requests, "do": do, **values}))
@@ -344,7 +344,7 @@ TIMEOUT_S = 120.0
 # The parent's side.
 
 
-class Worker:
+class Worker(ChildProcess):
     """A backend in a separate process; a context manager that ends the process and removes the folder.
 
     `python` may be another environment's interpreter (3.11 or newer, with numpy). No request waits
@@ -360,23 +360,9 @@ class Worker:
         threads: int | None = None,
     ) -> None:
         self.NAME = backend
-        self._process = ChildProcess(
-            f"{backend} worker",
-            module_arguments("ckpttool.networks.worker"),
-            [backend],
-            python=python,
-            timeout=timeout,
-            threads=threads,
-        )
-
-    def __enter__(self) -> Worker:
-        self._process.__enter__()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._process.__exit__(kind, error, trace)
+        program = module_arguments("ckpttool.networks.worker")
+        name = f"{backend} worker"
+        super().__init__(name, program, [backend], python=python, timeout=timeout, threads=threads)
 
     def versions(self) -> dict[str, str]:
         """Return the versions of the computing libraries, and of the worker's Python."""
@@ -394,15 +380,6 @@ class Worker:
         """Make one update per batch in the worker's framework, in the learner's float type."""
         document = policy_training.write_learner(learner, batches, self.folder)
         return policy_training.read_trained(self.request("train", learner=document), self.folder)
-
-    @property
-    def folder(self) -> Path:
-        """Return the folder for arrays exchanged while the worker runs."""
-        return self._process.folder
-
-    def request(self, do: str, **values: Any) -> Message:
-        """Send one request and return its answer; raise the worker's error in this process."""
-        return self._process.request(do, values)
 
 
 class WorkerPolicy:
