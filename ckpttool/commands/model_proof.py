@@ -37,6 +37,7 @@ from ckpttool.core.text import format_count
 from ckpttool.core.tree import Leaf, ValueLeaf
 from ckpttool.mapping.rules import Move, Scale, SumTerm, rule_steps
 from ckpttool.networks import model_runner
+from ckpttool.networks.live import set_value
 from ckpttool.networks.model_child import model_framework
 from ckpttool.networks.tracing import to_array
 from ckpttool.networks.worker import ModelSpec
@@ -304,7 +305,7 @@ def preserve_state(model: Any) -> Iterator[None]:
         else:
             for each in getattr(model, "non_trainable_variables", ()):
                 if hasattr(each, "numpy"):
-                    undo.callback(_put_back, each, to_array(each))
+                    undo.callback(set_value, each, to_array(each))
         undo.callback(random.setstate, random.getstate())
         undo.callback(np.random.set_state, np.random.get_state())
         yield
@@ -319,17 +320,13 @@ def _preserve_modules(model: Any, undo: ExitStack) -> None:
             if buffer is None or type(buffer).__name__.startswith("Uninitialized"):
                 continue  # built by the first call
             undo.callback(held.__setitem__, name, buffer)
-            undo.callback(_put_back, buffer, buffer.detach().clone())
+            undo.callback(_restore_buffer, buffer, buffer.detach().clone())
 
 
-def _put_back(tensor: Any, values: Any) -> None:
-    if hasattr(tensor, "assign"):
-        tensor.assign(values)
-    else:
-        torch: Any = sys.modules["torch"]
-        if not torch.equal(tensor, values):  # one that no call can change may not be written either
-            with torch.no_grad():
-                tensor.copy_(values)
+def _restore_buffer(buffer: Any, values: Any) -> None:
+    torch: Any = sys.modules["torch"]
+    if not torch.equal(buffer, values):  # one that no call can change may not be written either
+        set_value(buffer, values)
 
 
 def prove_live(

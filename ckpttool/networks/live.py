@@ -434,8 +434,8 @@ def assign(values: Iterable[tuple[str, Any, Leaf]]) -> Callable[[], None]:
     (e.g. bfloat16) and devices do not change; gradients are not recorded. Raise errors of reading,
     MappingError for a value of another shape or kind, UnsupportedError for a tensor that cannot be changed.
     """
-    staged = [_stage_assignment(name, variable, leaf) for name, variable, leaf in values]
-    done: list[_TorchAssignment | _VariableAssignment] = []
+    staged = [_Assignment(name, variable, leaf) for name, variable, leaf in values]
+    done: list[_Assignment] = []
     try:
         for each in staged:
             each.swap()
@@ -456,62 +456,62 @@ def assign(values: Iterable[tuple[str, Any, Leaf]]) -> Callable[[], None]:
     return undo
 
 
-def _stage_assignment(name: str, variable: Any, leaf: Leaf) -> _TorchAssignment | _VariableAssignment:
-    form = dtype_and_shape(variable)
-    if form is None or form[1] != leaf.shape or not dtypes.same_family(form[0], leaf.dtype):
-        expected = "a tensor with a shape" if form is None else f"{form[0]}{list(form[1])}"
-        found = f"{leaf.dtype}{list(leaf.shape)}"
-        raise MappingError("the value does not match the model", path=name, expected=expected, found=found)
-    if hasattr(variable, "assign"):
-        return _VariableAssignment(name, variable, leaf, form[0])
-    return _TorchAssignment(name, variable, leaf)
+def set_value(tensor: Any, value: Any) -> None:
+    """Put a value of the same shape into a torch.Tensor, or a variable of TensorFlow or Keras."""
+    if hasattr(tensor, "assign"):
+        tensor.assign(value)
+        return
+    torch: Any = sys.modules["torch"]
+    with torch.no_grad():
+        tensor.copy_(value)
 
 
-class _TorchAssignment:
-    """A torch.Tensor and its next value."""
+class _Assignment:
+    """A tensor and its next value; raise MappingError or UnsupportedError if the tensor cannot have it."""
 
-    def __init__(self, name: str, held: Any, leaf: Leaf) -> None:
-        if held.is_meta:
-            raise UnsupportedError(
-                "the model is on the meta device and has no memory for values",
-                path=name,
-                hint="allocate memory with model.to_empty(device=...)",
+    def __init__(self, name: str, tensor: Any, leaf: Leaf) -> None:
+        form = dtype_and_shape(tensor)
+        if form is None or form[1] != leaf.shape or not dtypes.same_family(form[0], leaf.dtype):
+            expected = "a tensor with a shape" if form is None else f"{form[0]}{list(form[1])}"
+            found = f"{leaf.dtype}{list(leaf.shape)}"
+            raise MappingError(
+                "the value does not match the model", path=name, expected=expected, found=found
             )
-        torch: Any = sys.modules["torch"]
-        if held.is_inference() and not torch.is_inference_mode_enabled():
-            raise UnsupportedError(
-                "the tensor was created in inference mode and can be changed only there", path=name
-            )
-        self.name, self._held = name, held
-        self._next = to_torch(leaf).to(held.dtype)
+        self.name, self._tensor, self._form = name, tensor, form
+        if hasattr(tensor, "assign"):
+            value = Handle(name, leaf).numpy()
+            string = form[0] == "string"
+            self._next: Any = value if string else value.astype(dtypes.numpy_dtype(form[0]), copy=False)
+            # A TensorFlow 1 graph has no values here, and assigning would only add to the graph.
+            self._now()
+            return
+        _require_changeable(name, tensor)
+        self._next = to_torch(leaf).to(tensor.dtype)
+
+    def _now(self) -> Any:
+        if not hasattr(self._tensor, "assign"):
+            return self._tensor.detach().to("cpu", copy=True)
+        if self._form[0] == "string":
+            return live_trees.unwrap_variable(self._tensor).numpy()
+        return as_array(LiveSource(self._tensor).read(), *self._form)
 
     def swap(self) -> None:
         """Swap the tensor's value and the next one."""
-        torch: Any = sys.modules["torch"]
-        with torch.no_grad():
-            before = self._held.detach().to("cpu", copy=True)
-            self._held.copy_(self._next)
-        self._next = before
-
-
-class _VariableAssignment:
-    """A TensorFlow or Keras variable and its next value."""
-
-    def __init__(self, name: str, held: Any, leaf: Leaf, dtype: str) -> None:
-        self.name, self._held, self._dtype = name, held, dtype
-        value = Handle(name, leaf).numpy()
-        self._next = value if dtype == "string" else value.astype(dtypes.numpy_dtype(dtype), copy=False)
-        self._shape = leaf.shape
-        # A TensorFlow 1 graph has no values here, and assigning would only add to the graph.
-        self._now()
-
-    def _now(self) -> Any:
-        if self._dtype == "string":
-            return live_trees.unwrap_variable(self._held).numpy()
-        return as_array(LiveSource(self._held).read(), self._dtype, self._shape)
-
-    def swap(self) -> None:
-        """Swap the variable's value and the next one."""
         before = self._now()
-        self._held.assign(self._next)
+        set_value(self._tensor, self._next)
         self._next = before
+
+
+def _require_changeable(name: str, tensor: Any) -> None:
+    """Raise UnsupportedError for a torch.Tensor without memory, or one that only inference mode changes."""
+    if tensor.is_meta:
+        raise UnsupportedError(
+            "the model is on the meta device and has no memory for values",
+            path=name,
+            hint="allocate memory with model.to_empty(device=...)",
+        )
+    torch: Any = sys.modules["torch"]
+    if tensor.is_inference() and not torch.is_inference_mode_enabled():
+        raise UnsupportedError(
+            "the tensor was created in inference mode and can be changed only there", path=name
+        )

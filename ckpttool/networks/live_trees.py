@@ -29,7 +29,7 @@ from ckpttool.core.tree import (
     key,
 )
 from ckpttool.formats.tf_object_graph import slot_path
-from ckpttool.networks.model_child import class_bases, is_tf_module
+from ckpttool.networks.model_child import class_bases, is_tf_module, model_framework
 
 # Kinds of live objects, by the names of their base classes; no framework is imported.
 
@@ -47,10 +47,6 @@ _TENSORS = _VARIABLES | {
     ("torch", "Tensor"),
     ("jaxlib", "ArrayImpl"),
 }
-_TF_MODULES = frozenset((top, "Module") for top in _TENSORFLOW)
-_KERAS_LAYERS = frozenset((top, "Layer") for top in _KERAS)
-_TORCH_MODULES = frozenset([("torch", "Module")])
-_MODULES = _TF_MODULES | _KERAS_LAYERS | _TORCH_MODULES
 _OPTIMIZERS = frozenset(
     (top, name)
     for top in (*_KERAS, *_TENSORFLOW)
@@ -58,11 +54,10 @@ _OPTIMIZERS = frozenset(
 )
 # Objects with variables that are not modules: tf.train.Checkpoint is an AutoTrackable.
 _HOLDERS = (
-    _MODULES
-    | _OPTIMIZERS
-    | {(top, "AutoTrackable") for top in _TENSORFLOW}
+    _OPTIMIZERS
+    | {(top, name) for top in _TENSORFLOW for name in ("Module", "AutoTrackable")}
     | {(top, name) for top in _KERAS for name in ("Metric", "SeedGenerator", "Layer")}
-    | {("torch", "Optimizer")}
+    | {("torch", name) for name in ("Module", "Optimizer")}
 )
 
 
@@ -93,12 +88,12 @@ def is_array(value: object) -> bool:
 
 def is_module(value: object) -> bool:
     """Return whether the object is a tf.Module, a Keras layer or a torch.nn.Module."""
-    return not class_bases(value).isdisjoint(_MODULES)
+    return model_framework(value) is not None
 
 
 def is_torch_module(value: object) -> bool:
     """Return whether the object is a torch.nn.Module."""
-    return not class_bases(value).isdisjoint(_TORCH_MODULES)
+    return is_torch_instance(value, "Module")
 
 
 def is_torch_optimizer(value: object) -> bool:
