@@ -368,16 +368,15 @@ def audit(obj: Any, checkpoint: Checkpoint | Tree | None = None) -> Audit:
     objects are requested as in `Checkpoint.save`.
     """
     found = _saved_roots(obj)
-    refused: dict[int, str] = {}
-    whole = live_trees.reachable_objects([value for _, value in found], refused)
+    refused: dict[Path, str] = {}
+    whole = live_trees.reachable_objects(found, refused)
     numbers = {id(value) for _, value in found}
     rows = tuple(
         UnsavedTensor(row.path, *(dtype_and_shape(row.value) or ("unknown", ())), row.reason)
         for row in find_unsaved(obj, numbers, set(whole))
     )
-    places = _refused_paths(found, refused) if refused else {}
     if checkpoint is None:
-        return Audit(rows, places)
+        return Audit(rows, refused)
     tree = checkpoint.tree if isinstance(checkpoint, Checkpoint) else checkpoint
     variables = [*live_trees.saved_variables(found)]
     names, filled, unused = _index_names(variables), set[int](), []
@@ -393,7 +392,9 @@ def audit(obj: Any, checkpoint: Checkpoint | Tree | None = None) -> Audit:
     for live, _ in variables:
         first.setdefault(id(live.value), live.path)
     unfilled = tuple(path for number, path in first.items() if number not in filled)
-    return Audit(rows, places, unfilled, tuple(unused), tuple(row for row in dict.fromkeys(different) if row))
+    return Audit(
+        rows, refused, unfilled, tuple(unused), tuple(row for row in dict.fromkeys(different) if row)
+    )
 
 
 def _saved_roots(obj: Any) -> list[tuple[Path, Any]]:
@@ -406,19 +407,6 @@ def _saved_roots(obj: Any) -> list[tuple[Path, Any]]:
         return () if is_whole(path, value) else iter_references(value)
 
     return [each for each in live_trees.visit_once([((), obj)], below) if is_whole(*each)]
-
-
-def _refused_paths(roots: list[tuple[Path, Any]], wanted: Mapping[int, str]) -> dict[Path, str]:
-    """Return the first paths of the refused objects."""
-
-    def below(_: Path, value: Any) -> Iterable[tuple[PathStep, Any]]:
-        if live_trees.is_nested(value):
-            return live_trees.nest_items(value)
-        return sorted_attributes(value) if live_trees.holds_variables(value) else ()
-
-    return {
-        path: wanted[id(value)] for path, value in live_trees.visit_once(roots, below) if id(value) in wanted
-    }
 
 
 # Assign values to the tensors of a live model: all or none.

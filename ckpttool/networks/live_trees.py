@@ -772,15 +772,12 @@ def saves_children(value: Any) -> bool:
     return (is_saver(value) or is_nested(value)) and not is_tensor(value)
 
 
-def saved_tensors(root: Any, refused: dict[int, str], most: int = MOST) -> Iterator[LiveValue]:
-    """Yield the tensors that are saved with an object by every path, like `LiveWalk.found`.
-
-    An object that its framework refuses to save is added to `refused` with the reason.
-    """
+def saved_tensors(root: Any, most: int = MOST) -> Iterator[LiveValue]:
+    """Yield the tensors that are saved with an object by every path, like `LiveWalk.found`."""
 
     def own(visit: LiveValue) -> Iterator[LiveValue]:
         owner = visit.owner if is_nested(visit.value) else visit.value
-        for name, held in allowed_children(visit.value, refused).items():
+        for name, held in _allowed_children(visit.value, visit.path, {}).items():
             yield LiveValue((*visit.path, edge_key(name)), held, owner)
 
     for found in visit_paths(root, own, saves_children, most):
@@ -788,13 +785,13 @@ def saved_tensors(root: Any, refused: dict[int, str], most: int = MOST) -> Itera
             yield found
 
 
-def allowed_children(value: Any, refused: dict[int, str]) -> Mapping[str, Any]:
+def _allowed_children(value: Any, path: Path, refused: dict[Path, str]) -> Mapping[str, Any]:
     """Return an object's children; none if its framework refuses to save it: `refused` gets the reason."""
     try:
         return saved_children(value)
     except ValueError as error:
         # A list changed by other means than append, or a dict with non-string keys.
-        refused[id(value)] = str(error).strip().partition("\n")[0].partition(". ")[0]
+        refused[path] = str(error).strip().partition("\n")[0].partition(". ")[0]
         return {}
 
 
@@ -803,16 +800,19 @@ def edge_key(name: str) -> PathStep:
     return index(int(name)) if name.isdecimal() else attr(name)
 
 
-def reachable_objects(roots: list[Any], refused: dict[int, str]) -> dict[int, Any]:
-    """Return all objects saved with the roots by id, including slot variables."""
+def reachable_objects(roots: Sequence[tuple[Path, Any]], refused: dict[Path, str]) -> dict[int, Any]:
+    """Return all objects saved with the roots by id, including slot variables.
 
-    def below(_: Path, value: Any) -> Iterable[tuple[PathStep, Any]]:
+    An object that its framework refuses to save is added to `refused` with the reason.
+    """
+
+    def below(path: Path, value: Any) -> Iterable[tuple[PathStep, Any]]:
         if is_tensor(value):
             return [(attr("value"), unwrap_variable(value))]
-        held = allowed_children(value, refused) if saves_children(value) else {}
+        held = _allowed_children(value, path, refused) if saves_children(value) else {}
         return [(edge_key(name), each) for name, each in held.items()]
 
-    seen = {id(value): value for _, value in visit_once([((), each) for each in roots], below)}
+    seen = {id(value): value for _, value in visit_once(roots, below)}
     variables = [value for value in seen.values() if is_variable(value)]
     for optimizer in [value for value in seen.values() if keeps_slots(value)]:
         seen |= {id(found): found for _, _, found in iter_slots(optimizer, variables)}
@@ -838,7 +838,7 @@ def saved_variables(roots: Sequence[tuple[Path, Any]]) -> Iterator[tuple[LiveVal
     variables: dict[int, tuple[Path, Any]] = {}
     optimizers: dict[int, tuple[Path, Any]] = {}
     for place, root in roots:
-        below = (LiveValue((*place, *each.path), each.value, each.owner) for each in saved_tensors(root, {}))
+        below = (LiveValue((*place, *each.path), each.value, each.owner) for each in saved_tensors(root))
         for found in [LiveValue(place, root, None)] if is_tensor(root) else below:
             yield found, None
             variables.setdefault(id(found.value), (found.path, found.value))
@@ -879,7 +879,7 @@ def state_dict(obj: Any) -> Tree:
     made = LiveTreeBuilder()
     for place, module in _torch_roots(obj):
         made.containers[place] = Container("OrderedDict")
-        for found in saved_tensors(module, {}):
+        for found in saved_tensors(module):
             name = ".".join(str(step.value) for step in found.path)
             made.add(found._replace(path=(*place, key(name))), name, name)
     return made.tree()
@@ -911,7 +911,7 @@ class TorchNames:
         self._first: dict[object, str] = {}
         for place, module in _torch_roots(root):
             before = tuple(str(step.value) for step in place)
-            for found in saved_tensors(module, {}, most):
+            for found in saved_tensors(module, most):
                 names = (*before, *(str(step.value) for step in found.path))
                 self._paths.add(names)
                 self._first.setdefault(tensor_identity(found.value), ".".join(names))
