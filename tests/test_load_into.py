@@ -371,10 +371,23 @@ class ChannelsLast(nn.Module):
         return out
 
 
-def test_an_order_that_no_call_shows_is_not_guessed(tmp_path: Path) -> None:
+class ThroughNumPy(nn.Module):
+    """Flattens an image with channels first, as an array of NumPy."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+        self.head = nn.Linear(120, 5)
+
+    def forward(self, x: Any) -> Any:
+        return self.head(torch.from_numpy(self.conv(x).flatten(1).numpy()))
+
+
+@pytest.mark.parametrize("cls", [ChannelsLast, ThroughNumPy])
+def test_an_order_that_no_call_shows_is_not_guessed(cls: type, tmp_path: Path) -> None:
     shapes = {"conv/kernel": (3, 3, 3, 4), "conv/bias": (4,), "head/kernel": (120, 5), "head/bias": (5,)}
     np.savez(tmp_path / "flat.npz", **{name: np.ones(shape, np.float32) for name, shape in shapes.items()})
-    model = ChannelsLast()
+    model = cls()
     before = state(model)
     with pytest.raises(MappingError) as caught:
         ckpttool.load_into(model, str(tmp_path / "flat.npz"), shapes=[(3, 8, 7)])

@@ -139,7 +139,7 @@ def _probe(there: dict[str, Any], monkeypatch: pytest.MonkeyPatch, side: model_c
     start, call, end = worker._RESTRICTED.partition("from ckpttool.networks.model_runner import main")
     monkeypatch.setattr(worker, "_RESTRICTED", start + added + call + end)
     with model_comparison.open_host(side) as host:
-        process = model_comparison.RunnerProcess(side, host)
+        process = model_comparison.ModelClient(side, host)
         opened = model_comparison._open_side(process, side.kind, run_code=True)
         declared = opened["inputs"] or [{"name": "x", "shape": [3], "dtype": "float32"}]
         process.request(

@@ -27,7 +27,7 @@ from ckpttool.networks.network import Activation
 from ckpttool.networks.tracing import ROOT
 
 if TYPE_CHECKING:
-    from ckpttool.commands.model_comparison import RunnerProcess
+    from ckpttool.commands.model_comparison import ModelClient
 
 # Layers and their families (core/kinds.py), whatever the framework calls them.
 
@@ -459,7 +459,7 @@ class LayerCauses:
         self,
         pair: LayerCallPair,
         calls: tuple[CapturedCall, CapturedCall],
-        sides: tuple[RunnerProcess, RunnerProcess],
+        sides: tuple[ModelClient, ModelClient],
         bound: float,
         *,
         exact: bool,

@@ -278,7 +278,7 @@ def open_host(side: ModelSide, facts: AgentFacts = NO_FACTS) -> Iterator[ModelHo
             yield process
 
 
-class RunnerProcess:
+class ModelClient:
     """The requests to what runs one side, and its arrays."""
 
     def __init__(self, side: ModelSide, host: ModelHost) -> None:
@@ -410,7 +410,7 @@ class ModelComparison:
 class _Session:
     """Both processes, what they reported, and the sentences collected on the way."""
 
-    sides: tuple[RunnerProcess, RunnerProcess]
+    sides: tuple[ModelClient, ModelClient]
     kinds: Sequence[str]
     pairs: list[InputPair] = field(default_factory=list)
     assumed: list[str] = field(default_factory=list)
@@ -478,8 +478,7 @@ def compare_models(
             )
     with ExitStack() as stack:
         a, b = (
-            RunnerProcess(side, stack.enter_context(open_host(side, options.facts)))
-            for side in (first, second)
+            ModelClient(side, stack.enter_context(open_host(side, options.facts))) for side in (first, second)
         )
         sides = a, b
         session = _Session(sides, kinds)
@@ -491,7 +490,7 @@ def compare_models(
         return _compare(session, opened, options, progress)
 
 
-def _open_side(process: RunnerProcess, kind: str, run_code: bool) -> dict[str, Any]:
+def _open_side(process: ModelClient, kind: str, run_code: bool) -> dict[str, Any]:
     side, like = process.side, process.side.like
     return process.request(
         "open",
@@ -810,7 +809,7 @@ def _unequal_tables(session: _Session) -> list[_UnequalTable]:
     return found
 
 
-def _tables(side: RunnerProcess, rows: int | None) -> dict[str, tuple[str, str]]:
+def _tables(side: ModelClient, rows: int | None) -> dict[str, tuple[str, str]]:
     """Return the layer and the name of each matrix with this many rows, by a description of its values."""
     return {
         str(tensor["values"]): (str(layer["path"]), str(tensor["name"]))
@@ -872,7 +871,7 @@ def _make_exact(session: _Session) -> list[bool]:
     return found
 
 
-def _exact_outputs(side: RunnerProcess, session: _Session, plain: Outputs) -> dict[str, np.ndarray] | None:
+def _exact_outputs(side: ModelClient, session: _Session, plain: Outputs) -> dict[str, np.ndarray] | None:
     """Return the outputs in float64, None if the model has no such form, or another one than `plain`."""
     try:
         made, _ = side.run(exact=True, observe=False)

@@ -966,7 +966,7 @@ class TensorFlowRunner(ModelRunner):
     forms: tuple[str, ...] = ("tf",)
 
     def tensor(self, array: Any, *, exact: bool) -> Any:
-        """Return a TensorFlow tensor, or the array itself for a Keras of another backend."""
+        """Return a TensorFlow tensor, or the array itself if TensorFlow is not loaded."""
         given = super().tensor(array, exact=exact)
         tensorflow: Any = sys.modules.get("tensorflow")
         return given if tensorflow is None else tensorflow.constant(given)
@@ -1221,6 +1221,12 @@ class KerasRunner(TensorFlowRunner):
                 {"name": name.partition(":")[0], "shape": shape[1:], "dtype": dtype, "batch": shape[0]}
             )
         return rows
+
+    def tensor(self, array: Any, *, exact: bool) -> Any:
+        """Return a tensor of Keras's backend, or the array itself for JAX."""
+        if self._backend() == "torch":
+            return sys.modules["torch"].from_numpy(ModelRunner.tensor(self, array, exact=exact))
+        return super().tensor(array, exact=exact)
 
     def styles(self, names: list[str], given: list[Any]) -> list[Callable[[Any], Any]]:
         """Return Keras's ways: one input, a list, a dict by name, by position."""

@@ -413,8 +413,11 @@ class Trace:
         for side, value in (("in", given), ("out", made)):
             tensor = next(iter(list_tensors(value)), None)
             shape = tensor_shape(tensor)
-            if len(shape) > 1 and (side == "in" or self.is_followed(tensor)):
+            if len(shape) > 1 and self.is_followed(tensor):
                 self._use(id(module), side, tensor, axis(len(shape)))
+            elif len(shape) > 1 and side == "in":
+                # Its way here was not reported, e.g. through NumPy.
+                self._seen.setdefault(id(module), {}).setdefault(side, []).append(None)
 
     def _use(self, number: int, side: str, tensor: Any, axis: int) -> None:
         moved = np.moveaxis(self.entries(tensor), axis, -1)
@@ -440,7 +443,7 @@ class Trace:
         found: dict[int, dict[str, Any]] = {}
         for module, sides in self._seen.items():
             for side, calls in sides.items():
-                orders = [self.activations.order(each) for each in calls]
+                orders = [None if each is None else self.activations.order(each) for each in calls]
                 known = orders[0]
                 same = known is not None and all(each == known for each in orders)
                 found.setdefault(module, {})[side] = known.document() if same and known else UNKNOWN
