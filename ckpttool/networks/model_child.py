@@ -333,24 +333,11 @@ def _keras_settings(layer: Any) -> dict[str, Any]:
 # Runners: one model that can be called, observed, filled and saved; one subclass per framework.
 
 
-def call_in_first_way(
-    attempts: Iterator[Callable[[], Any]], shapes: list[list[int]], hint: str | None = None
-) -> Any:
-    """Return the result of the first attempt to call a model that succeeds.
+_MOST_TRIED = 4
 
-    Raise UsageError with the error of the first attempt if none does.
-    """
-    first: Exception | None = None
-    for attempt in attempts:
-        try:
-            return attempt()
-        except Exception as error:  # noqa: BLE001 - whatever the user's code raises
-            first = first or error
-    assert first is not None  # noqa: S101 - there is an attempt
-    shown = " and ".join(map(str, shapes))
-    raise UsageError(
-        f"the model cannot be called with inputs of shape {shown}: {last_error_line(first)}", hint=hint
-    ) from first
+
+def _zeros(shape: list[int], dtype: str, _: int) -> Any:
+    return np.zeros((1, *shape), dtype)
 
 
 class ModelRunner:
@@ -475,7 +462,7 @@ class ModelRunner:
     def follow(self, shapes: list[list[int]]) -> dict[int, dict[str, Any]]:
         """Call the model with zeros; return the facts of the call by module id (see CallFacts)."""
 
-        def attempt(arrays: list[Any]) -> dict[int, dict[str, Any]]:
+        def attempt(names: list[str], arrays: list[Any]) -> dict[int, dict[str, Any]]:
             trace = self.trace()
             if trace is None:
                 self.call(names, arrays)
@@ -485,32 +472,48 @@ class ModelRunner:
                 self.call(names, arrays)
             return facts.facts()
 
-        names = [f"input {place}" for place in range(len(shapes))]
-        ways = self.iter_ways(names, shapes, [None] * len(shapes), _zeros)
-        attempts = (functools.partial(attempt, arrays) for _, arrays in ways)
-        found: dict[int, dict[str, Any]] = call_in_first_way(attempts, shapes)
+        found: dict[int, dict[str, Any]] = self.call_first(attempt, shapes)
         return found
 
-    def iter_ways(
+    def call_first(
         self,
-        names: list[str],
+        attempt: Callable[[list[str], list[Any]], Any],
         shapes: list[list[int]],
-        dtypes: list[str | None],
-        make: Callable[[list[int], str, int], Any],
-    ) -> Iterator[tuple[list[str], list[Any]]]:
-        """Yield dtypes and inputs for each choice of unknown dtypes and each way of passing the inputs.
+        named: Mapping[str, str | None] | None = None,
+        make: Callable[[list[int], str, int], Any] = _zeros,
+        hint: str | None = None,
+    ) -> Any:
+        """Return what `attempt` does for the first dtypes and way of passing inputs that work.
 
-        `make` returns an input by its shape without the batch, its dtype and its number.
+        Args:
+            attempt: called with the names of the inputs and their arrays.
+            shapes: the shapes of the inputs, without the batch.
+            named: the dtypes of the inputs by name; None for one that is numbers or integers.
+            make: returns an input by its shape, dtype and number.
+            hint: the hint of the error.
+
+        Raise UsageError with the error of the first attempt if none works.
+
         """
-        free = [place for place, dtype in enumerate(dtypes) if dtype is None][:_MOST_TRIED]
-        kinds = [each or "float32" for each in dtypes]
+        given = named or {f"input {place}": None for place in range(len(shapes))}
+        names, dtypes = list(given), [each or "float32" for each in given.values()]
+        free = [place for place, dtype in enumerate(given.values()) if dtype is None][:_MOST_TRIED]
+        first: Exception | None = None
         for chosen in itertools.product(("float32", "int32"), repeat=len(free)):
             for place, dtype in paired(free, chosen):
-                kinds[place] = dtype
-            arrays = [make(shape, kinds[place], place) for place, shape in enumerate(shapes)]
+                dtypes[place] = dtype
+            arrays = [make(shape, dtypes[place], place) for place, shape in enumerate(shapes)]
             for style in range(len(self.styles(names, arrays))):
                 self.style = style
-                yield list(kinds), arrays
+                try:
+                    return attempt(names, arrays)
+                except Exception as error:  # noqa: BLE001 - whatever the user's code raises
+                    first = first or error
+        assert first is not None  # noqa: S101 - there is an attempt
+        shown = " and ".join(map(str, shapes))
+        raise UsageError(
+            f"the model cannot be called with inputs of shape {shown}: {last_error_line(first)}", hint=hint
+        ) from first
 
     def trace(self) -> Trace | None:
         """Return a new trace of the framework that computes, None if it cannot be traced."""
@@ -577,13 +580,6 @@ class ModelRunner:
         """Return where the model's convolutions expect channels: first, last or "" if it has none."""
         first = self.framework in ("torch", "onnx") and any("Conv" in each["class"] for each in self.layers())
         return "first" if first else ""
-
-
-_MOST_TRIED = 4
-
-
-def _zeros(shape: list[int], dtype: str, _: int) -> Any:
-    return np.zeros((1, *shape), dtype)
 
 
 def numbered_array(place: int, shape: Any, dtype: Any) -> Any:
@@ -1094,9 +1090,7 @@ class TensorFlowRunner(ModelRunner):
                 "the model has no weights before its first call",
                 hint="pass its input shape: --input-shape N, or --input-shape H,W,C for images",
             )
-        names = [f"input {place}" for place in range(len(shapes))]
-        ways = self.iter_ways(names, shapes, [None] * len(shapes), _zeros)
-        call_in_first_way((functools.partial(self.call, names, arrays) for _, arrays in ways), shapes)
+        self.call_first(self.call, shapes)
 
 
 def _has_variables(model: Any) -> bool:

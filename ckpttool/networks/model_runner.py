@@ -26,7 +26,6 @@ from ckpttool.networks.model_child import (
     TensorFlowRunner,
     TorchRunner,
     call_factory,
-    call_in_first_way,
     class_bases,
     is_missing,
     last_error_line,
@@ -673,17 +672,18 @@ def _first_call(
     runner: ModelRunner, names: list[str], shapes: list[list[int]], dtypes: list[str | None], batch: int
 ) -> tuple[list[str], list[int | None]]:
     """Call the model in the first way that works; return the inputs' dtypes, and the limits of integers."""
-    found: list[str] = []
 
-    def attempts() -> Iterator[Callable[[], list[int | None]]]:
-        for found[:], given in runner.iter_ways(
-            names, shapes, dtypes, lambda shape, dtype, place: _pattern([batch, *shape], dtype, place)
-        ):
-            yield lambda: _embedding_rows(runner, names, given)  # noqa: B023 - called at once
+    def attempt(names: list[str], given: list[Any]) -> tuple[list[str], list[int | None]]:
+        return [each.dtype.name for each in given], _embedding_rows(runner, names, given)
 
-    hint = "pass the shape of each input without the batch: --input-shape NAME=3,32,32"
-    below: list[int | None] = call_in_first_way(attempts(), shapes, hint)
-    return found, below
+    found: tuple[list[str], list[int | None]] = runner.call_first(
+        attempt,
+        shapes,
+        dict(paired(names, dtypes)),
+        lambda shape, dtype, place: _pattern([batch, *shape], dtype, place),
+        "pass the shape of each input without the batch: --input-shape NAME=3,32,32",
+    )
+    return found
 
 
 def _pattern(shape: list[int], dtype: str, place: int) -> Any:
