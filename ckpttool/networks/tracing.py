@@ -725,7 +725,9 @@ class TensorFlowTrace(Trace):
         given = [
             tensorflow.constant(self.entries(each)) if n in data else each for n, each in enumerate(inputs)
         ]
-        pairs = [(k, _INT64 if k in ("T", "Tparams") else value) for k, value in _attribute_pairs(attrs)]
+        # None stands for the default, which an operation itself does not accept.
+        given_attributes = ((k, value) for k, value in _attribute_pairs(attrs) if value is not None)
+        pairs = [(k, _INT64 if k in ("T", "Tparams") else value) for k, value in given_attributes]
         flat = tuple(part for pair in pairs for part in pair)
         from tensorflow.python.eager import context
 
