@@ -22,7 +22,7 @@ from ckpttool.core import CkpttoolError, Leaf, Tree
 from ckpttool.mapping import fill_model, flattening, layer_kinds, rules
 from ckpttool.mapping.flattening import FeatureReordering
 from tests import pair_models, replayed_faults
-from tests.shared_runners import InThisProcess, LocalModel
+from tests.shared_runners import InThisProcess
 
 # What a mapper without one of its fixes does.
 
@@ -275,8 +275,8 @@ def replay(folder: str) -> None:
 def _run_here(folder: str) -> None:
     os.chdir(folder)
     sys.path.insert(0, str(Path(__file__).parent))
-    load_into.ModelProcess = LocalModel  # type: ignore[assignment,misc]
-    model_comparison.ChildProcess = InThisProcess  # type: ignore[assignment,misc]
+    load_into.ModelProcess = InThisProcess  # type: ignore[assignment,misc]
+    model_comparison.ModelProcess = InThisProcess  # type: ignore[assignment,misc]
 
 
 mlp, cnn, gru = pair_models.mlp, pair_models.cnn, pair_models.gru

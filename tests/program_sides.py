@@ -82,7 +82,7 @@ def compare_module(folder: str) -> None:
 
 def print_comparison(first: str, second: str, folder: str, **options: Any) -> None:
     """Print the JSON of `verify` of two files; both models run in this process."""
-    with mock.patch.object(model_comparison, "ChildProcess", InThisProcess):
+    with mock.patch.object(model_comparison, "ModelProcess", InThisProcess):
         found = verify(first, second, run_code=True, **options)
     sys.stdout.write("\n" + json.dumps(found.document()))
 

@@ -18,9 +18,9 @@ from typing import Any
 from unittest import mock
 
 from ckpttool.commands import model_comparison
-from ckpttool.networks import ModelSpec, model_runner
+from ckpttool.networks import model_runner
 from ckpttool.networks.messages import Message, message_pipes, serve
-from ckpttool.networks.worker import MODEL_TIMEOUT_S, ChildProcess, ModelProcess
+from ckpttool.networks.worker import MODEL_TIMEOUT_S, ChildProcess
 
 _PROGRAM = (
     "-c",
@@ -30,44 +30,27 @@ TENSORFLOW = ("keras", "saved_model")
 
 
 class InThisProcess:
-    """What ChildProcess does for a side of a comparison, without a process; data are encoded as there."""
+    """What ModelProcess does for a model, without a process; data are encoded as there."""
 
     folder: Path
+    last: InThisProcess
 
     def __init__(self, *_: object, **__: object) -> None:
-        self._holder: tempfile.TemporaryDirectory[str] | None = None
+        InThisProcess.last = self
 
-    def start(self) -> None:
-        """Open the folder of the side."""
+    def __enter__(self) -> InThisProcess:
         self._holder = tempfile.TemporaryDirectory(prefix="side")
         self.folder = Path(self._holder.name)
-        self.session = model_runner.RunnerSession(self.folder)
+        self.session = model_runner.ModelSession(self.folder)
+        return self
 
-    def stop(self, _: object) -> None:
-        """Remove the folder."""
-        if self._holder is not None:
-            self._holder.cleanup()
+    def __exit__(self, *_: object) -> None:
+        self._holder.cleanup()
 
-    def request(self, do: str, values: dict[str, Any]) -> dict[str, Any]:
+    def request(self, do: str, **values: Any) -> dict[str, Any]:
         """Answer as the process would."""
         given = json.loads(json.dumps(values))
         return dict(json.loads(json.dumps(model_runner.HANDLERS[do](self.session, given))))
-
-
-class LocalModel(ModelProcess):
-    """The process of a user's model without a process, whose start takes most of a test's time."""
-
-    last: LocalModel
-
-    def __init__(self, wanted: ModelSpec) -> None:
-        super().__init__(wanted)
-        self._process: Any = InThisProcess()
-        LocalModel.last = self
-
-    @property
-    def session(self) -> Any:
-        """Return the session, which holds the model."""
-        return self._process.session
 
 
 class SharedRunners:
@@ -118,29 +101,29 @@ def shared_runners(framework_of: Callable[[str], str]) -> Iterator[None]:
     runners = SharedRunners(framework_of)
 
     class Side:
-        """What ChildProcess does, in a session of a shared process."""
+        """What ModelProcess does, in a session of a shared process."""
 
         def __init__(self, *_: object, **__: object) -> None:
             self.folder = runners.folder()
+            # The first request names the framework.
             self._process: ChildProcess | None = None
 
-        def start(self) -> None:
-            """Start nothing yet: the first request names the framework."""
+        def __enter__(self) -> Side:
+            return self
 
-        def stop(self, _: object) -> None:
-            """Forget the session."""
+        def __exit__(self, *_: object) -> None:
             if self._process is not None:
-                self._process.request("forget", {"folder": str(self.folder)})
+                self._process.request("forget", folder=str(self.folder))
             shutil.rmtree(self.folder)
 
-        def request(self, do: str, values: dict[str, Any]) -> Message:
+        def request(self, do: str, **values: Any) -> Message:
             """Send one request to the session."""
             if self._process is None:
                 self._process = runners.find(values)
-            return self._process.request(do, {**values, "folder": str(self.folder)})
+            return self._process.request(do, **values, folder=str(self.folder))
 
     try:
-        with mock.patch.object(model_comparison, "ChildProcess", Side):
+        with mock.patch.object(model_comparison, "ModelProcess", Side):
             yield
     finally:
         runners.close()
@@ -158,7 +141,7 @@ def _served(do: str) -> Callable[[dict[str, Any], Message], Message]:
     def handler(sessions: dict[str, Any], message: Message) -> Message:
         folder = message["folder"]
         if folder not in sessions:
-            sessions[folder] = model_runner.RunnerSession(Path(folder))
+            sessions[folder] = model_runner.ModelSession(Path(folder))
         return model_runner.HANDLERS[do](sessions[folder], message)
 
     return handler

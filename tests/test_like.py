@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,12 @@ import pytest
 from ckpttool.commands import load_into
 from ckpttool.commands.convert import ConversionResult, convert
 from ckpttool.core import CkpttoolError, MappingError, UsageError, sidecar
-from ckpttool.networks import CallLog, ModelSpec, model_child, worker
+from ckpttool.networks import ModelSpec, model_child, model_runner, worker
 from tests import tensorflow_child
 from tests.conftest import ROOT, refused
 from tests.conftest import in_process as run
 from tests.golden_texts import Golden
-from tests.shared_runners import LocalModel
+from tests.shared_runners import InThisProcess
 
 HERE = ROOT / "tests"
 WITHIN = 1e-5
@@ -48,7 +49,7 @@ def fill(
 ) -> ConversionResult:
     """Fill a model of a file beside this one, in this process."""
     before = worker.ModelProcess
-    load_into.ModelProcess = LocalModel  # type: ignore[misc]
+    load_into.ModelProcess = InThisProcess  # type: ignore[misc]
     path, folder = list(sys.path), os.getcwd()
     os.chdir(HERE)
     try:
@@ -124,7 +125,7 @@ def filled_in_keras(folder: Path) -> dict[str, Any]:
             found[name] = {"error": f"{done.report.unused} {done.report.missing} {done.report.notes}"}
             continue
         # It has restored the file and asserted that all of it was consumed.
-        model, given = LocalModel.last.session.model, inputs(name, shape, words)
+        model, given = InThisProcess.last.session.runner.model, inputs(name, shape, words)
         there = np.load(folder / f"torch_{name}.npy")
         found[name] = {"error": None, "far": float(np.abs(np.asarray(model(given)) - there).max())}
     return found
@@ -408,7 +409,7 @@ def test_one_tensor_does_not_stand_for_two_that_differ(tmp_path: Path, golden: G
 def test_a_model_that_holds_other_values_afterwards_is_noticed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, golden: Golden
 ) -> None:
-    monkeypatch.setattr(LocalModel, "load", lambda *_: None)
+    monkeypatch.setitem(model_runner.HANDLERS, "load", lambda *_: {})
     with pytest.raises(MappingError) as caught:
         fill(dense(tmp_path, "fc"), str(tmp_path / "out.pt"), "torch", "like_small:Named")
     golden(caught.value)
@@ -469,48 +470,52 @@ def test_options_that_make_no_sense(options: tuple[str, str], tmp_path: Path) ->
     assert options[0] in ran.err or "shape" in ran.err
 
 
-def _imported(file: Path, known: dict[Path, ast.Module]) -> dict[Path, ast.Module]:
-    """Add a file and the files of the package that it imports when it is imported."""
-    tree = known[file] = ast.parse(file.read_text(), feature_version=(3, 7))
-    for node in tree.body:
-        modules = [node.module] if isinstance(node, ast.ImportFrom) and node.module else []
-        names = [f"{modules[0]}.{each.name}" for each in node.names] if modules else []
-        for module in (*modules, *names):
-            place = ROOT.joinpath(*module.split("."))
-            for each in (place.with_suffix(".py"), place / "__init__.py"):
-                if each.is_file() and each not in known:
-                    _imported(each, known)
-    return known
-
-
 def test_what_old_interpreters_run_is_written_for_them() -> None:
     """Python 3.7 has no positional-only arguments, no walrus, no unions that are evaluated."""
-    files = _imported(ROOT / "ckpttool" / "networks" / "model_runner.py", {})
-    assert ROOT / "ckpttool" / "core" / "deferred.py" in files
-    for file, tree in files.items():
+    files = loaded_by(PACKAGE / "networks" / "model_runner.py", PACKAGE / "core" / "sandbox.py")
+    assert {file.name for file in files} >= {"messages.py", "model_child.py", "tracing.py", "deferred.py"}
+    for file in files:
+        tree = ast.parse(file.read_text(), feature_version=(3, 7))
         for node in ast.walk(tree):
             assert not isinstance(node, ast.NamedExpr | ast.Match), file
             if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):  # a union of dicts is 3.9
                 assert not any(isinstance(each, ast.Dict | ast.DictComp) for each in (node.left, node.right))
-        for newer in ("removeprefix", "removesuffix", "zip(", "cached_property"):  # strict is 3.10
-            assert newer not in file.read_text(), (file, newer)
+            # `dataclasses.dataclass` accepts the settings of core/deferred.py from 3.10 on.
+            decorators = node.decorator_list if isinstance(node, ast.ClassDef) else ()
+            assert not any("dataclass" in ast.unparse(each) for each in decorators), file
+        if file.name != "deferred.py":  # of which no dataclass runs there
+            assert "removeprefix" not in file.read_text(), file
+            assert "zip(" not in file.read_text(), file  # strict is 3.10
 
 
-def seen(*calls: tuple[int, tuple[int, ...], tuple[int, ...]]) -> dict[int, list[int]]:
-    """Return what is flattened where: each module's number, the shape that it took and gave."""
-    found = CallLog()
-    found.seen = list(calls)
-    return found.flattened()
+PACKAGE = ROOT / "ckpttool"
 
 
-def test_flattening_is_seen_in_calls() -> None:
-    image = (1, (1, 8, 8, 3), (1, 6, 6, 4))
-    assert seen(image, (2, (1, 144), (1, 16)), (3, (1, 16), (1, 2))) == {2: [6, 6, 4], 3: []}
-    # What pooling leaves is no image, and who takes it flattens nothing.
-    assert seen(image, (0, (1, 6, 6, 4), (1, 4)), (2, (1, 4), (1, 2))) == {2: []}
-    # A sequence may have its channels first or last: nobody knows.
-    assert seen((1, (1, 9, 3), (1, 7, 4)), (0, (1, 7, 4), (1, 28)), (2, (1, 28), (1, 2))) == {}
-    assert seen((2, (1, 28), (1, 2))) == {2: []}
+def loaded_by(*files: Path) -> set[Path]:
+    """Return the files of the package that are loaded when these are imported, themselves included."""
+    found: set[Path] = set()
+    waiting = [*files]
+    while waiting:
+        file = waiting.pop()
+        if file not in found:
+            found.add(file)
+            waiting += imported_files(ast.parse(file.read_text()).body)
+    return found
+
+
+def imported_files(body: list[ast.stmt]) -> Iterator[Path]:
+    """Yield the files of the package that statements import when they run."""
+    for node in body:
+        if isinstance(node, ast.If):
+            checked = "TYPE_CHECKING" in ast.unparse(node.test)
+            yield from imported_files([*([] if checked else node.body), *node.orelse])
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("ckpttool"):
+            names = [f"{node.module}.{each.name}" for each in node.names]
+            for name in (str(node.module), *names):
+                parts = name.split(".")[1:]
+                paths = [PACKAGE.joinpath(*parts).with_suffix(".py")] if parts else []
+                paths += [PACKAGE.joinpath(*parts[:count], "__init__.py") for count in range(len(parts) + 1)]
+                yield from (path for path in paths if path.is_file())
 
 
 @pytest.mark.torch
@@ -520,7 +525,7 @@ def test_a_hidden_layer_as_wide_as_the_flattened_image_takes_no_image() -> None:
     nn = torch.nn
     twice = [nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 5)]
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Dropout(), *twice)
-    found = model_child.build_torch(model, [[3, 4, 4]], [])
+    found = model_child.wrap_model(model).build([[3, 4, 4]], [])
     orders = [found[id(layer)]["orders"]["in"] for layer in (twice[0], twice[2])]
     assert orders[0] == {"parts": [[4, 4]], "index": [4 * place + c for c in range(4) for place in range(4)]}
     assert orders[1] == {"parts": [[1, 16]], "index": None}

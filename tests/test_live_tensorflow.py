@@ -453,3 +453,53 @@ def test_layers_of_keras_3_are_entered_where_tensorflow_stops(live: Any) -> None
     assert told["modules"][:2] == ["net", "z"]
     assert told["agent"][:2] == ["checkpoint/net/_layers/1/_kernel", "checkpoint/net/_layers/1/bias"]
     assert told["names"] == ["sequential/dense/kernel", "sequential/dense/bias"]
+
+
+def moved_entries(folder: Path) -> dict[str, bool]:
+    """Return for each operation that only moves entries whether the trace has the numbers of its result."""
+    import numpy as np
+    import tensorflow as tf
+
+    from ckpttool.networks import tracing
+
+    x = tf.constant(np.arange(24, dtype=np.float32).reshape(2, 3, 4))
+    operations = {
+        "reshape": lambda: tf.reshape(x, (2, -1)),
+        "expand": lambda: tf.expand_dims(x, 1),
+        "squeeze": lambda: tf.squeeze(tf.reshape(x, (2, 1, 12))),
+        "squeeze an axis": lambda: tf.squeeze(tf.reshape(x, (2, 1, 12)), [1]),
+        "identity": lambda: tf.identity(x),
+        "stop": lambda: tf.stop_gradient(x),
+        "ensure": lambda: tf.ensure_shape(x, (2, None, 4)),
+        "transpose": lambda: tf.transpose(x, (0, 2, 1)),
+        "concat": lambda: tf.concat([x, x[:, :1]], 1),
+        "gather": lambda: tf.gather(x, [2, 0], axis=1),
+        "gather by row": lambda: tf.gather(x, tf.constant([[0, 1], [2, 0]]), axis=1, batch_dims=1),
+        "slice": lambda: x[:, 1:, ::2],
+        "stack": lambda: tf.stack([x, x], 1),
+        "unstack": lambda: tf.unstack(x, axis=1)[1],
+        "split": lambda: tf.split(x, 2, axis=2)[1],
+        "tile": lambda: tf.tile(x, (1, 2, 1)),
+        "flatten": lambda: tf.keras.layers.Flatten()(x),
+    }
+    followed = {}
+    for name, operation in operations.items():
+        trace = tracing.TensorFlowTrace()
+        trace.border(x, -1)
+        first = int(trace.entries(x).min())
+        with trace.following():
+            made = operation()
+        expected = made.numpy().astype(int) + first
+        followed[name] = (
+            not trace.failed
+            and trace.is_followed(made)
+            and bool(np.array_equal(trace.entries(made), expected))
+        )
+    return followed
+
+
+def test_operations_that_move_entries_are_followed(tmp_path: Path) -> None:
+    tensorflow_child.require("tensorflow")
+    followed = tensorflow_child.run(__file__, "moved_entries", tmp_path)
+    assert len(followed) == 17
+    assert [name for name, right in followed.items() if not right] == []

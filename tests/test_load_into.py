@@ -20,7 +20,7 @@ from tests import like_torch, load_into_keras, tensorflow_child, warm
 from tests.conftest import ROOT, TF_SAMPLE, TORCH_SAMPLE, in_process
 from tests.golden_texts import Golden
 from tests.model_pairs import programs
-from tests.shared_runners import LocalModel
+from tests.shared_runners import InThisProcess
 
 torch = pytest.importorskip("torch")
 nn = torch.nn
@@ -344,7 +344,7 @@ def test_variables_that_no_restore_fills_are_found(tmp_path: Path, golden: Golde
 
 
 def test_doctor_asks_a_model_of_the_users_own(monkeypatch: pytest.MonkeyPatch, golden: Golden) -> None:
-    monkeypatch.setattr(load_into, "ModelProcess", LocalModel)
+    monkeypatch.setattr(load_into, "ModelProcess", InThisProcess)
     monkeypatch.setattr(sys, "path", list(sys.path))
     here = ROOT / "tests"
     ran = in_process("doctor", PT, "--like", "like_small:Pair", "--part", "actor", "--json", cwd=here)
@@ -355,6 +355,45 @@ def test_doctor_asks_a_model_of_the_users_own(monkeypatch: pytest.MonkeyPatch, g
     alone = in_process("doctor", PT, "--python", "python3", cwd=here)
     assert alone.status == 2
     golden(alone)
+
+
+class ChannelsLast(nn.Module):
+    """Flattens an image with channels last; a write into a part of a tensor cannot be followed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+        self.head = nn.Linear(120, 5)
+
+    def forward(self, x: Any) -> Any:
+        out = torch.zeros(len(x), 7)
+        out[:, :5].copy_(self.head(self.conv(x).permute(0, 2, 3, 1).flatten(1)))
+        return out
+
+
+class ThroughNumPy(nn.Module):
+    """Flattens an image with channels first, as an array of NumPy."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+        self.head = nn.Linear(120, 5)
+
+    def forward(self, x: Any) -> Any:
+        return self.head(torch.from_numpy(self.conv(x).flatten(1).numpy()))
+
+
+@pytest.mark.parametrize("cls", [ChannelsLast, ThroughNumPy])
+def test_an_order_that_no_call_shows_is_not_guessed(cls: type, tmp_path: Path) -> None:
+    shapes = {"conv/kernel": (3, 3, 3, 4), "conv/bias": (4,), "head/kernel": (120, 5), "head/bias": (5,)}
+    np.savez(tmp_path / "flat.npz", **{name: np.ones(shape, np.float32) for name, shape in shapes.items()})
+    model = cls()
+    before = state(model)
+    with pytest.raises(MappingError) as caught:
+        ckpttool.load_into(model, str(tmp_path / "flat.npz"), shapes=[(3, 8, 7)])
+    assert "flatten={'head'" in (caught.value.hint or "")
+    assert unchanged(model, before)
+    assert ckpttool.load_into(model, str(tmp_path / "flat.npz"), flatten={"head": "no"}).complete
 
 
 # TensorFlow and Keras, in a process of their own.

@@ -247,7 +247,7 @@ def test_a_layer_goes_to_the_other_framework_and_back(family: str) -> None:
 @pytest.fixture
 def here(monkeypatch: pytest.MonkeyPatch) -> None:
     """Run models in this process, and make `pair_models` importable."""
-    monkeypatch.setattr(model_comparison, "ChildProcess", InThisProcess)
+    monkeypatch.setattr(model_comparison, "ModelProcess", InThisProcess)
     monkeypatch.syspath_prepend(str(ROOT / "tests"))
 
 

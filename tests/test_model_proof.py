@@ -162,8 +162,8 @@ def test_load_into_restores_a_model_that_computes_something_else(outcomes: dict[
 @pytest.fixture(autouse=True)
 def here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "tests"))
-    monkeypatch.setattr(load_into, "ModelProcess", model_proofs.LocalModel)
-    monkeypatch.setattr(model_comparison, "ChildProcess", model_proofs.InThisProcess)
+    monkeypatch.setattr(load_into, "ModelProcess", model_proofs.InThisProcess)
+    monkeypatch.setattr(model_comparison, "ModelProcess", model_proofs.InThisProcess)
 
 
 def save(folder: Path, name: str = "mlp") -> str:
@@ -311,6 +311,12 @@ def test_parts_and_rounded_weights_are_compared(case: str, tmp_path: Path) -> No
         wrong = into(tmp_path, source, f"model_proofs:{'half_' * (name == 'half_mlp')}silu_mlp", **options)
         assert not wrong.within
         assert not wrong.written
+
+
+def test_a_live_model_stays_in_training_mode(tmp_path: Path) -> None:
+    model, like = pair_models.mlp().train(), ModelSpec("pair_models:mlp", shapes=((6,),))
+    load_into.load_into(model, save(tmp_path), like_source=like)
+    assert all(each.training for each in model.modules())
 
 
 @pytest.mark.slow

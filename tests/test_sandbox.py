@@ -136,10 +136,10 @@ def _probe(there: dict[str, Any], monkeypatch: pytest.MonkeyPatch, side: model_c
         "model_runner.HANDLERS['attack'] = lambda session, message: "
         "attacks.outcomes(dict(message['there'], own=str(session.folder))); "
     )
-    option, program = model_comparison._PROGRAM
-    start, call, end = program.partition("from ckpttool.networks.model_runner import main")
-    monkeypatch.setattr(model_comparison, "_PROGRAM", (option, start + added + call + end))
-    with model_comparison.RunnerProcess(side) as process:
+    start, call, end = worker._RESTRICTED.partition("from ckpttool.networks.model_runner import main")
+    monkeypatch.setattr(worker, "_RESTRICTED", start + added + call + end)
+    with model_comparison.open_host(side) as host:
+        process = model_comparison.ModelClient(side, host)
         opened = model_comparison._open_side(process, side.kind, run_code=True)
         declared = opened["inputs"] or [{"name": "x", "shape": [3], "dtype": "float32"}]
         process.request(
@@ -393,10 +393,9 @@ def test_missing_protection_is_a_note_of_the_comparison(
     models: Callable[[str], Path], processes: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     del processes
-    option, program = model_comparison._PROGRAM
-    start, call, end = program.partition("from ckpttool.core.sandbox import begin")
+    start, call, end = worker._RESTRICTED.partition("from ckpttool.core.sandbox import begin")
     changed = "import ckpttool.core.sandbox as rules; rules._CREATE = 100_000; "
-    monkeypatch.setattr(model_comparison, "_PROGRAM", (option, start + changed + call + end))
+    monkeypatch.setattr(worker, "_RESTRICTED", start + changed + call + end)
     path = str(models("onnx") / "model.onnx")
     found = verify(path, path, input_shapes=("3",))
     assert found.models is not None

@@ -440,7 +440,6 @@ REMAINING: dict[Rule, set[str]] = {
         "libraries/graph_programs.py",  # policies from graphs, without names and facts
         "libraries/program_operators.py",  # one rule for each operator, apart from inputs and outputs
         "networks/tensorflow_training.py",  # loaded by `verify --train-step` alone
-        "networks/tracing.py",  # Python 3.7 syntax, runs in the user's environment
     },
 }
 RULES: tuple[Rule, ...] = (

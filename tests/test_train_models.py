@@ -313,7 +313,7 @@ def in_torch(folder: Path) -> dict[str, Any]:
     """Compare the right pair, and each fault, in this process."""
     import torch
 
-    model_comparison.ChildProcess = InThisProcess  # type: ignore[misc, assignment]
+    model_comparison.ModelProcess = InThisProcess  # type: ignore[misc, assignment]
     sys.path.insert(0, str(ROOT / "tests"))
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -567,7 +567,7 @@ def in_keras(folder: Path) -> dict[str, Any]:
 
     from tests.trained_models import keras_model, keras_optimizer, keras_steps
 
-    model_comparison.ChildProcess = InThisProcess  # type: ignore[misc, assignment]
+    model_comparison.ModelProcess = InThisProcess  # type: ignore[misc, assignment]
     sys.path.insert(0, str(ROOT / "tests"))
     case = CASES["adam32"]
     keras.utils.set_random_seed(3)

@@ -32,7 +32,7 @@ pytestmark = [pytest.mark.torch, pytest.mark.long]
 @pytest.fixture
 def here(monkeypatch: pytest.MonkeyPatch) -> None:
     """Run torch models in this process."""
-    monkeypatch.setattr(model_comparison, "ChildProcess", InThisProcess)
+    monkeypatch.setattr(model_comparison, "ModelProcess", InThisProcess)
 
 
 def spec(name: str, options: dict[str, Any] | None = None) -> ModelSpec:

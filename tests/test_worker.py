@@ -46,7 +46,7 @@ def fragile() -> Iterator[Worker]:
 
 
 def pid(worker: Worker) -> int:
-    child = worker._process._child
+    child = worker._child
     assert child is not None
     return child.pid
 
@@ -109,7 +109,7 @@ def test_an_unknown_backend_is_named() -> None:
 
 
 def test_a_stale_answer_is_passed_over(worker: Worker) -> None:
-    worker._process.send(b'{"id": -1, "do": "hello"}\n')
+    worker.send(b'{"id": -1, "do": "hello"}\n')
     assert worker.versions()["numpy"] == np.__version__
 
 

@@ -16,7 +16,6 @@ from ckpttool.commands.load_into import (
     observe_source,
     plan_fill,
     source_names,
-    with_last_channels,
 )
 from ckpttool.commands.model_comparison import ModelSide
 from ckpttool.commands.model_proof import (
@@ -135,12 +134,7 @@ def convert_into_model(
     axes = options.from_ or ("torch" if rules is not None and rules.rest != "kinds" else None)
     given = model_source(checkpoint, options.part, options.preparation, own.sidecar, axes, model.shapes)
     with TargetModel(model, form) as beside:
-        if options.like_source is not None:
-            shapes = model.shapes or beside.inputs()
-            shapes = with_last_channels(shapes) if form == "torch" else shapes
-            given = observe_source(given, options.like_source, shapes, options.layers)
-        skeleton = beside.skeleton(given.guessed())
-        plan = plan_fill(model.factory, checkpoint, given, skeleton, matching, options.allow_unused)
+        plan = plan_fill(beside, checkpoint, given, matching, options.like_source, options.allow_unused)
         plan = _with_optimizers(plan, _convert_optimizers(plan, form, options, own.sidecar))
         plan = plan.account(checkpoint, options.part, options.allow_unused, "--allow-unused ")
         writer = _ModelWriter(target, checkpoint, own, plan, beside, model, options, progress)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import re
 import sys
@@ -47,11 +46,8 @@ from ckpttool.commands.plan import report_moves
 from ckpttool.commands.restore import canonical_tree
 from ckpttool.core import deferred, sidecar
 from ckpttool.core.activations import (
-    NO_IMAGE,
-    UNKNOWN,
     CallPlace,
     WeightUse,
-    framework_order,
     parse_order,
 )
 from ckpttool.core.checkpoint import Checkpoint
@@ -95,8 +91,7 @@ from ckpttool.mapping.solver import Ambiguity, FillResult, LayerMatch, Misfit
 from ckpttool.networks import live_trees, model_child
 from ckpttool.networks.live import assign
 from ckpttool.networks.live_trees import LiveSource, dtype_and_shape
-from ckpttool.networks.model_child import probe_module
-from ckpttool.networks.model_runner import wrap_model
+from ckpttool.networks.tracing import probe_module
 from ckpttool.networks.worker import ModelProcess, ModelSpec
 
 # The user's model as the target: built in a separate process, its skeleton, and the proof that it loads.
@@ -126,8 +121,9 @@ class TargetModel:
     def __init__(self, wanted: ModelSpec, form: str | None = None) -> None:
         self._wanted, self._form = wanted, form or ""
         self._built: Mapping[str, Any] = {}
-        self.process = ModelProcess(wanted)
+        self.process = ModelProcess("model's process", wanted.python)
         self._folder = tempfile.TemporaryDirectory(prefix="ckpttool-")
+        self.tensors: Mapping[Path, Any] = {}
 
     def __enter__(self) -> TargetModel:
         self.process.__enter__()
@@ -139,7 +135,7 @@ class TargetModel:
         self.process.__exit__(kind, error, trace)
         self._folder.cleanup()
 
-    def skeleton(self, guessed: Sequence[Shape]) -> Skeleton:
+    def skeleton(self, guessed: Sequence[Shape], _: str | None = None) -> Skeleton:
         """Build the model and return its skeleton; `guessed` are the input shapes if none are given.
 
         Raise UsageError when there is no such model or it cannot load this form, MappingError when the
@@ -153,41 +149,55 @@ class TargetModel:
                 f"{self._wanted.factory} creates a {framework} model, which cannot load {self._form}",
                 hint=" or ".join(f"--to {form}" for form in built["forms"]),
             )
-        modules = self.process.describe(guessed)
-        first = self.process.save(os.path.join(self._folder.name, "first"), self._form)
-        tree = open_checkpoint(first).tree
+        shapes, guesses = ([*map(list, each)] for each in (self._wanted.shapes, guessed))
+        modules = self.process.request("describe", shapes=shapes, guessed=guesses)["modules"]
+        tree = open_checkpoint(self._save("first")).tree
         if self._form == "keras" and all("vars/" not in leaf.key for _, leaf in tree.tensors()):
             raise UnsupportedError(
                 "the model's Keras version is too old for .weights.h5 files", hint="--to tf"
             )
         places: dict[str | int, Path]
-        if self.process.number():
-            second = self.process.save(os.path.join(self._folder.name, "second"), self._form)
-            places = dict(_numbered_weights(tree, open_checkpoint(second).tree))
+        if self.process.request("number")["done"]:
+            places = dict(_numbered_weights(tree, open_checkpoint(self._save("second")).tree))
         else:
-            places = {leaf.key: path for path, leaf in tree.tensors()}
-            places |= {a.key: path for path, others in tree.aliases.items() for a in others if a.key}
+            places = _key_places(tree)
         self._require_all(modules, places)
         return build_model_skeleton(tree, modules, places, framework)
+
+    @property
+    def title(self) -> str:
+        """The model's name in reports: its factory."""
+        return self._wanted.factory
 
     def inputs(self) -> tuple[Shape, ...]:
         """Return the shapes of the inputs that the model itself states, () if it does not state them all."""
         self._build()
-        rows = self.process.request("open", {"kind": "factory", "file": None})["inputs"]
+        rows = self.process.request("open", kind="factory", file=None)["inputs"]
         return known_shapes(rows)
 
+    def source_inputs(self) -> tuple[Shape, ...]:
+        """Return the shapes of the inputs, with channels last."""
+        torch = self._build()["framework"] == "torch"
+        return with_last_channels(self._wanted.shapes or self.inputs(), torch=torch)
+
     def _build(self) -> Mapping[str, Any]:
-        self._built = self._built or self.process.build()
+        factory, arguments = self._wanted.factory, self._wanted.arguments
+        self._built = self._built or self.process.request("build", factory=factory, arguments=arguments)
         return self._built
+
+    def _save(self, name: str) -> str:
+        """Have the framework save the model; return the path to open."""
+        file = os.path.join(self._folder.name, name)
+        return str(self.process.request("save", file=file, form=self._form)["file"])
 
     def prove(self, written: Checkpoint, moved: ConvertedOptimizers) -> None:
         """Load the output into the model and its optimizers strictly, save it again, compare every tensor.
 
         Raise WorkerError if one of them does not load it, MappingError if values differ afterwards.
         """
-        self.process.load(self.staged(written), self._form, moved.documents)
-        again = self.process.save(os.path.join(self._folder.name, "again"), self._form)
-        held = dict(open_checkpoint(again).tree.tensors())
+        file, optimizers = self.staged(written), list(moved.documents)
+        self.process.request("load", file=file, form=self._form, optimizers=optimizers)
+        held = dict(open_checkpoint(self._save("again")).tree.tensors())
         cut = len(moved.prefix)
         for place, leaf in written.tree.tensors():
             path = place[cut:]
@@ -223,6 +233,12 @@ class TargetModel:
             )
 
 
+def _key_places(tree: Tree) -> dict[str | int, Path]:
+    """Return the paths of tensors by the keys of a state_dict, those of tied tensors included."""
+    places: dict[str | int, Path] = {leaf.key: path for path, leaf in tree.tensors()}
+    return places | {a.key: path for path, others in tree.aliases.items() for a in others if a.key}
+
+
 def _numbered_weights(first: Tree, second: Tree) -> Iterator[tuple[int, Path]]:
     """Yield the weights by number: every element of a tensor has its weight's number plus one as bits.
 
@@ -245,6 +261,11 @@ def known_shapes(rows: Iterable[Mapping[str, Any]]) -> tuple[Shape, ...]:
     return shapes if all(shape and None not in shape for shape in shapes) else ()
 
 
+def with_last_channels(shapes: Iterable[Shape], *, torch: bool) -> tuple[Shape, ...]:
+    """Return input shapes with the channels of images last, where PyTorch has them first."""
+    return tuple((*shape[1:], shape[0]) if torch and len(shape) > 2 else tuple(shape) for shape in shapes)
+
+
 def build_model_skeleton(
     tree: Tree, modules: Sequence[Mapping[str, Any]], places: Mapping[str | int, Path], framework: str
 ) -> Skeleton:
@@ -261,18 +282,14 @@ def build_model_skeleton(
 
 
 def _part(module: Mapping[str, Any], places: Mapping[str | int, Path], framework: str) -> ModelModule:
-    flatten = module.get("flatten")
-    if flatten and framework == "torch":  # channels first
-        flatten = [*flatten[1:], flatten[0]]
     names = module.get("names", {})
     tensors = {names.get(name, name): places[number] for name, number in module["tensors"]}
-    shape = None if flatten is None else tuple(flatten)
     orders = {side: parse_order(order) for side, order in module.get("orders", {}).items()}
-    cls, facts = _class_of(module, framework)
+    cls, settings = _class_of(module, framework)
     call = CallPlace(
         int(module.get("call", -1)), *(int(module.get(name, "0"), 16) for name in ("after", "leads"))
     )
-    return ModelModule(tuple(module["path"]), cls, facts, tensors, shape, orders, call)
+    return ModelModule(tuple(module["path"]), cls, settings, tensors, orders, call)
 
 
 # The framework class of a dense layer whose matrix has this form.
@@ -290,18 +307,18 @@ def _class_of(module: Mapping[str, Any], framework: str) -> tuple[str, Mapping[s
     """Return a module's class and settings; by its computation if its own class defines the call."""
     own, computes = module.get("own"), module.get("computes")
     if not own:
-        return module["class"], module["facts"]
-    facts = {**module["facts"], OWN_CALL: own}
+        return module["class"], module["settings"]
+    settings = {**module["settings"], OWN_CALL: own}
     if computes is None:
-        return module["class"], facts
+        return module["class"], settings
     kind = computes.get("kind")
     cls = _DENSE.get((framework, computes.get("form", ""))) if kind == "dense" else None
     if kind in LAYER_TYPES and kind != "dense":
         cls = next(iter(getattr(LAYER_TYPES[kind], framework, ())), None)
     if "epsilon" in computes:
-        facts["epsilon" if framework == "keras" else "eps"] = computes["epsilon"]
+        settings["epsilon" if framework == "keras" else "eps"] = computes["epsilon"]
     # It computes something else than these classes, or it is unknown.
-    return cls or _OWN_CLASS[framework], {**facts, OWN_CALL: ""}
+    return cls or _OWN_CLASS[framework], {**settings, OWN_CALL: ""}
 
 
 # A model in this process as the target: its skeleton, without a file, and its tensors by path.
@@ -313,6 +330,7 @@ class LiveModel:
     def __init__(self, model: Any, shapes: Sequence[Shape] = ()) -> None:
         """Store the model; raise UsageError if it is not one."""
         self.model, self.framework = model, model_child.require_model(model, "not a model")
+        self.runner = model_child.wrap_model(model)
         self.shapes = tuple(tuple(each) for each in shapes)
         self.tensors: dict[Path, Any] = {}
 
@@ -321,24 +339,27 @@ class LiveModel:
         """The model's name in reports: its class."""
         return f"a live {type(self.model).__name__}"
 
-    def skeleton(self, guessed: Sequence[Shape] = (), *, foreign: bool = False) -> Skeleton:
+    def source_inputs(self) -> tuple[Shape, ...]:
+        """Return the shapes of the inputs, with channels last."""
+        stated = self.shapes or known_shapes(self.runner.inputs())
+        return with_last_channels(stated, torch=self.framework == "torch")
+
+    def skeleton(self, guessed: Sequence[Shape] = (), source: str | None = None) -> Skeleton:
         """Return the skeleton, with present values in its tree; afterwards `tensors` contains what it names.
 
         The model is called once, with zeros, if it has no weights before (`guessed` is its input shape
-        then, if none was given), if shapes were given, or, for Keras, if the source is `foreign`: only a
-        call shows how it orders flattened values. Raise UsageError when it cannot be called, has no
+        then, if none was given), if shapes were given, or, for Keras, if `source` is another framework:
+        only a call shows how it orders flattened values. Raise UsageError when it cannot be called, has no
         tensors, or still has some without a shape.
         """
-        owner = model_child.FRAMEWORKS[self.framework]
         called: Mapping[int, Mapping[str, Any]] = {}
         # For other frameworks than Keras, `build` itself calls only models without weights.
         built = self.framework == "keras" and bool(self.model.weights) and getattr(self.model, "built", True)
+        foreign = source not in (None, _FRAMEWORKS[self.framework])
         if foreign or self.shapes or not built:
             with preserve_state(self.model):
-                called = owner.build(self.model, [*map(list, self.shapes)], [*map(list, guessed)])
-        modules = owner.describe(self.model)
-        for module in modules:
-            module.update(called.get(module["id"], {}))
+                called = self.runner.build([*map(list, self.shapes)], [*map(list, guessed)])
+        modules = self.runner.describe(called)
         tree, places = self._torch() if self.framework == "torch" else self._numbered(modules)
         for path, leaf in tree.plain():
             if leaf.role == "other":
@@ -349,23 +370,19 @@ class LiveModel:
 
     def _torch(self) -> tuple[Tree, dict[str | int, Path]]:
         tree = live_trees.state_dict(self.model)
-        places: dict[str | int, Path] = {leaf.key: path for path, leaf in tree.tensors()}
-        places |= {a.key: path for path, others in tree.aliases.items() for a in others if a.key}
         for path, leaf in tree.tensors():
             assert isinstance(leaf.source, LiveSource)  # noqa: S101 - what live.state_dict makes
             self.tensors[path] = leaf.source.tensor
-        return tree, places
+        return tree, _key_places(tree)
 
     def _numbered(self, modules: Sequence[Mapping[str, Any]]) -> tuple[Tree, dict[str | int, Path]]:
         """Return TensorFlow's or Keras's variables by the modules that hold them, others by their names."""
-        keras = self.framework == "keras"
-        variables = list(self.model.weights) if keras else model_child.model_variables(self.model)
         places: dict[str | int, Path] = {}
         for module in modules:
             for name, number in module["tensors"]:
                 places.setdefault(number, tuple(map(attr, (*module["path"], name))))
         leaves: dict[Path, Leaf | ValueLeaf] = {}
-        for number, variable in enumerate(variables):
+        for number, variable in enumerate(self.runner.variables()):
             own = live_trees.variable_name(variable) or f"variable {number}"
             path = places.setdefault(number, (attr(own),))
             form = dtype_and_shape(variable)
@@ -595,9 +612,7 @@ def observe_source(
     modules = {path: part for part in skeleton.parts for path in part.tensors.values()}
     pairs = _pair_tensors(given.fills, skeleton)
     orders = {
-        id(tree[path]): _observed_orders(modules[other], framework)
-        for path, other in pairs.items()
-        if other in modules
+        id(tree[path]): _observed_orders(modules[other]) for path, other in pairs.items() if other in modules
     }
     if not any(use.takes or use.makes for use in orders.values()):
         raise UsageError(
@@ -624,15 +639,9 @@ def _pair_tensors(source: FillSource, skeleton: Skeleton) -> Mapping[Path, Path]
     return {move.source: move.target for move in filling.moves}
 
 
-def _observed_orders(module: ModelModule, framework: str) -> WeightUse:
+def _observed_orders(module: ModelModule) -> WeightUse:
     """Return the orders of a module's input and output that a call showed."""
-    takes, makes = (
-        module.orders[side] or UNKNOWN if side in module.orders else None for side in ("in", "out")
-    )
-    if takes is None and module.flatten is not None:
-        places, channels = math.prod(module.flatten[:-1]), module.flatten[-1] if module.flatten else 0
-        takes = framework_order(((places, channels),), framework) if channels else NO_IMAGE
-    return WeightUse(takes, makes, module.call)
+    return WeightUse(*module.observed_orders(), module.call)
 
 
 def agent_source(checkpoint: Checkpoint, part: str | None, layout: str | None) -> ModelSource:
@@ -1039,34 +1048,11 @@ def plan_model_fill(
     """Return how a checkpoint fills a model, in this process or a separate one; nothing changes."""
     matching = options.matching()
     given = _select_source(checkpoint, options, target.shapes)
-    if options.like_source is not None:
-        given = observe_source(given, options.like_source, _last_channels(target), matching.choices)
-    if isinstance(target, LiveModel):
-        owner = "torch" if target.framework == "torch" else "tensorflow"
-        skeleton = target.skeleton(given.guessed(), foreign=given.framework != owner)
-        met = plan_fill(
-            target.title, checkpoint, given, skeleton, matching, options.allow_unused, target.tensors
-        )
-        if options.optimizer is not None:
-            met = _plan_optimizer(met)
-    else:
-        with TargetModel(target) as beside:
-            skeleton = beside.skeleton(given.guessed())
-            met = plan_fill(target.factory, checkpoint, given, skeleton, matching, options.allow_unused)
+    with TargetModel(target) if isinstance(target, ModelSpec) else contextlib.nullcontext(target) as model:
+        met = plan_fill(model, checkpoint, given, matching, options.like_source, options.allow_unused)
+    if options.optimizer is not None:
+        met = _plan_optimizer(met)
     return met.account(checkpoint, options.part, options.allow_unused, "allow_unused=")
-
-
-def _last_channels(target: LiveModel | ModelSpec) -> tuple[Shape, ...]:
-    """Return the shapes of the model's inputs, with channels last."""
-    if isinstance(target, LiveModel):
-        stated = target.shapes or known_shapes(wrap_model(target.model).inputs())
-        return with_last_channels(stated) if target.framework == "torch" else stated
-    return target.shapes
-
-
-def with_last_channels(shapes: Iterable[Shape]) -> tuple[Shape, ...]:
-    """Return the input shapes of a PyTorch model with the channels of images last."""
-    return tuple((*shape[1:], shape[0]) if len(shape) > 2 else tuple(shape) for shape in shapes)
 
 
 def _plan_optimizer(met: ModelFillPlan) -> ModelFillPlan:
@@ -1136,27 +1122,31 @@ def _fill_without(
 
 
 def plan_fill(
-    title: str,
+    target: TargetModel | LiveModel,
     checkpoint: Checkpoint,
     given: ModelSource,
-    skeleton: Skeleton,
     matching: MatchOptions,
+    like_source: ModelSpec | str | None,
     patterns: Sequence[str],
-    tensors: Iterable[Path] = (),
 ) -> ModelFillPlan:
-    """Return how a source fills a model: `title` names it, `tensors` are all that it has.
+    """Return how a source fills a model.
 
-    Errors of the mapping name the checkpoint. See `_fill_without` for the patterns.
+    `like_source` is the code of the source's model, which a call observes. Errors of the mapping name the
+    checkpoint. See `_fill_without` for the patterns.
     """
+    if like_source is not None:
+        given = observe_source(given, like_source, target.source_inputs(), matching.choices)
+    skeleton = target.skeleton(given.guessed(), given.framework)
     try:
         filling = _fill_without(given, skeleton, matching, patterns)
     except CkpttoolError as error:
         raise error.located(file=error.file or checkpoint.path) from error.__cause__
     linked = set(skeleton.named()[1].values())
     # A tensor that no module holds by name cannot be filled.
-    alone = tuple(path for path in tensors if path not in linked)
+    alone = tuple(path for path in target.tensors if path not in linked)
     filling = replace(filling, unfilled=(*filling.unfilled, *alone))
-    return ModelFillPlan(title, given, skeleton, filling, build_fill_report(given.ready, skeleton, filling))
+    report = build_fill_report(given.ready, skeleton, filling)
+    return ModelFillPlan(target.title, given, skeleton, filling, report)
 
 
 def _select_source(checkpoint: Checkpoint, options: FillOptions, shapes: Sequence[Shape]) -> ModelSource:

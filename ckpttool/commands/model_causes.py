@@ -23,11 +23,11 @@ from ckpttool.mapping.layer_kinds import LayerFacts
 from ckpttool.mapping.layers import candidate_kinds
 from ckpttool.mapping.rules import merge_parts
 from ckpttool.networks import numpy_backend
-from ckpttool.networks.model_runner import ROOT
 from ckpttool.networks.network import Activation
+from ckpttool.networks.tracing import ROOT
 
 if TYPE_CHECKING:
-    from ckpttool.commands.model_comparison import RunnerProcess
+    from ckpttool.commands.model_comparison import ModelClient
 
 # Layers and their families (core/kinds.py), whatever the framework calls them.
 
@@ -459,7 +459,7 @@ class LayerCauses:
         self,
         pair: LayerCallPair,
         calls: tuple[CapturedCall, CapturedCall],
-        sides: tuple[RunnerProcess, RunnerProcess],
+        sides: tuple[ModelClient, ModelClient],
         bound: float,
         *,
         exact: bool,

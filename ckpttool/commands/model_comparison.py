@@ -7,11 +7,10 @@ import math
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Protocol
 
 import numpy as np
@@ -78,9 +77,9 @@ from ckpttool.formats import keras_h5, onnx, tf_saved_model, torch_zip
 from ckpttool.formats.detect import open_checkpoint
 from ckpttool.libraries.schema import RecognizedAgent
 from ckpttool.networks import numpy_backend
-from ckpttool.networks.model_runner import ROOT
-from ckpttool.networks.network import Observation, Policy
-from ckpttool.networks.worker import MODEL_TIMEOUT_S, ChildProcess, ModelSpec, Worker
+from ckpttool.networks.network import Network, Observation, Policy
+from ckpttool.networks.tracing import ROOT
+from ckpttool.networks.worker import ModelProcess, ModelSpec, Worker
 
 # A side: what runs it, and its process.
 
@@ -95,31 +94,18 @@ RUNS_CODE = {
     "saved_model": "a SavedModel is a program: running the model runs the operations in the file, which can "
     "read and write files",
 }
-# The user's folder joins the path only when the model is imported (see networks/worker.py).
-_PROGRAM = (
-    "-c",
-    "import sys; sys.path[:] = [p for p in sys.path if p]; "
-    "from ckpttool.core.sandbox import begin; begin(*sys.argv[1:]); "
-    "from ckpttool.networks.model_runner import main; main(sys.argv[1])",
-)
 # Copies of a model's file that a process may hold: weights, their float64 form, layers, calls.
 _FILE_COPIES = 8
 
 
 class ModelHost(Protocol):
-    """What runs a model: a process, or this one."""
+    """What answers the requests for a model: a process, or this one."""
 
     @property
     def folder(self) -> Path:
         """The folder that both sides share."""
 
-    def start(self) -> None:
-        """Start the process."""
-
-    def stop(self, farewell: bytes | None) -> None:
-        """End the process, with a farewell message if there is one."""
-
-    def request(self, do: str, values: dict[str, Any]) -> dict[str, Any]:
+    def request(self, do: str, **values: Any) -> dict[str, Any]:
         """Send one request and return its answer."""
 
 
@@ -147,7 +133,7 @@ class ModelSide:
     @cached_property
     def own_kind(self) -> str | None:
         """The kind of model that the checkpoint contains with its configuration or program, or None."""
-        return None if urls.is_url(self.path) else find_model_kind(self.checkpoint)
+        return find_model_kind(self.checkpoint)
 
     @cached_property
     def agent(self) -> RecognizedAgent | None:
@@ -175,7 +161,9 @@ class ModelSide:
 
 
 def find_model_kind(checkpoint: Checkpoint) -> str | None:
-    """Return the kind of model that a checkpoint contains with its configuration or program, or None."""
+    """Return the kind of model that a local file contains with its configuration or program, or None."""
+    if urls.is_url(checkpoint.path):
+        return None
     if checkpoint.format == torch_zip.NAME:
         script = any(each.by == "torchscript" for each in checkpoint.code_references)
         return "torchscript" if script and os.path.isfile(checkpoint.path) else None
@@ -241,27 +229,11 @@ def _size(path: str) -> int:
 class AgentHost:
     """The actor of a recognised agent, with its action map, run as `verify` of two agents runs it."""
 
-    def __init__(self, side: ModelSide, facts: AgentFacts) -> None:
-        agent = restore_agent(side.checkpoint, facts=facts)
-        require_facts(agent)
-        self._assumed: list[str] = []
-        self._network = build_agent_network(agent, agent, "actor", self._assumed)
-        self._worker = Worker(available_backend(agent), python=side.python, threads=1)
+    def __init__(self, network: Network, assumed: Sequence[str], worker: Worker) -> None:
+        self._network, self._assumed, self._worker = network, assumed, worker
+        self.folder = worker.folder
 
-    @property
-    def folder(self) -> Path:
-        """The folder that both sides share."""
-        return self._worker.folder
-
-    def start(self) -> None:
-        """Start the worker."""
-        self._worker.__enter__()
-
-    def stop(self, farewell: bytes | None) -> None:
-        """End the worker."""
-        self._worker.__exit__(None if farewell else Exception, None, None)
-
-    def request(self, do: str, values: dict[str, Any]) -> dict[str, Any]:
+    def request(self, do: str, **values: Any) -> dict[str, Any]:
         """Answer what the process of a model answers."""
         if do == "open":
             inputs = [
@@ -291,39 +263,37 @@ class AgentHost:
         return {"outputs": ["output"], "calls": []}
 
 
-class RunnerProcess:
-    """What runs one side; a context manager that ends it."""
+@contextmanager
+def open_host(side: ModelSide, facts: AgentFacts = NO_FACTS) -> Iterator[ModelHost]:
+    """Start what runs a side, unless it runs already; end it after the block."""
+    if side.process is not None:
+        yield side.process
+    elif side.kind == "agent":
+        agent = restore_agent(side.checkpoint, facts=facts)
+        require_facts(agent)
+        assumed: list[str] = []
+        network = build_agent_network(agent, agent, "actor", assumed)
+        with Worker(available_backend(agent), python=side.python, threads=1) as worker:
+            yield AgentHost(network, assumed, worker)
+    else:
+        with ModelProcess(f"process of model {side.word}", side.python, _sandbox_settings(side)) as process:
+            yield process
 
-    def __init__(self, side: ModelSide, host: ModelHost | None = None) -> None:
-        self.side = side
+
+class ModelClient:
+    """The requests to what runs one side, and its arrays."""
+
+    def __init__(self, side: ModelSide, host: ModelHost) -> None:
+        self.side, self._process = side, host
         self.names: list[str] = []
         self.dtypes: dict[str, str] = {}
         self.exact = False
         self._layers: list[dict[str, Any]] | None = None
-        self._process: ModelHost = (
-            host
-            or side.process
-            or ChildProcess(
-                f"process of model {side.word}",
-                _PROGRAM,
-                [_sandbox_settings(side)],
-                python=side.python,
-                timeout=MODEL_TIMEOUT_S,
-                threads=None,
-            )
-        )
-
-    def __enter__(self) -> RunnerProcess:
-        self._process.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, _: object, __: TracebackType | None) -> None:
-        self._process.stop(b'{"id": 0, "do": "close"}\n' if kind is None else None)
 
     def request(self, do: str, **values: Any) -> dict[str, Any]:
         """Send one request and return its answer; errors name this side."""
         try:
-            return self._process.request(do, values)
+            return self._process.request(do, **values)
         except CkpttoolError as error:
             raise type(error)(
                 f"{self.side.word}: {error.message}",
@@ -443,7 +413,7 @@ class ModelComparison:
 class _Session:
     """Both processes, what they reported, and the sentences collected on the way."""
 
-    sides: tuple[RunnerProcess, RunnerProcess]
+    sides: tuple[ModelClient, ModelClient]
     kinds: Sequence[str]
     pairs: list[InputPair] = field(default_factory=list)
     assumed: list[str] = field(default_factory=list)
@@ -510,11 +480,10 @@ def compare_models(
                 f"{side.word}: {reason}", file=side.path, hint="add --run-code if you trust the file"
             )
     with ExitStack() as stack:
-        made = [
-            RunnerProcess(side, AgentHost(side, options.facts) if kind == "agent" else None)
-            for side, kind in zip((first, second), kinds, strict=True)
-        ]
-        sides = (stack.enter_context(made[0]), stack.enter_context(made[1]))
+        a, b = (
+            ModelClient(side, stack.enter_context(open_host(side, options.facts))) for side in (first, second)
+        )
+        sides = a, b
         session = _Session(sides, kinds)
         progress(0, _STEPS)
         opened = [_open_side(side, kind, options.run_code) for side, kind in zip(sides, kinds, strict=True)]
@@ -524,7 +493,7 @@ def compare_models(
         return _compare(session, opened, options, progress)
 
 
-def _open_side(process: RunnerProcess, kind: str, run_code: bool) -> dict[str, Any]:
+def _open_side(process: ModelClient, kind: str, run_code: bool) -> dict[str, Any]:
     side, like = process.side, process.side.like
     return process.request(
         "open",
@@ -843,7 +812,7 @@ def _unequal_tables(session: _Session) -> list[_UnequalTable]:
     return found
 
 
-def _tables(side: RunnerProcess, rows: int | None) -> dict[str, tuple[str, str]]:
+def _tables(side: ModelClient, rows: int | None) -> dict[str, tuple[str, str]]:
     """Return the layer and the name of each matrix with this many rows, by a description of its values."""
     return {
         str(tensor["values"]): (str(layer["path"]), str(tensor["name"]))
@@ -905,7 +874,7 @@ def _make_exact(session: _Session) -> list[bool]:
     return found
 
 
-def _exact_outputs(side: RunnerProcess, session: _Session, plain: Outputs) -> dict[str, np.ndarray] | None:
+def _exact_outputs(side: ModelClient, session: _Session, plain: Outputs) -> dict[str, np.ndarray] | None:
     """Return the outputs in float64, None if the model has no such form, or another one than `plain`."""
     try:
         made, _ = side.run(exact=True, observe=False)

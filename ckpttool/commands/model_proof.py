@@ -26,7 +26,6 @@ from ckpttool.commands.model_comparison import (
     find_model_kind,
 )
 from ckpttool.commands.network_outputs import OWN_ERROR, Parity
-from ckpttool.core import urls
 from ckpttool.core.atomic_write import Progress, ignore_progress
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.deferred import dataclass
@@ -38,8 +37,9 @@ from ckpttool.core.tree import Leaf, ValueLeaf
 from ckpttool.core.urls import format_command
 from ckpttool.mapping.rules import Move, Scale, SumTerm, rule_steps
 from ckpttool.networks import model_runner
+from ckpttool.networks.live import set_value
 from ckpttool.networks.model_child import model_framework
-from ckpttool.networks.model_runner import to_array
+from ckpttool.networks.tracing import to_array
 from ckpttool.networks.worker import ModelSpec
 
 NO_VERIFY = "--no-verify was used"
@@ -180,10 +180,6 @@ def common_rounding(
     return names.pop(), None
 
 
-def _own_kind(checkpoint: Checkpoint) -> str | None:
-    return None if urls.is_url(checkpoint.path) else find_model_kind(checkpoint)
-
-
 def prevented(checkpoint: Checkpoint, request: ProofRequest) -> str | None:
     """Return why the source does not run, None if it does."""
     if request.skipped is not None:
@@ -194,7 +190,7 @@ def prevented(checkpoint: Checkpoint, request: ProofRequest) -> str | None:
         return (
             "--part selects a part of the source; --like-source MODULE:FACTORY names the code that builds it"
         )
-    kind = _own_kind(checkpoint)
+    kind = find_model_kind(checkpoint)
     if kind is None:
         return "the source contains weights without the model that uses them"
     code = None if request.run_code else find_code(checkpoint, kind)
@@ -258,7 +254,7 @@ def comparing_command(checkpoint: Checkpoint, target: str, like: ModelSpec, requ
 
     The source's inputs have the shapes of `like` if they are vectors; axes of others may have another order.
     """
-    kind = _own_kind(checkpoint)
+    kind = find_model_kind(checkpoint)
     words: list[str] = []
     if request.like is not None:
         words += _like_words("a", request.like)
@@ -283,35 +279,16 @@ def _like_words(side: str, like: ModelSpec) -> list[str]:
 
 
 class LiveHost:
-    """Runs a model of this process in evaluation mode; afterwards the model is as it was before.
+    """Answers as the process of a model does, for a model of this process."""
 
-    Modes of modules, buffers, and the state of global random generators are restored.
-    """
+    def __init__(self, folder: Path, model: Any) -> None:
+        self.folder, self._model = folder, model
+        self._session = model_runner.ModelSession(folder, model)
 
-    def __init__(self, model: Any) -> None:
-        self._model = model
-        self._holder = tempfile.TemporaryDirectory(prefix="ckpttool-")
-        self._session = model_runner.RunnerSession(self.folder, model)
-        self._undo = ExitStack()
-
-    @property
-    def folder(self) -> Path:
-        """Return the folder for arrays."""
-        return Path(self._holder.name)
-
-    def start(self) -> None:
-        """Store what a call may change."""
-        self._undo.enter_context(preserve_state(self._model))
-
-    def stop(self, farewell: bytes | None) -> None:  # noqa: ARG002 - there is no process
-        """Restore what calls changed."""
-        self._undo.close()
-        self._holder.cleanup()
-
-    def request(self, do: str, values: dict[str, Any]) -> dict[str, Any]:
-        """Answer as the process of a model does; the values are in the model already."""
+    def request(self, do: str, **values: Any) -> dict[str, Any]:
+        """Answer a request; the values are in the model already."""
         if do == "prepare":
-            values = {**values, "file": None}
+            values["file"] = None
         if do == "exact" and model_framework(self._model) != "torch":
             return {"made": False, "reason": "a model in memory is not copied"}
         return model_runner.HANDLERS[do](self._session, values)
@@ -328,7 +305,7 @@ def preserve_state(model: Any) -> Iterator[None]:
         else:
             for each in getattr(model, "non_trainable_variables", ()):
                 if hasattr(each, "numpy"):
-                    undo.callback(_put_back, each, to_array(each))
+                    undo.callback(set_value, each, to_array(each))
         undo.callback(random.setstate, random.getstate())
         undo.callback(np.random.set_state, np.random.get_state())
         yield
@@ -343,27 +320,29 @@ def _preserve_modules(model: Any, undo: ExitStack) -> None:
             if buffer is None or type(buffer).__name__.startswith("Uninitialized"):
                 continue  # built by the first call
             undo.callback(held.__setitem__, name, buffer)
-            undo.callback(_put_back, buffer, buffer.detach().clone())
+            undo.callback(_restore_buffer, buffer, buffer.detach().clone())
 
 
-def _put_back(tensor: Any, values: Any) -> None:
-    if hasattr(tensor, "assign"):
-        tensor.assign(values)
-    else:
-        torch: Any = sys.modules["torch"]
-        if not torch.equal(tensor, values):  # one that no call can change may not be written either
-            with torch.no_grad():
-                tensor.copy_(values)
+def _restore_buffer(buffer: Any, values: Any) -> None:
+    torch: Any = sys.modules["torch"]
+    if not torch.equal(buffer, values):  # one that no call can change may not be written either
+        set_value(buffer, values)
 
 
 def prove_live(
     checkpoint: Checkpoint, model: Any, shapes: Sequence[Shape], request: ProofRequest
 ) -> ModelProof:
-    """Run the source and a filled model of this process; see prove_outputs."""
+    """Run the source and a filled model of this process in evaluation mode; see prove_outputs.
+
+    Modes of modules, buffers, and the state of global random generators are restored.
+    """
     like = ModelSpec("the model in memory", shapes=tuple(shapes))
     if (reason := prevented(checkpoint, request)) is not None:
         return ModelProof(reason)
     for each in model.parameters() if model_framework(model) == "torch" else ():
         if each.device.type != "cpu":
             return ModelProof(f"the model is on {each.device}, not on the CPU")
-    return prove_outputs(checkpoint, ModelSide("B", "", like, process=LiveHost(model)), request)
+    with tempfile.TemporaryDirectory(prefix="ckpttool-") as folder, preserve_state(model):
+        return prove_outputs(
+            checkpoint, ModelSide("B", "", like, process=LiveHost(Path(folder), model)), request
+        )

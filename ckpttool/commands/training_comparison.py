@@ -25,7 +25,7 @@ from ckpttool.core.text import format_count
 from ckpttool.formats.keras_config import audit_document
 
 if TYPE_CHECKING:
-    from ckpttool.commands.model_comparison import RunnerProcess
+    from ckpttool.commands.model_comparison import ModelClient
 
 # Pairs of trained tensors, found by their values: a conversion reorders numbers, and changes none.
 
@@ -424,7 +424,7 @@ class _TrainedModel:
     """One side: its process, its optimizer, and the names of its trained tensors."""
 
     def __init__(
-        self, process: RunnerProcess, framework: str, loss: str | None, chosen: str | None = None
+        self, process: ModelClient, framework: str, loss: str | None, chosen: str | None = None
     ) -> None:
         self.process, self.framework, self._loss, self._chosen = process, framework, loss, chosen
         self.word, self.path = process.side.word, process.side.path
@@ -520,7 +520,7 @@ class _TrainedModel:
 
 
 def compare_training(
-    processes: Sequence[RunnerProcess],
+    processes: Sequence[ModelClient],
     frameworks: Sequence[str],
     targets: Sequence[OutputTarget],
     options: TrainingOptions,

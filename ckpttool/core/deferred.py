@@ -1,4 +1,4 @@
-"""Classes and regular expressions that are compiled when they are first used.
+"""Classes and regular expressions that are compiled, and modules that are imported, when they are used.
 
 A command uses few of those that its modules define. For each class `dataclasses.dataclass` compiles up to
 eight functions, about a millisecond, and `typing.NamedTuple` every annotation; `re.compile` takes a fifth of
@@ -9,6 +9,7 @@ dataclasses, and type checkers see the originals.
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import re
 from collections import namedtuple
 from dataclasses import MISSING, Field, FrozenInstanceError, field
@@ -59,7 +60,20 @@ else:
 
     compile = _Pattern  # noqa: A001
 
-__all__ = ["NamedTuple", "compile", "dataclass", "field"]
+
+class DeferredModule:
+    """A module that is imported when one of its names is used first."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(importlib.import_module(self._name), name)
+        setattr(self, name, value)
+        return value
+
+
+__all__ = ["DeferredModule", "NamedTuple", "compile", "dataclass", "field"]
 
 
 def _make_record(

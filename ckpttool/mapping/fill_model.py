@@ -13,7 +13,6 @@ from ckpttool.core.activations import NO_CALL, UNKNOWN, AxisOrder, CallPlace
 from ckpttool.core.deferred import NamedTuple, dataclass, field
 from ckpttool.core.errors import MappingError, UsageError, abbreviate_list
 from ckpttool.core.kinds import list_kinds
-from ckpttool.core.source import Shape
 from ckpttool.core.tree import Container, Leaf, Path, Tree, ValueLeaf, attr
 from ckpttool.mapping import flattening, user_rules
 from ckpttool.mapping.flattening import (
@@ -218,18 +217,23 @@ def layer_signature(tree: Tree, layer: Layer, kind: LayerKind) -> Signature | No
 class ModelModule:
     """One module of the model: its name, its framework's class, plain settings, its own tensors' paths.
 
-    `flatten` is the image (channels last) that the module receives flattened; () means that there is
-    none, None that it is unknown. `orders` are those of its input features ("in") and output features
-    ("out"), None if they could not be followed. `call` is its place among the calls of the model.
+    `orders` are those of its input features ("in") and output features ("out"), None if they could not be
+    followed. `call` is its place among the calls of the model.
     """
 
     name: Name
     cls: str
     settings: Mapping[str, Any]
     tensors: Mapping[str, Path]
-    flatten: Shape | None = None
     orders: Mapping[str, AxisOrder | None] = field(default_factory=dict)
     call: CallPlace = NO_CALL
+
+    def observed_orders(self) -> tuple[AxisOrder | None, AxisOrder | None]:
+        """Return the orders of input and output: UNKNOWN if not followed, None if no call showed them."""
+        takes, makes = (
+            self.orders[side] or UNKNOWN if side in self.orders else None for side in ("in", "out")
+        )
+        return takes, makes
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,10 +286,8 @@ def _add_module_facts(layer: Layer, tree: Tree, parts: Mapping[Name, ModelModule
     shapes = {name: leaf.shape for name, leaf in layer.group(tree).items()}
     facts = LayerFacts(heads if isinstance(heads, int) else None, None, shapes)
     if part is not None:
-        takes, makes = (
-            part.orders[side] or UNKNOWN if side in part.orders else None for side in ("in", "out")
-        )
-        facts = facts._replace(flatten=part.flatten, takes=takes, makes=makes)
+        takes, makes = part.observed_orders()
+        facts = facts._replace(takes=takes, makes=makes)
     return layer._replace(facts=facts)
 
 
@@ -801,7 +803,7 @@ class _FillBuilder:
         for pair in (each for each in pairs if each.source < len(self._layers)):
             layer, target = self._layers[pair.source], self.ours.layers[pair.target]
             source_kind, _ = self._kinds(layer, target)
-            if (target.facts.takes, target.facts.makes, target.facts.flatten) == (None, None, None):
+            if target.facts.takes is None and target.facts.makes is None:
                 # For a model that was not called, sizes show what has to be determined.
                 layer = self._layers[pair.source] = layer._replace(facts=drop_unknown_orders(layer.facts))
             try:
@@ -813,10 +815,7 @@ class _FillBuilder:
             # Order observed in a call of the target, so that the source need not record it.
             takes = layer.facts.takes or target.facts.takes
             makes = layer.facts.makes or target.facts.makes
-            flatten = target.facts.flatten if layer.facts.flatten is None else layer.facts.flatten
-            self._layers[pair.source] = layer._replace(
-                facts=layer.facts._replace(flatten=flatten, takes=takes, makes=makes)
-            )
+            self._layers[pair.source] = layer._replace(facts=layer.facts._replace(takes=takes, makes=makes))
         refused = {**find_unknown_orders(self.theirs.tree, tuple(self._layers)), **own}
         requested = {self.theirs.title(pair.source) for pair in pairs} & refused.keys()
         self.notes += [sentence for title, sentence in refused.items() if title in requested]

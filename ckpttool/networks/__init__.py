@@ -28,7 +28,6 @@ if TYPE_CHECKING:
         submodules as submodules,
         tensor_identity as tensor_identity,
     )
-    from ckpttool.networks.model_child import CallLog as CallLog, probe_module as probe_module
     from ckpttool.networks.network import (
         NOISE as NOISE,
         Activation as Activation,
@@ -83,7 +82,7 @@ if TYPE_CHECKING:
         is_out_of_memory as is_out_of_memory,
     )
     from ckpttool.networks.torch_programs import capture_graph as capture_graph
-    from ckpttool.networks.tracing import Trace as Trace
+    from ckpttool.networks.tracing import Trace as Trace, probe_module as probe_module
     from ckpttool.networks.worker import ModelSpec as ModelSpec, Worker as Worker
 
 package_face()

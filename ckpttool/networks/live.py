@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import sys
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
@@ -19,7 +20,13 @@ from ckpttool.core.source import Shape, as_array
 from ckpttool.core.text import format_count
 from ckpttool.core.tree import Leaf, Path, PathStep, Tree, ValueLeaf, attr, display, index, key, path_to_json
 from ckpttool.networks import live_trees
-from ckpttool.networks.live_trees import LiveSource, dtype_and_shape, sorted_attributes
+from ckpttool.networks.live_trees import (
+    LiveSource,
+    LiveValue,
+    OptimizerSlot,
+    dtype_and_shape,
+    sorted_attributes,
+)
 
 # Comparison of a live tree with a checkpoint's: leaves matched by name, either tree as the skeleton of the
 # other.
@@ -146,72 +153,24 @@ def _format_type(form: Said) -> str:
     return f"{form[0]}{list(form[1])}"
 
 
-# Resolution of a checkpoint's entries in a live object: filled and untouched variables.
+# The saved variables of live objects by name, as a restore finds them.
 
 
-class VariableMatcher:
-    """Resolved entries by name, and the live variables that they reach."""
-
-    def __init__(self, root: Any) -> None:
-        self._at: dict[tuple[str, ...], Any] = {(): root}
-        self._children: dict[int, Mapping[str, Any]] = {}
-        self._filled: set[int] = set()
-        self.unused: list[Path] = []
-        self.different: list[LiveDifference] = []
-
-    def meet(self, tree: Tree) -> None:
-        """Resolve every path of every tensor of the tree."""
-        for path, leaf in tree.tensors():
-            ways = [path, *(alias.path for alias in tree.aliases.get(path, ()))]
-            taken = [live for live in map(self._follow, ways) if live_trees.is_tensor(live)]
-            taken += self._slots(tree, path, leaf)
-            for live in taken:
-                self._fill(live, path, leaf)
-            if not taken and tuple(live_trees.edge_names(path)) != live_trees.COUNTER:
-                self.unused.append(path)
-
-    def _slots(self, tree: Tree, path: Path, leaf: Leaf) -> list[Any]:
-        """Return the slot variables of a live Keras 2 optimizer for the entry."""
-        names = tuple(live_trees.edge_names(path))
-        if leaf.slot is None or leaf.of is None or "slots" not in names:
-            return []
-        optimizer = self._followed(names[: names.index("slots")])
-        if not live_trees.keeps_slots(optimizer):
-            return []
-        ways = [leaf.of, *(alias.path for alias in tree.aliases.get(leaf.of, ()))]
-        owners = [live for live in map(self._follow, ways) if live_trees.is_tensor(live)]
-        found = [live_trees.slot_variable(optimizer, leaf.slot, owner) for owner in owners]
-        return [variable for variable in found if variable is not None]
-
-    def _fill(self, live: Any, path: Path, leaf: Leaf) -> None:
-        self._filled |= {id(live), id(live_trees.unwrap_variable(live))}
-        form = dtype_and_shape(live)
-        other = None if form is None else find_difference(path, form, (leaf.dtype, leaf.shape))
-        if other is not None and other not in self.different:
-            self.different.append(other)
-
-    def _follow(self, path: Path) -> Any:
-        return self._followed(tuple(live_trees.edge_names(path)))
-
-    def _followed(self, names: tuple[str, ...]) -> Any:
-        known = len(names)
-        while names[:known] not in self._at:
-            known -= 1
-        value = self._at[names[:known]]
-        for depth in range(known, len(names)):
-            if value is not None:
-                if id(value) not in self._children:
-                    self._children[id(value)] = live_trees.allowed_children(value, {})
-                value = self._children[id(value)].get(names[depth])
-            self._at[names[: depth + 1]] = value
-        return value
-
-    def unfilled(self, roots: list[tuple[Path, Any]]) -> tuple[Path, ...]:
-        """Return the first path of every saved variable that no entry filled."""
-        missing: dict[int, Path] = {}
-        for found, _ in live_trees.saved_variables(roots):
-            missing.setdefault(id(found.value), found.path)
-        return tuple(path for number, path in missing.items() if number not in self._filled)
+def _index_names(variables: Iterable[tuple[LiveValue, OptimizerSlot | None]]) -> dict[tuple[str, ...], Any]:
+    """Return saved variables, and the slots of their optimizers, by every name."""
+    found: dict[tuple[str, ...], Any] = {}
+    names: dict[int, list[tuple[str, ...]]] = {}
+    optimizers: dict[int, list[tuple[str, ...]]] = {}
+    for live, slot in variables:
+        own = tuple(live_trees.edge_names(live.path))
+        found.setdefault(own, live.value)
+        if slot is None:
+            names.setdefault(id(live.value), []).append(own)
+            optimizers.setdefault(id(live.owner), []).append(own[:-1])
+            continue
+        for optimizer, of in itertools.product(optimizers[id(live.owner)], names[id(slot.of)]):
+            found.setdefault((*optimizer, "slots", slot.kind, *of), live.value)
+    return found
 
 
 # All tensors reachable from a live object: through containers, closures and objects of any class.
@@ -232,25 +191,20 @@ def find_unsaved(root: Any, roots: set[int], saved: set[int]) -> Iterator[Reacha
 
     `roots` are the ids of the objects that are saved as a whole.
     """
-    seen = {id(root)}
-    kept: list[Any] = []  # the id of a deleted object may be reused
-    waiting: list[tuple[Path, Any, str]] = [((), root, "")]
-    while waiting:
-        path, value, lost = waiting.pop()
-        below = []
-        for step, held in iter_references(value):
-            if held is None or isinstance(held, _ATOMS) or id(held) in seen:
+    reasons = {id(root): ""}
+
+    def own(holder: LiveValue) -> Iterator[LiveValue]:
+        for step, held in iter_references(holder.value):
+            if held is None or isinstance(held, _ATOMS) or id(held) in reasons:
                 continue
-            seen.add(id(held))
-            kept.append(held)
-            within = id(held) in saved or id(held) in roots
-            reason = "" if within else lost or _step_reason(value, held, step)
-            if is_numeric(held, step):
-                if id(held) not in saved and id(live_trees.unwrap_variable(held)) not in saved:
-                    yield ReachableTensor((*path, step), held, reason)
-            else:
-                below.append(((*path, step), held, reason))
-        waiting += reversed(below)
+            lost = reasons[id(holder.value)] or _step_reason(holder.value, held, step)
+            reasons[id(held)] = "" if id(held) in saved or id(held) in roots else lost
+            yield LiveValue((*holder.path, step), held, holder.value)
+
+    for path, value, _ in live_trees.visit_paths(root, own, most=-1):
+        unsaved = id(value) not in saved and id(live_trees.unwrap_variable(value)) not in saved
+        if unsaved and is_numeric(value, path[-1]):
+            yield ReachableTensor(path, value, reasons[id(value)])
 
 
 def is_numeric(value: Any, step: PathStep) -> bool:
@@ -415,20 +369,33 @@ def audit(obj: Any, checkpoint: Checkpoint | Tree | None = None) -> Audit:
     objects are requested as in `Checkpoint.save`.
     """
     found = _saved_roots(obj)
-    refused: dict[int, str] = {}
-    whole = live_trees.reachable_objects([value for _, value in found], refused)
+    refused: dict[Path, str] = {}
+    whole = live_trees.reachable_objects(found, refused)
     numbers = {id(value) for _, value in found}
     rows = tuple(
         UnsavedTensor(row.path, *(dtype_and_shape(row.value) or ("unknown", ())), row.reason)
         for row in find_unsaved(obj, numbers, set(whole))
     )
-    places = _refused_paths(found, refused) if refused else {}
     if checkpoint is None:
-        return Audit(rows, places)
+        return Audit(rows, refused)
     tree = checkpoint.tree if isinstance(checkpoint, Checkpoint) else checkpoint
-    met = VariableMatcher(obj)
-    met.meet(tree)
-    return Audit(rows, places, met.unfilled(found), tuple(met.unused), tuple(met.different))
+    variables = [*live_trees.saved_variables(found)]
+    names, filled, unused = _index_names(variables), set[int](), []
+    different: list[LiveDifference | None] = []
+    for path, leaf in tree.tensors():
+        matches = [names[name] for name in _path_names(tree, path) if name in names]
+        if not matches and tuple(live_trees.edge_names(path)) != live_trees.COUNTER:
+            unused.append(path)
+        filled |= {id(each) for live in matches for each in (live, live_trees.unwrap_variable(live))}
+        forms = [form for live in matches if (form := dtype_and_shape(live)) is not None]
+        different += [find_difference(path, form, (leaf.dtype, leaf.shape)) for form in forms]
+    first: dict[int, Path] = {}
+    for live, _ in variables:
+        first.setdefault(id(live.value), live.path)
+    unfilled = tuple(path for number, path in first.items() if number not in filled)
+    return Audit(
+        rows, refused, unfilled, tuple(unused), tuple(row for row in dict.fromkeys(different) if row)
+    )
 
 
 def _saved_roots(obj: Any) -> list[tuple[Path, Any]]:
@@ -441,19 +408,6 @@ def _saved_roots(obj: Any) -> list[tuple[Path, Any]]:
         return () if is_whole(path, value) else iter_references(value)
 
     return [each for each in live_trees.visit_once([((), obj)], below) if is_whole(*each)]
-
-
-def _refused_paths(roots: list[tuple[Path, Any]], wanted: Mapping[int, str]) -> dict[Path, str]:
-    """Return the first paths of the refused objects."""
-
-    def below(_: Path, value: Any) -> Iterable[tuple[PathStep, Any]]:
-        if live_trees.is_nested(value):
-            return live_trees.nest_items(value)
-        return sorted_attributes(value) if live_trees.holds_variables(value) else ()
-
-    return {
-        path: wanted[id(value)] for path, value in live_trees.visit_once(roots, below) if id(value) in wanted
-    }
 
 
 # Assign values to the tensors of a live model: all or none.
@@ -469,8 +423,8 @@ def assign(values: Iterable[tuple[str, Any, Leaf]]) -> Callable[[], None]:
     (e.g. bfloat16) and devices do not change; gradients are not recorded. Raise errors of reading,
     MappingError for a value of another shape or kind, UnsupportedError for a tensor that cannot be changed.
     """
-    staged = [_stage_assignment(name, variable, leaf) for name, variable, leaf in values]
-    done: list[_TorchAssignment | _VariableAssignment] = []
+    staged = [_Assignment(name, variable, leaf) for name, variable, leaf in values]
+    done: list[_Assignment] = []
     try:
         for each in staged:
             each.swap()
@@ -491,62 +445,62 @@ def assign(values: Iterable[tuple[str, Any, Leaf]]) -> Callable[[], None]:
     return undo
 
 
-def _stage_assignment(name: str, variable: Any, leaf: Leaf) -> _TorchAssignment | _VariableAssignment:
-    form = dtype_and_shape(variable)
-    if form is None or form[1] != leaf.shape or not dtypes.same_family(form[0], leaf.dtype):
-        expected = "a tensor with a shape" if form is None else f"{form[0]}{list(form[1])}"
-        found = f"{leaf.dtype}{list(leaf.shape)}"
-        raise MappingError("the value does not match the model", path=name, expected=expected, found=found)
-    if hasattr(variable, "assign"):
-        return _VariableAssignment(name, variable, leaf, form[0])
-    return _TorchAssignment(name, variable, leaf)
+def set_value(tensor: Any, value: Any) -> None:
+    """Put a value of the same shape into a torch.Tensor, or a variable of TensorFlow or Keras."""
+    if hasattr(tensor, "assign"):
+        tensor.assign(value)
+        return
+    torch: Any = sys.modules["torch"]
+    with torch.no_grad():
+        tensor.copy_(value)
 
 
-class _TorchAssignment:
-    """A torch.Tensor and its next value."""
+class _Assignment:
+    """A tensor and its next value; raise MappingError or UnsupportedError if the tensor cannot have it."""
 
-    def __init__(self, name: str, held: Any, leaf: Leaf) -> None:
-        if held.is_meta:
-            raise UnsupportedError(
-                "the model is on the meta device and has no memory for values",
-                path=name,
-                hint="allocate memory with model.to_empty(device=...)",
+    def __init__(self, name: str, tensor: Any, leaf: Leaf) -> None:
+        form = dtype_and_shape(tensor)
+        if form is None or form[1] != leaf.shape or not dtypes.same_family(form[0], leaf.dtype):
+            expected = "a tensor with a shape" if form is None else f"{form[0]}{list(form[1])}"
+            found = f"{leaf.dtype}{list(leaf.shape)}"
+            raise MappingError(
+                "the value does not match the model", path=name, expected=expected, found=found
             )
-        torch: Any = sys.modules["torch"]
-        if held.is_inference() and not torch.is_inference_mode_enabled():
-            raise UnsupportedError(
-                "the tensor was created in inference mode and can be changed only there", path=name
-            )
-        self.name, self._held = name, held
-        self._next = to_torch(leaf).to(held.dtype)
+        self.name, self._tensor, self._form = name, tensor, form
+        if hasattr(tensor, "assign"):
+            value = Handle(name, leaf).numpy()
+            string = form[0] == "string"
+            self._next: Any = value if string else value.astype(dtypes.numpy_dtype(form[0]), copy=False)
+            # A TensorFlow 1 graph has no values here, and assigning would only add to the graph.
+            self._now()
+            return
+        _require_changeable(name, tensor)
+        self._next = to_torch(leaf).to(tensor.dtype)
+
+    def _now(self) -> Any:
+        if not hasattr(self._tensor, "assign"):
+            return self._tensor.detach().to("cpu", copy=True)
+        if self._form[0] == "string":
+            return live_trees.unwrap_variable(self._tensor).numpy()
+        return as_array(LiveSource(self._tensor).read(), *self._form)
 
     def swap(self) -> None:
         """Swap the tensor's value and the next one."""
-        torch: Any = sys.modules["torch"]
-        with torch.no_grad():
-            before = self._held.detach().to("cpu", copy=True)
-            self._held.copy_(self._next)
-        self._next = before
-
-
-class _VariableAssignment:
-    """A TensorFlow or Keras variable and its next value."""
-
-    def __init__(self, name: str, held: Any, leaf: Leaf, dtype: str) -> None:
-        self.name, self._held, self._dtype = name, held, dtype
-        value = Handle(name, leaf).numpy()
-        self._next = value if dtype == "string" else value.astype(dtypes.numpy_dtype(dtype), copy=False)
-        self._shape = leaf.shape
-        # A TensorFlow 1 graph has no values here, and assigning would only add to the graph.
-        self._now()
-
-    def _now(self) -> Any:
-        if self._dtype == "string":
-            return live_trees.unwrap_variable(self._held).numpy()
-        return as_array(LiveSource(self._held).read(), self._dtype, self._shape)
-
-    def swap(self) -> None:
-        """Swap the variable's value and the next one."""
         before = self._now()
-        self._held.assign(self._next)
+        set_value(self._tensor, self._next)
         self._next = before
+
+
+def _require_changeable(name: str, tensor: Any) -> None:
+    """Raise UnsupportedError for a torch.Tensor without memory, or one that only inference mode changes."""
+    if tensor.is_meta:
+        raise UnsupportedError(
+            "the model is on the meta device and has no memory for values",
+            path=name,
+            hint="allocate memory with model.to_empty(device=...)",
+        )
+    torch: Any = sys.modules["torch"]
+    if tensor.is_inference() and not torch.is_inference_mode_enabled():
+        raise UnsupportedError(
+            "the tensor was created in inference mode and can be changed only there", path=name
+        )

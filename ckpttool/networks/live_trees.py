@@ -29,7 +29,7 @@ from ckpttool.core.tree import (
     key,
 )
 from ckpttool.formats.tf_object_graph import slot_path
-from ckpttool.networks.model_child import class_bases, is_tf_module
+from ckpttool.networks.model_child import class_bases, is_tf_module, model_framework
 
 # Kinds of live objects, by the names of their base classes; no framework is imported.
 
@@ -47,10 +47,6 @@ _TENSORS = _VARIABLES | {
     ("torch", "Tensor"),
     ("jaxlib", "ArrayImpl"),
 }
-_TF_MODULES = frozenset((top, "Module") for top in _TENSORFLOW)
-_KERAS_LAYERS = frozenset((top, "Layer") for top in _KERAS)
-_TORCH_MODULES = frozenset([("torch", "Module")])
-_MODULES = _TF_MODULES | _KERAS_LAYERS | _TORCH_MODULES
 _OPTIMIZERS = frozenset(
     (top, name)
     for top in (*_KERAS, *_TENSORFLOW)
@@ -58,11 +54,10 @@ _OPTIMIZERS = frozenset(
 )
 # Objects with variables that are not modules: tf.train.Checkpoint is an AutoTrackable.
 _HOLDERS = (
-    _MODULES
-    | _OPTIMIZERS
-    | {(top, "AutoTrackable") for top in _TENSORFLOW}
+    _OPTIMIZERS
+    | {(top, name) for top in _TENSORFLOW for name in ("Module", "AutoTrackable")}
     | {(top, name) for top in _KERAS for name in ("Metric", "SeedGenerator", "Layer")}
-    | {("torch", "Optimizer")}
+    | {("torch", name) for name in ("Module", "Optimizer")}
 )
 
 
@@ -93,12 +88,12 @@ def is_array(value: object) -> bool:
 
 def is_module(value: object) -> bool:
     """Return whether the object is a tf.Module, a Keras layer or a torch.nn.Module."""
-    return not class_bases(value).isdisjoint(_MODULES)
+    return model_framework(value) is not None
 
 
 def is_torch_module(value: object) -> bool:
     """Return whether the object is a torch.nn.Module."""
-    return not class_bases(value).isdisjoint(_TORCH_MODULES)
+    return is_torch_instance(value, "Module")
 
 
 def is_torch_optimizer(value: object) -> bool:
@@ -290,11 +285,11 @@ class LiveValue(NamedTuple):
     owner: Any
 
 
-def _visit_paths(
+def visit_paths(
     root: Any,
     own: Callable[[LiveValue], Iterable[LiveValue]],
-    enter: Predicate,
-    most: int,
+    enter: Predicate = lambda _: True,
+    most: int = MOST,
     *,
     repeated: bool = False,
 ) -> Iterator[LiveValue]:
@@ -303,7 +298,8 @@ def _visit_paths(
     After `most` values only new objects are entered. Of an object inside itself, `repeated` yields the own
     values once more.
     """
-    left, entered, above = most, set[int](), set[int]()
+    left, above = most, set[int]()
+    entered: dict[int, Any] = {}  # keeps the objects: the id of a deleted one may be reused
     # A number marks the end of an object's descendants.
     waiting: list[LiveValue | int] = [LiveValue((), root, root)]
     while waiting:
@@ -315,7 +311,7 @@ def _visit_paths(
         inside = number in above
         if (inside and not repeated) or (left < 0 and number in entered):
             continue
-        entered.add(number)
+        entered[number] = visit.value
         below: list[LiveValue] = []
         for found in own(visit):
             left -= 1
@@ -338,28 +334,22 @@ class LiveWalk:
 
     def found(self, root: Any) -> Iterator[LiveValue]:
         """Yield every value under `root` by every path, in the order of `tf.Module._flatten`."""
+        return self._visit(root, self.most)
 
+    def once(self, root: Any) -> Iterator[LiveValue]:
+        """Yield every value once, by its first path in the order of `tf.Module.submodules`."""
+        seen = {id(root): root}
+        for found in self._visit(root, -1):
+            if id(found.value) not in seen:
+                seen[id(found.value)] = found.value
+                yield found
+
+    def _visit(self, root: Any, most: int) -> Iterator[LiveValue]:
         def own(visit: LiveValue) -> Iterator[LiveValue]:
             return (LiveValue(path, leaf, visit.value) for path, leaf in self.own(visit.path, visit.value))
 
         enter = self.enter if self.recursive else lambda _: False
-        yield from _visit_paths(root, own, enter, self.most, repeated=True)
-
-    def once(self, root: Any) -> Iterator[LiveValue]:
-        """Yield every value once, by its first path in the order of `tf.Module.submodules`."""
-        seen = {id(root)}
-        waiting: list[tuple[Path, Any]] = [((), root)]
-        while waiting:
-            path, value = waiting.pop()
-            below = []
-            for place, leaf in self.own(path, value):
-                if id(leaf) in seen:
-                    continue
-                seen.add(id(leaf))
-                yield LiveValue(place, leaf, value)
-                if self.recursive and self.enter(leaf):
-                    below.append((place, leaf))
-            waiting += reversed(below)
+        return visit_paths(root, own, enter, most, repeated=True)
 
     def own(self, path: Path, value: Any) -> Iterator[tuple[Path, Any]]:
         """Yield an object's own values, with containers flattened."""
@@ -782,29 +772,26 @@ def saves_children(value: Any) -> bool:
     return (is_saver(value) or is_nested(value)) and not is_tensor(value)
 
 
-def saved_tensors(root: Any, refused: dict[int, str], most: int = MOST) -> Iterator[LiveValue]:
-    """Yield the tensors that are saved with an object by every path, like `LiveWalk.found`.
-
-    An object that its framework refuses to save is added to `refused` with the reason.
-    """
+def saved_tensors(root: Any, most: int = MOST) -> Iterator[LiveValue]:
+    """Yield the tensors that are saved with an object by every path, like `LiveWalk.found`."""
 
     def own(visit: LiveValue) -> Iterator[LiveValue]:
         owner = visit.owner if is_nested(visit.value) else visit.value
-        for name, held in allowed_children(visit.value, refused).items():
+        for name, held in _allowed_children(visit.value, visit.path, {}).items():
             yield LiveValue((*visit.path, edge_key(name)), held, owner)
 
-    for found in _visit_paths(root, own, saves_children, most):
+    for found in visit_paths(root, own, saves_children, most):
         if is_tensor(found.value):
             yield found
 
 
-def allowed_children(value: Any, refused: dict[int, str]) -> Mapping[str, Any]:
+def _allowed_children(value: Any, path: Path, refused: dict[Path, str]) -> Mapping[str, Any]:
     """Return an object's children; none if its framework refuses to save it: `refused` gets the reason."""
     try:
         return saved_children(value)
     except ValueError as error:
         # A list changed by other means than append, or a dict with non-string keys.
-        refused[id(value)] = str(error).strip().partition("\n")[0].partition(". ")[0]
+        refused[path] = str(error).strip().partition("\n")[0].partition(". ")[0]
         return {}
 
 
@@ -813,16 +800,19 @@ def edge_key(name: str) -> PathStep:
     return index(int(name)) if name.isdecimal() else attr(name)
 
 
-def reachable_objects(roots: list[Any], refused: dict[int, str]) -> dict[int, Any]:
-    """Return all objects saved with the roots by id, including slot variables."""
+def reachable_objects(roots: Sequence[tuple[Path, Any]], refused: dict[Path, str]) -> dict[int, Any]:
+    """Return all objects saved with the roots by id, including slot variables.
 
-    def below(_: Path, value: Any) -> Iterable[tuple[PathStep, Any]]:
+    An object that its framework refuses to save is added to `refused` with the reason.
+    """
+
+    def below(path: Path, value: Any) -> Iterable[tuple[PathStep, Any]]:
         if is_tensor(value):
             return [(attr("value"), unwrap_variable(value))]
-        held = allowed_children(value, refused) if saves_children(value) else {}
+        held = _allowed_children(value, path, refused) if saves_children(value) else {}
         return [(edge_key(name), each) for name, each in held.items()]
 
-    seen = {id(value): value for _, value in visit_once([((), each) for each in roots], below)}
+    seen = {id(value): value for _, value in visit_once(roots, below)}
     variables = [value for value in seen.values() if is_variable(value)]
     for optimizer in [value for value in seen.values() if keeps_slots(value)]:
         seen |= {id(found): found for _, _, found in iter_slots(optimizer, variables)}
@@ -848,7 +838,7 @@ def saved_variables(roots: Sequence[tuple[Path, Any]]) -> Iterator[tuple[LiveVal
     variables: dict[int, tuple[Path, Any]] = {}
     optimizers: dict[int, tuple[Path, Any]] = {}
     for place, root in roots:
-        below = (LiveValue((*place, *each.path), each.value, each.owner) for each in saved_tensors(root, {}))
+        below = (LiveValue((*place, *each.path), each.value, each.owner) for each in saved_tensors(root))
         for found in [LiveValue(place, root, None)] if is_tensor(root) else below:
             yield found, None
             variables.setdefault(id(found.value), (found.path, found.value))
@@ -889,7 +879,7 @@ def state_dict(obj: Any) -> Tree:
     made = LiveTreeBuilder()
     for place, module in _torch_roots(obj):
         made.containers[place] = Container("OrderedDict")
-        for found in saved_tensors(module, {}):
+        for found in saved_tensors(module):
             name = ".".join(str(step.value) for step in found.path)
             made.add(found._replace(path=(*place, key(name))), name, name)
     return made.tree()
@@ -921,7 +911,7 @@ class TorchNames:
         self._first: dict[object, str] = {}
         for place, module in _torch_roots(root):
             before = tuple(str(step.value) for step in place)
-            for found in saved_tensors(module, {}, most):
+            for found in saved_tensors(module, most):
                 names = (*before, *(str(step.value) for step in found.path))
                 self._paths.add(names)
                 self._first.setdefault(tensor_identity(found.value), ".".join(names))

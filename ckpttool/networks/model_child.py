@@ -1,279 +1,44 @@
-"""Build a user's model in a child process."""
+"""A user's model in its process: built by the user's code, walked, called, filled and saved."""
 
 from __future__ import annotations
 
 import contextlib
+import copy
 import difflib
 import functools
 import importlib
+import inspect
+import itertools
 import os
+import pickle
+import re
 import sys
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 from ckpttool.core import deferred, search_paths
-from ckpttool.core.deferred import dataclass
-from ckpttool.core.errors import UnsupportedError, UsageError, WorkerError
+from ckpttool.core.errors import UnsupportedError, UsageError
 from ckpttool.networks.messages import Message
 from ckpttool.networks.tracing import (
-    TorchTrace,
+    ROOT,
+    CallFacts,
+    CallRecorder,
     Trace,
     create_tracer,
-    first_tensor,
-    iter_tensors,
+    named_tensors,
+    paired,
+    plain_settings,
+    probe_module,
     tensor_shape,
+    to_array,
 )
 
-# Evidence from one call of a model: the layers that flatten an image before a dense layer.
-
-_IMAGE, _SEQUENCE, _VECTOR = 4, 3, 2
-_MOST_FOLLOWED = 2_000
-
-
-class CallLog:
-    """Calls of a model's modules and functions in order: module id, input shape, output shape."""
-
-    def __init__(self) -> None:
-        self.seen: list[tuple[int, tuple[int, ...], tuple[int, ...]]] = []
-        # Vectors that are no longer an image's numbers, whatever their width, and the numbers of the calls
-        # with such an input. They are kept, because an id may be reused.
-        self._mixed: dict[int, Any] = {}
-        self._taking: set[int] = set()
-        # Modules with tensors in the order of their first calls, and as bits the modules before each one and
-        # before each tensor. The tensors are kept, because an id may be reused.
-        self._order: dict[int, int] = {}
-        self._before: list[int] = []
-        self._flow: dict[int, tuple[Any, int]] = {}
-        # The results of the last call, which is the model's own.
-        self._made: Any = None
-
-    def flow(self, module: Any, given: Any, made: Any) -> None:
-        """Record which modules contribute to the output of a module or function (None)."""
-        before, self._made = 0, made
-        for tensor in iter_tensors(given):
-            before |= self._flow.get(id(tensor), (None, 0))[1]
-        if module is not None and _own_tensors(module):
-            if id(module) not in self._order and len(self._order) < _MOST_FOLLOWED:
-                self._order[id(module)] = len(self._order)
-                self._before.append(before)
-            if id(module) in self._order:
-                before |= 1 << self._order[id(module)]
-        for tensor in iter_tensors(made):
-            self._flow[id(tensor)] = tensor, before | self._flow.get(id(tensor), (None, 0))[1]
-
-    def order(self) -> dict[int, dict[str, Any]]:
-        """Return per module the number of its first call, the calls that it depends on, and its outputs.
-
-        `after` has a bit for each call, `leads` one for each output of the model that depends on this one.
-        """
-        if len(self._order) == _MOST_FOLLOWED:
-            return {}
-        outputs = [self._flow.get(id(tensor), (None, 0))[1] for tensor in iter_tensors(self._made)]
-        return {
-            module: {
-                "call": number,
-                "after": hex(self._before[number]),
-                "leads": hex(sum((bits >> number & 1) << place for place, bits in enumerate(outputs))),
-            }
-            for module, number in self._order.items()
-        }
-
-    def note(self, module: Any, given: Any, made: Any) -> None:
-        """Record one call; values that are not tensors are ignored."""
-        taken, gave = tensor_shape(first_tensor(given)), tensor_shape(first_tensor(made))
-        if not (taken and gave):
-            return
-        known = id(first_tensor(given)) in self._mixed
-        if known:
-            self._taking.add(len(self.seen))
-        if len(taken) == len(gave) == _VECTOR and (known or _mixes(module)):
-            self._mixed[id(first_tensor(made))] = first_tensor(made)
-        self.seen.append((id(module), taken, gave))
-
-    def flattened(self) -> dict[int, list[int]]:
-        """Return per module the shape, without batch, of the image that the module receives flattened.
-
-        That is the last image before it if it has as many elements and more than one position; an empty
-        shape means that the module receives a vector from another source. Other modules are left out:
-        where a sequence is flattened, its channels may be first or last.
-        """
-        found: dict[int, list[int]] = {}
-        image: tuple[int, ...] = ()
-        vectors: set[int] = set()
-        for count, (number, taken, gave) in enumerate(self.seen):
-            if len(taken) == _VECTOR:
-                if count in self._taking:
-                    found.setdefault(number, [])
-                elif taken[1] == _element_count(image) and max(image) != taken[1]:
-                    if len(image) >= _IMAGE - 1:
-                        found.setdefault(number, list(image))
-                elif taken[1] in vectors or not image:
-                    found.setdefault(number, [])
-            if len(gave) >= _SEQUENCE:
-                image, vectors = gave[1:], set()
-            elif len(gave) == _VECTOR and gave[1] != _element_count(image):
-                vectors.add(gave[1])
-        return found
-
-
-class ModuleProbes:
-    """Modules of user-defined classes, called once more in isolation to determine their function.
-
-    The class does not show whether such a module multiplies x @ W or W @ x, or whether its two vectors
-    are a norm's: its results for generated numbers do.
-    """
-
-    def __init__(self) -> None:
-        self._given: dict[int, tuple[Any, Any]] = {}
-
-    def note(self, module: Any, given: Any) -> None:
-        """Record a module with its one input tensor; modules with several are not called again."""
-        tensors = list(iter_tensors(given))
-        if len(tensors) == 1 and len(tensor_shape(tensors[0])) > 1 and len(self._given) < _MOST_PROBED:
-            self._given.setdefault(id(module), (module, tensors[0]))
-
-    def found(self, tensors: Any, compute: Any) -> dict[int, dict[str, Any]]:
-        """Return each module's function: `tensors(module)` by name, `compute(module, array, like)`."""
-        found = {}
-        for number, (module, like) in self._given.items():
-            try:
-                shape = tensor_shape(like)
-                computes = probe_module(tensors(module), shape, lambda x: compute(module, x, like))  # noqa: B023
-            except Exception:  # noqa: BLE001, S112 - a module that takes no other numbers
-                continue
-            found[number] = {"computes": computes}
-        return found
-
-
-_MOST_PROBED = 500
-_MOST_PROBED_ENTRIES = 1 << 24
-_CLOSE = 1e-3
-_SMALL_INPUT = 3e-3
-_EPSILONS = (1e-3, 1e-4, 1e-5, 1e-6, 1e-8, 1e-12)
-
-
-def probe_module(tensors: dict[str, Any], shape: tuple[int, ...], compute: Any) -> dict[str, Any]:
-    """Return a module's function of its tensors: its `kind`, the `form` of its matrix, its `epsilon`.
-
-    Without a `kind` it matches none of the compared layers.
-    """
+if TYPE_CHECKING:
     import numpy as np
+else:
+    np = deferred.DeferredModule("numpy")
 
-    held = {name: np.asarray(each, "float64") for name, each in tensors.items()}
-    ranks = sorted(each.ndim for each in held.values())
-    if ranks not in ([2], [1, 2], [1], [1, 1]) or _element_count(shape) > _MOST_PROBED_ENTRIES:
-        raise ValueError("no layer that is compared")
-    x = np.random.default_rng(0).standard_normal(shape).astype("float32")
-    vectors = [name for name, each in held.items() if each.ndim == 1]
-    if 2 in ranks:
-        (matrix,) = (each for each in held.values() if each.ndim == 2)
-        return _as_matrix(np, x, matrix, [held[name] for name in vectors], compute)
-    scale = next((name for name in vectors if name in ("weight", "gamma", "scale", "g", "a_2")), "")
-    offset = next((held[name] for name in vectors if name != scale), None)
-    if not scale or (offset is None and len(vectors) > 1):
-        raise ValueError("no scale")
-    return _as_norm(np, x * np.float32(_SMALL_INPUT), held[scale], offset, compute)
-
-
-def _as_matrix(np: Any, x: Any, matrix: Any, biases: list[Any], compute: Any) -> dict[str, Any]:
-    made = np.asarray(compute(x), "float64")
-    fitting = []
-    for form, each in (("out_in", matrix.T), ("in_out", matrix)):
-        if x.shape[-1] != each.shape[0] or made.shape != (*x.shape[:-1], each.shape[1]):
-            continue
-        if biases and biases[0].shape[0] != each.shape[1]:
-            continue
-        linear = x.astype("float64") @ each + (biases[0] if biases else 0.0)
-        close = (
-            np.abs(made - activated).max() <= _CLOSE * (np.abs(activated).max() + 1e-30)
-            for activated in _iter_activations(np, linear)
-        )
-        if any(close):
-            fitting.append(form)
-    return {"kind": "dense", "form": fitting[0]} if len(fitting) == 1 else {}
-
-
-def _iter_activations(np: Any, x: Any) -> Any:
-    """Yield the results of common activations."""
-    sigmoid = 1 / (1 + np.exp(-x))
-    yield from (x, np.maximum(x, 0), np.tanh(x), sigmoid, x * sigmoid, np.exp(x), np.log1p(np.exp(x)))
-    yield np.where(x > 0, x, np.exp(np.minimum(x, 0)) - 1)
-    yield from (np.where(x > 0, x, slope * x) for slope in (0.01, 0.1, 0.2, 0.3))
-    yield 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
-
-
-def _as_norm(np: Any, x: Any, scale: Any, offset: Any, compute: Any) -> dict[str, Any]:
-    made = np.asarray(compute(x), "float64")
-    x = x.astype("float64")
-    best: tuple[float, dict[str, Any]] = (_CLOSE, {})
-    for axis in (x.ndim - 1, 1):
-        if made.shape != x.shape or x.shape[axis] != scale.shape[0]:
-            continue
-        along = [1] * x.ndim
-        along[axis] = -1
-        for kind, centred in (("layer_norm", x - x.mean(axis, keepdims=True)), ("rms_norm", x)):
-            square = (centred**2).mean(axis, keepdims=True)
-            for epsilon in _EPSILONS:
-                normed = centred / np.sqrt(square + epsilon) * scale.reshape(along)
-                normed = normed if offset is None else normed + offset.reshape(along)
-                error = float(np.abs(made - normed).max() / (np.abs(normed).max() + 1e-30))
-                if error < best[0]:
-                    best = error, {"kind": kind, "epsilon": epsilon}
-    return best[1]
-
-
-def call_facts(calls: CallLog, trace: Any, computed: dict[int, dict[str, Any]]) -> dict[int, dict[str, Any]]:
-    """Return the facts of a call per module: `orders` of inputs and outputs or, untraced, `flatten`.
-
-    `computed` are those of modules that were called once more (see ModuleProbes).
-    """
-    found = calls.order()
-    orders = trace.orders()
-    key = "orders" if orders else "flatten"
-    for module, each in (orders or calls.flattened()).items():
-        found.setdefault(module, {})[key] = each
-    for module, computes in computed.items():
-        found.setdefault(module, {}).update(computes)
-    return found
-
-
-def _element_count(shape: tuple[int, ...]) -> int:
-    count = 1 if shape else 0
-    for extent in shape:
-        count *= extent
-    return count
-
-
-def _mixes(module: Any) -> bool:
-    """Return whether a module has its own matrix, which mixes the order of its input."""
-    return any(len(tensor_shape(each)) > 1 for each in _own_tensors(module))
-
-
-def _own_tensors(module: Any) -> list[Any]:
-    """Return a module's own tensors: a torch module's parameters, all weights of a Keras layer."""
-    held = getattr(module, "_parameters", None)
-    return list(held.values()) if isinstance(held, dict) else list(getattr(module, "weights", None) or ())
-
-
-def call_in_first_way(
-    attempts: Iterator[Callable[[], Any]], shapes: list[list[int]], hint: str | None = None
-) -> Any:
-    """Return the result of the first attempt to call a model that succeeds.
-
-    Raise UsageError with the error of the first attempt if none does.
-    """
-    first: Exception | None = None
-    for attempt in attempts:
-        try:
-            return attempt()
-        except Exception as error:  # noqa: BLE001 - whatever the user's code raises
-            first = first or error
-    assert first is not None  # noqa: S101 - there is an attempt
-    shown = " and ".join(map(str, shapes))
-    raise UsageError(
-        f"the model cannot be called with inputs of shape {shown}: {last_error_line(first)}", hint=hint
-    ) from first
-
+# The syntax of this file is Python 3.7's, because environments with old frameworks have old interpreters.
 
 # The user's factory, named as `package.module:factory`.
 
@@ -367,8 +132,12 @@ def framework_class(value: Any) -> str:
     return type(value).__name__
 
 
-def has_own_call(value: Any, method: str) -> bool:
+_CALLS = {"torch": "forward", "keras": "call", "tensorflow": "__call__"}
+
+
+def has_own_call(value: Any) -> bool:
     """Return whether a user-defined class above the first framework class defines the forward pass."""
+    method = _CALLS.get(model_framework(value) or "")
     for base in type(value).__mro__:
         if base.__module__.partition(".")[0] in ("torch", "keras", "tf_keras", "tensorflow", "sonnet"):
             return False
@@ -399,6 +168,18 @@ def require_model(value: Any, sentence: str, hint: str | None = None) -> str:
     return framework
 
 
+def is_tf_module(value: Any) -> bool:
+    """Return whether the object is a tf.Module, which `tf.Module._flatten` would enter."""
+    return any((top, "Module") in class_bases(value) for top in ("tensorflow", "tensorflow_core"))
+
+
+def is_keras_layer(value: Any) -> bool:
+    """Return whether the object is a Keras layer."""
+    return any(
+        (top, "Layer") in class_bases(value) for top in ("keras", "tf_keras", "tensorflow", "tensorflow_core")
+    )
+
+
 def is_model(value: Any) -> bool:
     """Return whether the object is already a model, not a factory."""
     return not isinstance(value, type) and model_framework(value) is not None
@@ -420,181 +201,55 @@ def last_error_line(error: BaseException) -> str:
     return "{}: {}".format(type(error).__name__, lines[-1][:_SHOWN] if lines else "no reason given")
 
 
-def plain_settings(held: Any) -> dict[str, Any]:
-    """Return the attributes or settings of an object that are plain numbers, words or shapes."""
-    return {
-        name: list(value) if isinstance(value, (list, tuple)) else value
-        for name, value in held.items()
-        if isinstance(name, str) and not name.startswith("_") and _is_plain(value)
-    }
+# The walk of a model: its modules, each once by its first path, and their own tensors.
 
 
-def _is_plain(value: Any) -> bool:
-    if isinstance(value, (list, tuple)):
-        return len(value) < 16 and all(isinstance(each, int) for each in value)
-    return isinstance(value, (bool, int, float, str)) and len(str(value)) < 100
+def iter_modules(model: Any) -> Iterator[tuple[list[str], Any]]:
+    """Yield a model's modules, each once by its first path, the model first."""
+    framework = model_framework(model)
+    if framework == "torch":
+        yield from ((path.split(".") if path else [], module) for path, module in model.named_modules())
+    else:
+        yield from (_iter_keras_layers if framework == "keras" else _iter_tf_modules)([], model, set())
 
 
-# A tf.Module: described by its attributes, saved and restored as a TensorFlow object.
+def _iter_keras_layers(path: list[str], layer: Any, seen: set[int]) -> Iterator[tuple[list[str], Any]]:
+    """Yield a layer and its descendants, by attribute and then by name."""
+    seen.add(id(layer))
+    yield path, layer
+    held = {name: value for name, value in vars(layer).items() if not name.startswith("_")}
+    below = [(name, value) for name, value in iter_attributes(held) if is_keras_layer(value)]
+    # A Sequential or functional model lists its layers in order of use.
+    listed = getattr(layer, "layers", None)
+    below += [([each.name], each) for each in listed or () if is_keras_layer(each)]
+    hidden = [(name, value) for name, value in iter_attributes(vars(layer)) if is_keras_layer(value)]
+    # Private lists repeat the values of private attributes.
+    for name, each in below + sorted(hidden, key=lambda found: len(found[0])):
+        if id(each) not in seen:
+            yield from _iter_keras_layers([*path, *name], each, seen)
 
 
-def build_tensorflow(
-    model: Any, shapes: list[list[int]], guessed: list[list[int]]
-) -> dict[int, dict[str, Any]]:
-    """Call a module if shapes are given or it has no variables yet; return the facts from its products.
-
-    A tf.Module calls no layers: each variable used as a factor represents its module.
-    """
-    if not shapes and _has_variables(model):
-        return _probe_modules(model)
-    trace = create_tracer("tensorflow") if _has_variables(model) else None
-    if trace is None:
-        call_model(model, shapes or guessed)
-        trace = create_tracer("tensorflow")
-    held = {id(variable): variable for variable in model_variables(model)}
-    found = _probe_modules(model)
-    if trace is None:
-        return found
-    for number, variable in held.items():
-        trace.weigh(number, getattr(variable, "handle", None))
-    call_model(model, shapes or guessed, trace)
-    orders = trace.orders()
-    for _, module in _iter_modules(model):
-        names = iter_attributes(_module_attributes(module) if is_tf_module(module) else vars(module))
-        for each in (orders[id(value)] for _, value in names if id(value) in orders and id(value) in held):
-            found.setdefault(id(module), {}).setdefault("orders", each)
-    return found
-
-
-def _probe_modules(model: Any) -> dict[int, dict[str, Any]]:
-    """Return how modules of a program's own classes multiply their inputs with a square matrix."""
-    import numpy
-
-    found: dict[int, dict[str, Any]] = {}
-    numbers = {id(variable): place for place, variable in enumerate(model_variables(model))}
-    for _, module in _iter_modules(model) if _is_eager() else ():
-        if not (is_tf_module(module) and has_own_call(module, "__call__")):
-            continue
-        attributes = iter_attributes(_module_attributes(module))
-        held = {name[-1]: value for name, value in attributes if id(value) in numbers}
-        matrix = next((each for each in held.values() if len(tensor_shape(each)) == _VECTOR), None)
-        if matrix is None or len(set(tensor_shape(matrix))) > 1:
-            continue
-        before = {name: each.numpy() for name, each in held.items()}
-        try:
-            # Zeros, or an identity, are their own transpose.
-            for number, (name, value) in enumerate(before.items()):
-                held[name].assign(numpy.random.default_rng(number).standard_normal(value.shape))
-            drawn = {name: each.numpy() for name, each in held.items()}
-            shape = (_SOME, tensor_shape(matrix)[0])
-            computes = probe_module(drawn, shape, lambda x: _compute_keras(module, x, matrix))  # noqa: B023
-        except Exception:  # noqa: BLE001, S112 - a module that takes other inputs
-            continue
-        finally:
-            for name, value in before.items():
-                held[name].assign(value)
-        if computes.get("kind") == "dense":
-            names = {name: "kernel" if each is matrix else "bias" for name, each in held.items()}
-            found[id(module)] = {"computes": computes, "own": type(module).__name__}
-            if computes["form"] == "out_in":
-                found[id(module)]["names"] = names
-    return found
-
-
-def _has_variables(model: Any) -> bool:
-    try:
-        return bool(model_variables(model))
-    except ValueError:  # Sonnet's marker that there are no variables yet (sonnet/src/base.py).
-        return False
-
-
-def call_model(model: Any, shapes: list[list[int]], trace: Any = None) -> None:
-    """Call a TensorFlow or Keras model with zeros, traced by `trace`; raise UsageError if that fails."""
-    import numpy
-
-    if not shapes:
-        raise UsageError(
-            "the model has no weights before its first call",
-            hint="pass its input shape: --input-shape N, or --input-shape H,W,C for images",
-        )
-
-    def call(arguments: list[Any]) -> None:
-        if trace is None:
-            model(*arguments)
-            return
-        with trace.following():
-            made = model(*arguments)
-        trace.border(made, -1)
-
-    def attempts() -> Iterator[Callable[[], None]]:
-        for dtype in ("float32", "int32"):
-            given = [numpy.zeros((1, *shape), dtype) for shape in shapes]
-            given = given if trace is None else trace.given(given)
-            yield lambda: call(given)  # noqa: B023 - called at once
-            if len(given) > 1:
-                yield lambda: call([given])  # noqa: B023 - called at once
-
-    call_in_first_way(attempts(), shapes)
-
-
-def model_variables(model: Any) -> list[Any]:
-    """Return a module's variables, then those of its Keras 3 layers, which are not tf.Modules."""
-    found = {id(variable): variable for variable in model.variables}
-    for _, module in _iter_modules(model):
-        if not is_tf_module(module):
-            found.update((id(variable), variable) for variable in module.weights)
-    return list(found.values())
-
-
-def describe_tensorflow(model: Any) -> list[dict[str, Any]]:
-    """Return every module by first path; a tensor's name is its number in `variables(model)`."""
-    numbers = {id(variable): place for place, variable in enumerate(model_variables(model))}
-    return [
-        {
-            "id": id(module),
-            "path": path,
-            "class": framework_class(module),
-            "facts": plain_settings(vars(module)) if is_tf_module(module) else keras_settings(module),
-            "tensors": [
-                [name[-1], numbers[id(value)]]
-                for name, value in iter_attributes(_module_attributes(module))
-                if id(value) in numbers
-            ]
-            if is_tf_module(module)
-            else own_keras_weights(module, numbers),
-        }
-        for path, module in _iter_modules(model)
-    ]
-
-
-def _iter_modules(model: Any) -> Iterator[tuple[list[str], Any]]:
-    """Yield a module and its descendants, Keras 3 layers too, each by its first path."""
-    seen = {id(model)}
-    waiting = [([], model)]  # type: list[tuple[list[str], Any]]
-    while waiting:
-        path, module = waiting.pop(0)
-        yield path, module
-        below = []
-        for name, value in iter_attributes(_module_attributes(module)) if is_tf_module(module) else ():
-            if id(value) in seen:
-                continue
-            if is_tf_module(value):
-                seen.add(id(value))
-                below.append(([*path, *name], value))
-            elif is_keras_layer(value):
-                # Each is yielded once, in order of discovery.
-                below += list(iter_keras_layers([*path, *name], value, seen))
-        waiting = below + waiting
+def _iter_tf_modules(path: list[str], module: Any, seen: set[int]) -> Iterator[tuple[list[str], Any]]:
+    """Yield a tf.Module and its descendants, Keras 3 layers too."""
+    seen.add(id(module))
+    yield path, module
+    below = []
+    for name, value in iter_attributes(_module_attributes(module)):
+        if id(value) not in seen and is_tf_module(value):
+            seen.add(id(value))
+            below.append(([*path, *name], value))
+        elif id(value) not in seen and is_keras_layer(value):
+            below += list(_iter_keras_layers([*path, *name], value, seen))
+    for inner, value in below:
+        if is_tf_module(value):
+            yield from _iter_tf_modules(inner, value, seen)
+        else:
+            yield inner, value
 
 
 def _module_attributes(module: Any) -> dict[str, Any]:
     # `_self_...` attributes are TensorFlow's bookkeeping (tensorflow/python/trackable/autotrackable.py).
     return {name: value for name, value in vars(module).items() if not name.startswith("_self_")}
-
-
-def is_tf_module(value: Any) -> bool:
-    """Return whether the object is a tf.Module, which `tf.Module._flatten` would enter."""
-    return any((top, "Module") in class_bases(value) for top in ("tensorflow", "tensorflow_core"))
 
 
 def iter_attributes(held: Any) -> Iterator[tuple[list[str], Any]]:
@@ -614,201 +269,60 @@ def _open_containers(path: list[str], value: Any, depth: int) -> Iterator[tuple[
         yield path, value
 
 
-def number_variables(model: Any) -> bool:
-    """Fill every variable with its own number, so that its position in a file can be identified."""
-    for place, variable in enumerate(model_variables(model)):
-        # Keras 3's variables name their types.
-        dtype = getattr(variable.dtype, "as_numpy_dtype", variable.dtype)
-        variable.assign(numbered_array(place, variable.shape, dtype))
-    return True
+def model_variables(model: Any) -> list[Any]:
+    """Return a Keras model's weights, or a module's variables and then those of its Keras 3 layers.
 
+    Raise ValueError for Sonnet's marker that there are no variables yet (sonnet/src/base.py).
+    """
+    if is_keras_layer(model):
+        return list(model.weights)
+    found = {id(variable): variable for variable in model.variables}
+    for _, module in iter_modules(model):
+        if not is_tf_module(module):
+            found.update((id(variable), variable) for variable in module.weights)
+    return list(found.values())
 
-def numbered_array(place: int, shape: Any, dtype: Any) -> Any:
-    """Return an array whose elements have the number's bits: every type has enough bits."""
-    import numpy
-
-    width = numpy.dtype(dtype).itemsize
-    whole = numpy.full(tuple(int(extent) for extent in shape), place + 1, f"uint{8 * min(width, 8)}")
-    return whole.view(dtype) if width <= 8 else whole.astype(dtype)
-
-
-def save_tensorflow(model: Any, file: str, form: str) -> str:
-    """Write the model's objects; return the prefix."""
-    del form
-    return str(_make_checkpoint(model).save(file))
-
-
-def load_tensorflow(model: Any, file: str, form: str) -> None:
-    """Restore from the prefix; raise AssertionError unless values and variables match one to one."""
-    del form
-    _make_checkpoint(model).restore(file).assert_consumed()
-
-
-def _make_checkpoint(model: Any) -> Any:
-    tensorflow: Any = sys.modules["tensorflow"]
-    try:
-        return tensorflow.train.Checkpoint(model)
-    except TypeError:
-        raise UnsupportedError(
-            f"TensorFlow {tensorflow.__version__} cannot save an object as a whole", hint="use --to keras"
-        ) from None
-
-
-# A Keras model of any version: built, described layer by layer, saved as objects or a weights file.
 
 _SOME = 8
 _OWN = ("_trainable_variables", "_non_trainable_variables", "_trainable_weights", "_non_trainable_weights")
 
 
-def build_keras(model: Any, shapes: list[list[int]], guessed: list[list[int]]) -> dict[int, dict[str, Any]]:
-    """Call the model if it has no weights yet; return the facts of the call (see call_facts).
+def own_tensors(module: Any, variables: Collection[int] = ()) -> list[tuple[str, Any]]:
+    """Return a module's own tensors with their names.
 
-    Raise UsageError if it has no weights and no shape is known, or if it cannot be called.
+    `variables` are the ids of the model's variables, which those of TensorFlow and Keras are among.
     """
-    has_weights = bool(model.weights) and bool(getattr(model, "built", True))
-    if has_weights and not shapes and not _is_eager():
-        return {}  # a call would add to TensorFlow's single graph
-    wanted = shapes or ([] if not has_weights else _input_shapes(model)) or ([] if has_weights else guessed)
-    if has_weights and not wanted:
-        return {}
-    if not has_weights:
-        call_model(model, wanted)  # building calls the layers with symbols, which have no order
-    return _follow_keras_call(model, wanted, required=bool(shapes) or not has_weights)
-
-
-def _follow_keras_call(model: Any, wanted: list[list[int]], *, required: bool) -> dict[int, dict[str, Any]]:
-    calls, trace, probes = CallLog(), create_tracer(_keras_backend(model)), ModuleProbes()
-    if trace is not None:
-        trace.flow = calls.flow
-    layer: Any = next(base for base in type(model).__mro__ if base.__name__ == "Layer")
-    inner = layer.__call__
-
-    def outer(self: Any, *args: Any, **kwargs: Any) -> Any:
-        made = inner(self, *args, **kwargs)
-        if args:
-            calls.note(self, args[0], made)
-            calls.flow(self, (args, kwargs), made)
-            if has_own_call(self, "call"):
-                probes.note(self, args)
-            if trace is not None:
-                _note_keras_call(trace, self, args[0], made)
-        return made
-
-    # Calling a functional model layer by layer shows each layer's input.
-    layer.__call__ = outer
-    try:
-        call_model(model, wanted, trace)
-    except Exception:
-        if required:
-            raise
-    finally:
-        layer.__call__ = inner
-    if trace is None:
-        return {layer: {"flatten": shape} for layer, shape in calls.flattened().items()}
-    return call_facts(calls, trace, probes.found(_keras_weights, _compute_keras))
-
-
-def _keras_weights(layer: Any) -> dict[str, Any]:
-    """Return a layer's own weights by name as arrays; raise ValueError if it contains layers."""
-    variables = list(layer.weights)
-    if any(is_keras_layer(value) for _, value in iter_attributes(vars(layer))):
-        raise ValueError("the layer contains other layers")
-    return {
-        _attribute_name(layer, each) or str(each.name).partition(":")[0]: each.numpy() for each in variables
-    }
-
-
-def _compute_keras(layer: Any, x: Any, like: Any) -> Any:
-    tensorflow: Any = sys.modules["tensorflow"]
-    return layer(tensorflow.cast(tensorflow.constant(x), like.dtype)).numpy()
-
-
-def _keras_backend(model: Any) -> str:
-    """Return the framework behind a Keras model."""
-    if not is_tf_module(model) and "keras" in sys.modules and ("keras", "Layer") in class_bases(model):
-        config: Any = getattr(sys.modules["keras"], "config", None)
-        if hasattr(config, "backend"):
-            return str(config.backend())
-    return "tensorflow"
-
-
-def _note_keras_call(trace: Trace, layer: Any, given: Any, made: Any) -> None:
-    """Record a call of a layer with its own weights."""
-    axis = getattr(layer, "axis", -1)
-    first = getattr(layer, "data_format", None) == "channels_first"
-    place = 1 if first else axis if isinstance(axis, int) else -1
-    if any(vars(layer).get(name) for name in _OWN) or hasattr(layer, "cell"):
-        trace.module(layer, given, made, lambda rank: place % rank)
-
-
-def _input_shapes(model: Any) -> list[list[int]]:
-    """Return the input shapes that the model defines; a free axis gets an arbitrary length."""
-    try:
-        found = [tuple(each.shape) for each in model.inputs or ()]
-    except (AttributeError, TypeError, ValueError):
-        return []
-    return [[int(extent) if extent is not None else _SOME for extent in shape[1:]] for shape in found]
-
-
-def describe_keras(model: Any) -> list[dict[str, Any]]:
-    """Return every layer by first path; a tensor's name is its number in `model.weights`."""
-    numbers = {id(variable): place for place, variable in enumerate(model.weights)}
-    return [
-        {
-            "id": id(layer),
-            "path": path,
-            "class": framework_class(layer),
-            "own": type(layer).__name__ if has_own_call(layer, "call") else "",
-            "facts": keras_settings(layer),
-            "tensors": own_keras_weights(layer, numbers),
-        }
-        for path, layer in iter_keras_layers([], model, set())
+    held = vars(module)
+    if model_framework(module) == "torch":
+        if "_parameters" in held:
+            return [*held["_parameters"].items(), *held["_buffers"].items()]
+        # Of a TorchScript program.
+        return [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
+    keras = is_keras_layer(module)
+    named = [
+        (name[-1].lstrip("_") if keras else name[-1], value)
+        for name, value in iter_attributes(held if keras else _module_attributes(module))
+        if id(value) in variables
     ]
+    if not keras:
+        return named
+    names = {id(value): (name, value) for name, value in named}
+    for each in [each for name in _OWN for each in held.get(name, ()) if id(each) in variables]:
+        alone = next((name.lstrip("_") for name, value in held.items() if value is each), None)
+        names[id(each)] = alone or str(each.name).rpartition("/")[2].partition(":")[0], each
+    return list(names.values())
 
 
-def iter_keras_layers(path: list[str], layer: Any, seen: set[int]) -> Iterator[tuple[list[str], Any]]:
-    """Yield a layer and its descendants, by attribute and then by name, each once."""
-    seen.add(id(layer))
-    yield path, layer
-    held = {name: value for name, value in vars(layer).items() if not name.startswith("_")}
-    below = [(name, value) for name, value in iter_attributes(held) if is_keras_layer(value)]
-    # A Sequential or functional model lists its layers in order of use.
-    listed = getattr(layer, "layers", None)
-    below += [([each.name], each) for each in listed or () if is_keras_layer(each)]
-    hidden = [(name, value) for name, value in iter_attributes(vars(layer)) if is_keras_layer(value)]
-    # Private lists repeat the values of private attributes.
-    for name, each in below + sorted(hidden, key=lambda found: len(found[0])):
-        if id(each) not in seen:
-            yield from iter_keras_layers([*path, *name], each, seen)
+def describe_module(module: Any) -> dict[str, Any]:
+    """Return the framework's class of a module, and its plain settings."""
+    framework, held, cls = model_framework(module), vars(module), framework_class(module)
+    if ("torch", "ScriptModule") in class_bases(module):
+        held, cls = held if "_parameters" in held else {}, getattr(module, "original_name", cls)
+    settings = _keras_settings(module) if framework == "keras" else plain_settings(held)
+    return {"class": cls, "settings": settings}
 
 
-def is_keras_layer(value: Any) -> bool:
-    """Return whether the object is a Keras layer."""
-    return any(
-        (top, "Layer") in class_bases(value) for top in ("keras", "tf_keras", "tensorflow", "tensorflow_core")
-    )
-
-
-def own_keras_weights(layer: Any, numbers: dict[int, int]) -> list[list[Any]]:
-    """Return the name and number of each of the layer's own weights."""
-    names = {
-        id(value): name[-1].lstrip("_")
-        for name, value in iter_attributes(vars(layer))
-        if id(value) in numbers
-    }
-    held = [each for name in _OWN for each in vars(layer).get(name, ()) if id(each) in numbers]
-    for each in held:
-        names[id(each)] = _attribute_name(layer, each) or str(each.name).rpartition("/")[2].partition(":")[0]
-    return [[name, numbers[number]] for number, name in names.items()]
-
-
-def _attribute_name(layer: Any, variable: Any) -> str | None:
-    mine = (name for name, value in vars(layer).items() if value is variable)
-    return next((name.lstrip("_") for name in mine), None)
-
-
-def keras_settings(layer: Any) -> dict[str, Any]:
-    """Return the layer's plain settings."""
+def _keras_settings(layer: Any) -> dict[str, Any]:
     try:
         configuration = layer.get_config()
     except Exception:  # noqa: BLE001 - a user's layer may lack its settings
@@ -816,82 +330,501 @@ def keras_settings(layer: Any) -> dict[str, Any]:
     return dict(plain_settings(configuration), name=layer.name)
 
 
-def number_keras_weights(model: Any) -> bool:
-    """Fill every weight with its own number, so that its position in a file can be identified."""
-    model.set_weights([numbered_array(n, w.shape, w.dtype) for n, w in enumerate(model.get_weights())])
-    return True
+# Runners: one model that can be called, observed, filled and saved; one subclass per framework.
 
 
-def save_keras(model: Any, file: str, form: str) -> str:
-    """Write the model as TensorFlow objects or a `.weights.h5` file; return the prefix or the file."""
-    if form == "keras":
-        model.save_weights(file + ".weights.h5")
-        return file + ".weights.h5"
-    if _saves_from_session(model):
-        model.save_weights(file, save_format="tf")
-        return file
-    return save_tensorflow(model, file, form)
+_MOST_TRIED = 4
 
 
-def load_keras(model: Any, file: str, form: str) -> None:
-    """Load the file; raise the error of Keras or TensorFlow unless it contains every weight."""
-    if form == "keras":
-        model.load_weights(file)
-    elif _saves_from_session(model):
-        status = model.load_weights(file)
-        if _tensorflow_version() >= (2, 0):
-            # TensorFlow 1 also requests objects without values; the comparison afterwards is the proof there.
-            status.assert_consumed()
-    else:
-        load_tensorflow(model, file, form)
+def _zeros(shape: list[int], dtype: str, _: int) -> Any:
+    return np.zeros((1, *shape), dtype)
 
 
-def _saves_from_session(model: Any) -> bool:
-    """Return whether Keras has the session that an old TensorFlow saves from."""
-    if not is_tf_module(model) and ("keras", "Layer") in class_bases(model):
-        backend = sys.modules["keras"].config.backend()
-        if backend != "tensorflow":
-            raise UnsupportedError(f"this Keras uses the {backend} backend", hint="use --to keras")
-        return False
-    # Before 2.4 tf.train.Checkpoint accepts no root object.
-    return _tensorflow_version() < (2, 4) or not _is_eager()
+class ModelRunner:
+    """A model that can be called; one subclass per framework."""
 
+    framework = ""
+    libraries: tuple[str, ...] = ()
+    observable = True
+    forms: tuple[str, ...] = ()
+    """kinds of files that `save` writes and `fill` loads"""
+    channel_axis = -1
+    """that of the images that the model takes and returns"""
 
-def _tensorflow_version() -> tuple[int, ...]:
-    version: str = sys.modules["tensorflow"].__version__
-    return tuple(map(int, version.split(".")[:2]))
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        self.style = 0
+        self.exact: Any = None
+        self.notes: list[str] = []
+        self._recorder: CallRecorder | None = None
 
+    def inputs(self) -> list[dict[str, Any]]:
+        """Return the inputs that the model declares: name, shape without batch, dtype, batch."""
+        return []
 
-def _is_eager() -> bool:
-    tensorflow: Any = sys.modules.get("tensorflow")
-    return tensorflow is None or bool(tensorflow.executing_eagerly())
+    def call(self, names: list[str], arrays: list[Any], *, exact: bool = False) -> Any:
+        """Return the outputs of the model in evaluation mode."""
+        styles = self.styles(names, [self.tensor(each, exact=exact) for each in arrays])
+        model = self.exact if exact else self.model
+        return styles[self.style](model)
 
+    def styles(self, names: list[str], given: list[Any]) -> list[Callable[[Any], Any]]:
+        """Return the ways of passing inputs: by position, by name, as a dict, several as a list."""
+        by_name = dict(paired(names, given))
+        ways = [lambda f: f(*given), lambda f: f(**by_name), lambda f: f(by_name), lambda f: f(given)]
+        return ways if len(given) > 1 else ways[:3]
 
-# A torch.nn.Module: described, saved as its state_dict, loaded strictly.
+    def tensor(self, array: Any, *, exact: bool) -> Any:
+        """Return the array as the framework's tensor."""
+        return array.astype(np.float64) if exact and array.dtype == np.float32 else array
 
+    def named(self, made: Any) -> list[tuple[str, Any]]:
+        """Return the outputs by name."""
+        return named_tensors(made)
 
-def build_torch(model: Any, shapes: list[list[int]], guessed: list[list[int]]) -> dict[int, dict[str, Any]]:
-    """Materialise lazy parameters by a call; return the facts of the call (see call_facts).
+    def outputs(self, made: Any) -> list[tuple[str, Any]]:
+        """Return the named output arrays."""
+        return [(name, to_array(tensor)) for name, tensor in self.named(made)]
 
-    `shapes` are the inputs' without batch, as given by the user. Raise UsageError if the model cannot
-    be called with them.
-    """
-    lazy = [n for n, p in model.named_parameters() if type(p).__name__ == "UninitializedParameter"]
-    if lazy and not (shapes or guessed):
+    def make_exact(self, names: list[str], arrays: list[Any]) -> None:
+        """Create the model in float64; raise any error if that is impossible."""
+        del names, arrays
+        raise UnsupportedError(f"{self.framework} models of this kind have no float64 form")
+
+    def layers(self) -> list[dict[str, Any]]:
+        """Return path, class, settings and tensors (the framework's, by name) of every layer."""
+        if self.model is None:
+            return []
+        sign, variables = "." if self.framework == "torch" else "/", {*map(id, self.variables())}
+        rows = []
+        for path, module in iter_modules(self.model):
+            facts = describe_module(module)
+            tensors = {name: x for name, x in own_tensors(module, variables) if not is_missing(x)}
+            rows.append(layer_row(sign.join(path), facts["class"], facts["settings"], tensors))
+            if self.framework == "torch":
+                rows[-1]["name"] = type(module).__name__
+        return rows
+
+    def variables(self) -> list[Any]:
+        """Return the model's variables, whose number names each one in a description; none of PyTorch."""
+        return model_variables(self.model)
+
+    def describe(self, called: Mapping[int, Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """Return every module by its first path, with the facts of a call (see build).
+
+        `own` names a user-defined class that defines the call. `tensors` are its own tensors: name, and
+        number among the variables, or key in PyTorch's state_dict.
+        """
+        numbers = {id(variable): place for place, variable in enumerate(self.variables())}
+        stored = self.model.state_dict(keep_vars=True) if self.framework == "torch" else {}
+        rows = []
+        for path, module in iter_modules(self.model):
+            own = type(module).__name__ if self.has_own_call(module) else ""
+            named = [
+                [name, numbers.get(id(each), ".".join([*path, name]))]
+                for name, each in own_tensors(module, numbers)
+            ]
+            tensors = [row for row in named if isinstance(row[1], int) or row[1] in stored]
+            row = dict(describe_module(module), path=path, own=own, tensors=tensors)
+            rows.append(dict(row, **called.get(id(module), {})))
+        return rows
+
+    def number(self) -> bool:
+        """Fill every variable with its own number, so that its position in a file can be identified.
+
+        Return False if names identify the tensors.
+        """
+        for place, variable in enumerate(self.variables()):
+            # Keras 3's variables name their types.
+            dtype = getattr(variable.dtype, "as_numpy_dtype", variable.dtype)
+            variable.assign(numbered_array(place, variable.shape, dtype))
+        return True
+
+    def save(self, file: str, form: str) -> str:
+        """Write the model in one of `forms` to a file without a suffix; return the path to read."""
+        raise NotImplementedError
+
+    def fill(self, file: str, form: str, optimizers: list[dict[str, Any]]) -> None:
+        """Load such a path strictly, and the optimizers in it, which are created as a program would.
+
+        Raise the framework's error unless values and variables match one to one.
+        """
+        raise NotImplementedError
+
+    def build(self, shapes: list[list[int]], guessed: list[list[int]]) -> dict[int, dict[str, Any]]:
+        """Create missing weights by a call with inputs of these shapes; return the facts of the call.
+
+        `shapes` are the user's, without the batch. Raise UsageError if a shape is missing, or if the model
+        cannot be called.
+        """
+        raise NotImplementedError
+
+    def follow(self, shapes: list[list[int]]) -> dict[int, dict[str, Any]]:
+        """Call the model with zeros; return the facts of the call by module id (see CallFacts)."""
+
+        def attempt(names: list[str], arrays: list[Any]) -> dict[int, dict[str, Any]]:
+            trace = self.trace()
+            if trace is None:
+                self.call(names, arrays)
+                return {}
+            facts = CallFacts(self, trace)
+            with self.observe(facts), trace.following():
+                self.call(names, arrays)
+            return facts.facts()
+
+        found: dict[int, dict[str, Any]] = self.call_first(attempt, shapes)
+        return found
+
+    def call_first(
+        self,
+        attempt: Callable[[list[str], list[Any]], Any],
+        shapes: list[list[int]],
+        named: Mapping[str, str | None] | None = None,
+        make: Callable[[list[int], str, int], Any] = _zeros,
+        hint: str | None = None,
+    ) -> Any:
+        """Return what `attempt` does for the first dtypes and way of passing inputs that work.
+
+        Args:
+            attempt: called with the names of the inputs and their arrays.
+            shapes: the shapes of the inputs, without the batch.
+            named: the dtypes of the inputs by name; None for one that is numbers or integers.
+            make: returns an input by its shape, dtype and number.
+            hint: the hint of the error.
+
+        Raise UsageError with the error of the first attempt if none works.
+
+        """
+        given = named or {f"input {place}": None for place in range(len(shapes))}
+        names, dtypes = list(given), [each or "float32" for each in given.values()]
+        free = [place for place, dtype in enumerate(given.values()) if dtype is None][:_MOST_TRIED]
+        first: Exception | None = None
+        for chosen in itertools.product(("float32", "int32"), repeat=len(free)):
+            for place, dtype in paired(free, chosen):
+                dtypes[place] = dtype
+            arrays = [make(shape, dtypes[place], place) for place, shape in enumerate(shapes)]
+            for style in range(len(self.styles(names, arrays))):
+                self.style = style
+                try:
+                    return attempt(names, arrays)
+                except Exception as error:  # noqa: BLE001 - whatever the user's code raises
+                    first = first or error
+        assert first is not None  # noqa: S101 - there is an attempt
+        shown = " and ".join(map(str, shapes))
         raise UsageError(
-            "the model has parameters without a shape before its first call",
-            path=lazy[0],
-            hint="pass its input shape: --input-shape N, or --input-shape C,H,W for images",
+            f"the model cannot be called with inputs of shape {shown}: {last_error_line(first)}", hint=hint
+        ) from first
+
+    def trace(self) -> Trace | None:
+        """Return a new trace of the framework that computes, None if it cannot be traced."""
+        return create_tracer(self.framework)
+
+    def has_own_call(self, module: Any) -> bool:
+        """Return whether a module's function is that of a user-defined class."""
+        return has_own_call(module)
+
+    def feature_axis(self, module: Any) -> Callable[[int], int] | None:
+        """Return the axis of a module's features by the rank of a tensor, None if it has no own tensors."""
+        del module
+        return None
+
+    def holds_tensors(self, module: Any) -> bool:
+        """Return whether a module has tensors."""
+        return bool(getattr(module, "weights", None))
+
+    def arrays_of(self, module: Any) -> dict[str, Any]:
+        """Return a module's own tensors by name as arrays; raise ValueError if it contains modules."""
+        if next(itertools.islice(iter_modules(module), 1, None), None) is not None:
+            raise ValueError("the module contains other modules")
+        named = own_tensors(module, {*map(id, getattr(module, "weights", None) or ())})
+        return {name: to_array(each) for name, each in named if each is not None}
+
+    def compute(self, module: Any, x: Any, like: Any) -> Any:
+        """Return a module's result for an array as a tensor of the type of `like`."""
+        tensorflow: Any = sys.modules["tensorflow"]
+        return module(tensorflow.cast(tensorflow.constant(x), like.dtype)).numpy()
+
+    @contextlib.contextmanager
+    def observe(self, recorder: CallRecorder, *, exact: bool = False) -> Iterator[None]:
+        """Record the calls of all layers in the block: `call` records those of a graph."""
+        del exact
+        self._recorder = recorder
+        try:
+            yield
+        finally:
+            self._recorder = None
+
+    def load(self, file: str, part: str | None = None, *, run_code: bool = False) -> list[str]:
+        """Load the file, or a part of it, strictly with the framework's own loader; return notes.
+
+        With `run_code`, a pickle may contain any classes: reading it runs their code.
+        """
+        del part, run_code
+        raise UnsupportedError("this model cannot load a file", found=file)
+
+    def round_weights(self, dtype: str) -> None:
+        """Round all weights to a shorter type; they keep their own."""
+        raise UnsupportedError(f"{self.framework} models of this kind have no variables", expected=dtype)
+
+    def call_layer(self, path: str, call: tuple[Any, Any], changes: Message, *, exact: bool) -> Any:
+        """Return the result of one layer for a recorded call, with other tensors or settings."""
+        del path, call, changes, exact
+        raise UnsupportedError("layers of this model cannot be called alone")
+
+    def versions(self) -> dict[str, str]:
+        """Return the versions of the libraries that run the model."""
+        loaded = {name: sys.modules[name] for name in self.libraries if name in sys.modules}
+        return {name: str(getattr(module, "__version__", "?")) for name, module in loaded.items()}
+
+    def channels(self) -> str:
+        """Return where the model's convolutions expect channels: first, last or "" if it has none."""
+        first = self.framework in ("torch", "onnx") and any("Conv" in each["class"] for each in self.layers())
+        return "first" if first else ""
+
+
+def numbered_array(place: int, shape: Any, dtype: Any) -> Any:
+    """Return an array whose elements have the number's bits: every type has enough bits."""
+    width = np.dtype(dtype).itemsize
+    whole = np.full(tuple(int(extent) for extent in shape), place + 1, f"uint{8 * min(width, 8)}")
+    return whole.view(dtype) if width <= 8 else whole.astype(dtype)
+
+
+def layer_row(path: str, cls: str, settings: dict[str, Any], tensors: dict[str, Any]) -> dict[str, Any]:
+    """Return the row of a layer."""
+    return {"path": path or ROOT, "class": cls, "name": cls, "settings": settings, "tensors": tensors}
+
+
+@contextlib.contextmanager
+def refusals(reader: str, file: str, hint: str | None = None) -> Iterator[None]:
+    """Raise UsageError for whatever a library's reader raises."""
+    try:
+        yield
+    except Exception as error:
+        raise UsageError(f"{reader}: {_all_lines(error)}", file=file, hint=hint) from error
+
+
+_CONVERT = "convert the checkpoint to this model first: ckpttool convert --like"
+
+
+# PyTorch: modules of a factory, and TorchScript.
+
+_PREFERRED = ("state_dict", "model_state_dict", "model", "module", "net", "network", "weights")
+
+
+class TorchRunner(ModelRunner):
+    """A torch.nn.Module."""
+
+    framework = "torch"
+    libraries = ("torch",)
+    forms = ("torch",)
+    channel_axis = 1
+
+    def __init__(self, model: Any) -> None:
+        super().__init__(model)
+        self._torch: Any = sys.modules["torch"]
+
+    def tensor(self, array: Any, *, exact: bool) -> Any:
+        """Return a torch tensor; integers as int64, numbers in the only type of the parameters."""
+        if array.dtype.kind in "iu":
+            array = array.astype(np.int64)
+        made = self._torch.from_numpy(np.ascontiguousarray(super().tensor(array, exact=exact)))
+        if exact or not made.is_floating_point():
+            return made
+        own = {each.dtype for each in self.model.parameters() if each.is_floating_point()}
+        return made.to(own.pop()) if len(own) == 1 else made
+
+    def styles(self, names: list[str], given: list[Any]) -> list[Callable[[Any], Any]]:
+        """Return the ways of passing inputs; several go by name first if the model has these parameters."""
+        ways = super().styles(names, given)
+        if len(names) > 1 and {*inspect.signature(self.model.forward).parameters}.issuperset(names):
+            ways[:2] = ways[1::-1]
+        return ways
+
+    def call(self, names: list[str], arrays: list[Any], *, exact: bool = False) -> Any:
+        """Return the outputs without gradients."""
+        self.model.eval()
+        with self._torch.no_grad():
+            return super().call(names, arrays, exact=exact)
+
+    def make_exact(self, names: list[str], arrays: list[Any]) -> None:
+        """Create a copy in float64."""
+        del names, arrays
+        self.exact = copy.deepcopy(self.model).double().eval()
+
+    def variables(self) -> list[Any]:
+        """Return nothing: names identify the tensors."""
+        return []
+
+    def number(self) -> bool:
+        """Return False: keys identify the tensors."""
+        return False
+
+    def save(self, file: str, form: str) -> str:
+        """Write the state_dict."""
+        del form
+        self._torch.save(self.model.state_dict(), file + ".pt")
+        return file + ".pt"
+
+    def fill(self, file: str, form: str, optimizers: list[dict[str, Any]]) -> None:
+        """Load the file strictly; raise ValueError for a state of another shape."""
+        del form
+        held, named = self._torch.load(file, map_location="cpu"), dict(self.model.named_parameters())
+        # A file with optimizers has the state_dict of the model beside theirs.
+        self.model.load_state_dict(
+            held["model"] if isinstance(held.get("model"), dict) else held, strict=True
         )
-    if not (shapes or lazy):
+        # With both frameworks in one process, creating an optimizer can abort it.
+        for each in [] if "tensorflow" in sys.modules else optimizers:
+            groups = [{"params": [named[name] for name in group]} for group in each["groups"]]
+            made = getattr(self._torch.optim, each["class"])(groups, lr=0.0)
+            made.load_state_dict(held[each["name"]])
+            for parameter, state in made.state.items():
+                for name, value in state.items():
+                    if getattr(value, "ndim", 0) and value.shape != parameter.shape:
+                        raise ValueError(f"the optimizer's {name} has the shape of another parameter")
+
+    def build(self, shapes: list[list[int]], guessed: list[list[int]]) -> dict[int, dict[str, Any]]:
+        """Materialise lazy parameters by a call; return the facts of the call."""
+        lazy = [name for name, each in self.model.named_parameters() if is_missing(each)]
+        if lazy and not (shapes or guessed):
+            raise UsageError(
+                "the model has parameters without a shape before its first call",
+                path=lazy[0],
+                hint="pass its input shape: --input-shape N, or --input-shape C,H,W for images",
+            )
+        if shapes or lazy:
+            return self.follow(shapes or guessed)
         # A configuration indicates images with channels last.
         for each in _guess_shapes(guessed):
-            try:
-                return _drop_input_orders(_follow_torch_call(model, each), each)
-            except Exception:  # noqa: BLE001, S112 - the shape was a guess
-                continue
+            with contextlib.suppress(Exception):  # the shape was a guess
+                return _drop_input_orders(self.follow(each), each)
         return {}
-    return _follow_torch_call(model, shapes or guessed)
+
+    def feature_axis(self, module: Any) -> Callable[[int], int] | None:
+        """Return the second axis for layers of images, else the last one."""
+        if not own_tensors(module):
+            return None
+        name = framework_class(module)
+        channels = any(part in name for part in ("Conv", "BatchNorm", "InstanceNorm", "GroupNorm", "PReLU"))
+        return lambda rank: 1 if channels else rank - 1
+
+    def holds_tensors(self, module: Any) -> bool:
+        """Return whether a module itself has parameters."""
+        return bool(vars(module).get("_parameters"))
+
+    def compute(self, module: Any, x: Any, like: Any) -> Any:
+        """Return a module's result for an array as a tensor of the type of `like`."""
+        with self._torch.no_grad():
+            return module(self._torch.from_numpy(x).to(like.device, like.dtype)).cpu().numpy()
+
+    @contextlib.contextmanager
+    def observe(self, recorder: CallRecorder, *, exact: bool = False) -> Iterator[None]:
+        """Record every module's calls by hooks."""
+        hooks: list[Any] = []
+        records: list[tuple[Any, Any]] = []
+
+        def attach(module: Any, path: str) -> None:
+            def begin(_: Any, args: Any, kwargs: Any = None) -> None:
+                records.append((module, recorder.enter(path, args, kwargs or {}, module)))
+
+            def end(_: Any, args: Any, *rest: Any) -> None:
+                del args
+                while records[-1][0] is not module:
+                    records.pop()  # its call raised an error, which the model caught
+                recorder.leave(records.pop()[1], rest[-1])
+
+            for register, hook in (
+                (module.register_forward_pre_hook, begin),
+                (module.register_forward_hook, end),
+            ):
+                try:
+                    hooks.append(register(hook, with_kwargs=True))
+                except TypeError:  # before torch 2.0
+                    hooks.append(register(hook))
+
+        try:
+            for path, module in iter_modules(self.exact if exact else self.model):
+                attach(module, ".".join(path) or ROOT)
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def load(self, file: str, part: str | None = None, *, run_code: bool = False) -> list[str]:
+        """Load a state_dict strictly, from a torch, safetensors or npz file."""
+        held = _read_torch_file(self._torch, file, run_code=run_code)
+        found = [(repr(name) if name else "", each) for name, each in _state_dicts(held)]
+        if part is not None:
+            found = [(repr(part), _part_of(held, part.strip("/").split("/")))]
+        if not found or found[0][1] is None:
+            raise UsageError("the file contains no state_dict", file=file, path=part)
+        found += [
+            (f"{name} without {each}".lstrip(), bare)
+            for name, whole in found
+            for each, bare in _unwrapped(whole)
+        ]
+        fitting: list[str] = []
+        first: Exception | None = None
+        for name, held in found:
+            try:
+                if not fitting:
+                    self.model.load_state_dict(held, strict=True)
+                elif {*held} != {*self.model.state_dict()}:
+                    continue
+                fitting.append(name)
+            except Exception as error:  # noqa: BLE001 - a hook of the user's model may raise anything
+                first = first or error
+        if not fitting:
+            raise UsageError(
+                f"load_state_dict(strict=True) refuses the file: {_all_lines(first)}",
+                file=file,
+                hint=_CONVERT,
+            )
+        also = f"; {', '.join(fitting[1:])} would fit, too" if fitting[1:] else ""
+        return [f"the state_dict {fitting[0]} of the file was loaded{also}"] if fitting[0] or also else []
+
+    def round_weights(self, dtype: str) -> None:
+        """Round parameters and buffers."""
+        short = getattr(self._torch, dtype)
+        with self._torch.no_grad():
+            for each in itertools.chain(self.model.parameters(), self.model.buffers()):
+                if each.is_floating_point():
+                    each.copy_(each.to(short).to(each.dtype))
+
+    def call_layer(self, path: str, call: tuple[Any, Any], changes: Message, *, exact: bool) -> Any:
+        """Return a module's result with changed tensors and settings, which are restored afterwards."""
+        model = self.exact if exact else self.model
+        module = model if path == ROOT else submodule(model, path)
+        held: Any
+        with contextlib.ExitStack() as undo, self._torch.no_grad():
+            for full, array in changes["tensors"].items():
+                part, _, name = full.rpartition("/")
+                owner = submodule(module, part.replace("/", "."))
+                held = getattr(owner, name, None)
+                value = self._torch.from_numpy(np.ascontiguousarray(array))
+                value = value.to(next((each.dtype for each in module.parameters()), value.dtype))
+                if held is None:
+                    undo.callback(setattr, owner, name, None)
+                    setattr(owner, name, self._torch.nn.Parameter(value))
+                else:
+                    undo.callback(setattr, held, "data", held.data)
+                    held.data = value.to(held.dtype)
+            for name, value in changes["settings"].items():
+                undo.callback(setattr, module, name, getattr(module, name))
+                setattr(module, name, tuple(value) if isinstance(value, list) else value)
+            return module(*call[0], **call[1])
+
+
+def submodule(module: Any, path: str) -> Any:
+    """Return a module by its path; programs have no get_submodule."""
+    for name in path.split(".") if path else ():
+        module = getattr(module, name)
+    return module
+
+
+def is_missing(tensor: Any) -> bool:
+    """Return whether a parameter has no values: none at all, or those of the first call."""
+    return tensor is None or type(tensor).__name__.startswith("Uninitialized")
 
 
 def _drop_input_orders(
@@ -919,277 +852,607 @@ def _guess_shapes(guessed: list[list[int]]) -> list[list[list[int]]]:
     return [first, rows, frames, guessed]
 
 
-def _follow_torch_call(model: Any, shapes: list[list[int]]) -> dict[int, dict[str, Any]]:
-    calls, trace, probes = CallLog(), TorchTrace(), ModuleProbes()
+def _all_lines(error: BaseException | None) -> str:
+    return " ".join(str(error).split())[:600]
 
-    def noted(module: Any, given: Any, made: Any) -> None:
-        _note_torch_call(calls, trace, module, given, made)
-        if vars(module).get("_parameters") and has_own_call(module, "forward"):
-            probes.note(module, given)
 
-    hooks = [module.register_forward_hook(noted) for module in model.modules()]
-    trained = [(module, module.training) for module in model.modules()]
+def _read_torch_file(torch: Any, file: str, *, run_code: bool) -> Any:
+    if file.endswith(".npz"):
+        with refusals("NumPy refuses the file", file), np.load(file, allow_pickle=False) as held:
+            return {name: torch.from_numpy(held[name]) for name in held.files}
+    if file.endswith(".safetensors"):
+        return _read_safetensors(file)
     try:
-        _call_torch(model.eval(), shapes, calls, trace)
-        for hook in hooks:
-            hook.remove()
-        found = probes.found(_torch_tensors, _compute_torch)
-    finally:
-        for hook in hooks:
-            hook.remove()
-        for module, training in trained:
-            module.training = training
-    return call_facts(calls, trace, found)
+        return torch.load(file, map_location="cpu", weights_only=True)
+    except Exception as error:
+        # A pickle of other objects than tensors; with any other error it is no file of torch.
+        names_code = isinstance(error, pickle.UnpicklingError)
+        if names_code and run_code:
+            return _unpickle(torch, file)
+        named = re.search(r"GLOBAL (\S{1,200})", str(error))
+        why = str(error).splitlines()[0][:200] if named is None else f"it uses {named[1]}"
+        raise UsageError(
+            f"torch.load(weights_only=True) refuses the file: {why}",
+            file=file,
+            hint="add --run-code if you trust the file: reading it then runs the code that it names"
+            if names_code
+            else None,
+        ) from error
 
 
-def _torch_tensors(module: Any) -> dict[str, Any]:
-    """Return a module's own tensors by name as arrays; raise ValueError if it contains modules."""
-    if vars(module).get("_modules"):
-        raise ValueError("the module contains other modules")
-    held = {**vars(module).get("_parameters", {}), **vars(module).get("_buffers", {})}
-    return {name: each.detach().cpu().numpy() for name, each in held.items() if each is not None}
-
-
-def _compute_torch(module: Any, x: Any, like: Any) -> Any:
-    torch: Any = sys.modules["torch"]
-    with torch.no_grad():
-        return module(torch.from_numpy(x).to(like.device, like.dtype)).cpu().numpy()
-
-
-def _note_torch_call(calls: CallLog, trace: Trace, module: Any, given: Any, made: Any) -> None:
-    calls.note(module, given, made)
-    calls.flow(module, given, made)
-    if vars(module).get("_parameters") or vars(module).get("_buffers"):
-        name = framework_class(module)
-        channels = any(part in name for part in ("Conv", "BatchNorm", "InstanceNorm", "GroupNorm", "PReLU"))
-        trace.module(module, given, made, lambda rank: 1 if channels else rank - 1)
-
-
-def _call_torch(model: Any, shapes: list[list[int]], calls: CallLog, trace: TorchTrace) -> None:
-    torch: Any = sys.modules["torch"]
-
-    def call(dtype: Any) -> None:
-        given = [torch.zeros((1, *shape), dtype=dtype) for shape in shapes]
-        trace.border(given, 1)
-        with trace.following():
-            made = model(*given)
-        trace.border(made, 1)
-
-    with torch.no_grad(), _note_functions(torch, calls):
-        weights = (each.dtype for each in model.parameters() if each.is_floating_point())
-        # A model with embeddings requires integers.
-        dtypes = (next(weights, torch.get_default_dtype()), torch.int64)
-        call_in_first_way((functools.partial(call, dtype) for dtype in dtypes), shapes)
-
-
-def _note_functions(torch: Any, calls: CallLog) -> Any:
-    """Return a context that also records torch's functions: pooling, flattening, reshaping."""
+def _unpickle(torch: Any, file: str) -> Any:
+    """Return what a pickle of any classes contains; this runs their code, in this process."""
     try:
-        mode = torch.overrides.TorchFunctionMode
-    except AttributeError:  # before torch 1.13
-        return contextlib.nullcontext()
-
-    def noted(self: Any, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        del self, types
-        made = function(*args, **(kwargs or {}))
-        if type(made).__name__ == "Tensor" and args:
-            calls.note(None, args[0], made)
-        calls.flow(None, (args, kwargs or {}), made)
-        return made
-
-    return type("Functions", (mode,), {"__torch_function__": noted})()
+        return torch.load(file, map_location="cpu", weights_only=False)
+    except Exception as error:
+        raise UsageError(
+            f"torch.load(weights_only=False) refuses the file: {last_error_line(error)}",
+            file=file,
+            hint="add the folder of the module that defines its classes to PYTHONPATH"
+            if isinstance(error, (ImportError, AttributeError))
+            else None,
+        ) from error
 
 
-def describe_torch(model: Any) -> list[dict[str, Any]]:
-    """Return every module in order of definition; a tensor's name is its key in the state_dict."""
-    known = model.state_dict(keep_vars=True)
-    modules = []
-    for path, module in model.named_modules():
-        held = vars(module)
-        names = [*held.get("_parameters", ()), *held.get("_buffers", ())]
-        keys = {name: path + "." + name if path else name for name in names}
-        modules.append(
-            {
-                "id": id(module),
-                "path": path.split(".") if path else [],
-                "class": framework_class(module),
-                "own": type(module).__name__ if has_own_call(module, "forward") else "",
-                "facts": plain_settings(held),
-                "tensors": [[name, key] for name, key in keys.items() if key in known],
-            }
-        )
-    return modules
+def _read_safetensors(file: str) -> Any:
+    try:
+        from safetensors.torch import load_file
+    except ImportError:
+        raise UsageError(
+            "safetensors is not installed in the environment that runs the model",
+            file=file,
+            hint="run pip install safetensors in that environment, or convert the file to .pt",
+        ) from None
+    with refusals("safetensors refuses the file", file):
+        return load_file(file)
 
 
-def number_torch_tensors(model: Any) -> bool:
-    """Return False: keys identify the tensors."""
-    del model
-    return False
+def _state_dicts(held: Any, name: str = "", depth: int = 3) -> list[tuple[str, Any]]:
+    """Return the dicts of tensors in a loaded file with their names, usual names first."""
+    held = _opened(held)
+    if not hasattr(held, "items") or not depth:
+        return []
+    found = [(name, held)] if any(hasattr(each, "detach") for each in held.values()) else []
+    order = sorted(held, key=lambda key: _PREFERRED.index(key) if key in _PREFERRED else len(_PREFERRED))
+    for key in order:
+        found += _state_dicts(held[key], f"{name}.{key}" if name else str(key), depth - 1)
+    return found
 
 
-def save_torch(model: Any, file: str, form: str) -> str:
-    """Write the state_dict; return the file."""
-    del form
-    torch: Any = sys.modules["torch"]
-    torch.save(model.state_dict(), file + ".pt")
-    return file + ".pt"
+def _opened(held: Any) -> Any:
+    """Return a whole module's state_dict; anything else as it is."""
+    return held.state_dict() if hasattr(held, "named_modules") else held
 
 
-def load_torch(model: Any, file: str, form: str) -> None:
-    """Load the file strictly."""
-    del form
-    torch: Any = sys.modules["torch"]
-    held = torch.load(file, map_location="cpu")
-    # A file with optimizers has the state_dict of the model beside theirs.
-    model.load_state_dict(held["model"] if isinstance(held.get("model"), dict) else held, strict=True)
+def _part_of(held: Any, steps: list[str]) -> Any:
+    """Return the dict below a path of keys, whose dots divide steps too; None without one."""
+    held = _opened(held)
+    if not steps:
+        return held
+    if not hasattr(held, "items"):
+        return None
+    for count in range(len(steps), 0, -1):
+        for sign in "/.":
+            key = sign.join(steps[:count])
+            if hasattr(_opened(held.get(key)), "items"):
+                return _part_of(held[key], steps[count:])
+    start = ".".join(steps) + "."
+    return {key[len(start) :]: each for key, each in held.items() if str(key).startswith(start)} or None
 
 
-# Optimizers that continue training, created as a program would and loaded strictly.
+def _unwrapped(held: Any) -> Iterator[tuple[str, Any]]:
+    """Yield a state_dict without the prefixes that all of its names have: a wrapper's, e.g. `module.`."""
+    names = [str(key) for key in held]
+    start = ""
+    while names and all("." in name[len(start) :] for name in names):
+        start = names[0][: names[0].index(".", len(start)) + 1]
+        if not all(name.startswith(start) for name in names):
+            return
+        yield f"the prefix {start!r}", {str(key)[len(start) :]: each for key, each in held.items()}
 
 
-def resume_torch(model: Any, file: str, optimizers: list[dict[str, Any]]) -> None:
-    """Load the state_dicts of optimizers; raise ValueError for a state of another shape."""
-    torch: Any = sys.modules["torch"]
-    if "tensorflow" in sys.modules:
-        return  # both frameworks in one process: creating an optimizer can abort it
-    held, named = torch.load(file, map_location="cpu"), dict(model.named_parameters())
-    for each in optimizers:
-        groups = [{"params": [named[name] for name in group]} for group in each["groups"]]
-        made = getattr(torch.optim, each["class"])(groups, lr=0.0)
-        made.load_state_dict(held[each["name"]])
-        for parameter, state in made.state.items():
-            for name, value in state.items():
-                if getattr(value, "ndim", 0) and value.shape != parameter.shape:
-                    raise ValueError(f"the optimizer's {name} has the shape of another parameter")
+# TensorFlow: tf.Module, and Keras 2 and 3.
 
 
-def resume_keras(model: Any, framework: str, message: Message, optimizers: list[dict[str, Any]]) -> None:
-    """Load the model with its optimizers; raise the framework's error if something does not match."""
-    weights = list(model.weights) if framework == "keras" else model_variables(model)
-    library = _keras_library(model, framework)
-    made = {}
-    for each in optimizers:
-        trained = [weights[number] for number in each["groups"][0]]
-        made[each["name"]] = getattr(library.optimizers, each["class"])(
-            learning_rate=0.0, **each["arguments"]
-        )
-        made[each["name"]].build(trained)
-    if message["form"] == "keras":
-        model.compile(optimizer=next(iter(made.values())))
-        model.load_weights(message["file"])
-        return
+class TensorFlowRunner(ModelRunner):
+    """A tf.Module: every call of a module is recorded."""
+
+    framework = "tensorflow"
+    libraries: tuple[str, ...] = ("tensorflow",)
+    forms: tuple[str, ...] = ("tf",)
+
+    def tensor(self, array: Any, *, exact: bool) -> Any:
+        """Return a TensorFlow tensor, or the array itself if TensorFlow is not loaded."""
+        given = super().tensor(array, exact=exact)
+        tensorflow: Any = sys.modules.get("tensorflow")
+        return given if tensorflow is None else tensorflow.constant(given)
+
+    def load(self, file: str, part: str | None = None, *, run_code: bool = False) -> list[str]:
+        """Restore a TensorFlow checkpoint; every variable of the model must have a value."""
+        del run_code
+        return _restore_tensorflow(self.model, file, part)
+
+    def round_weights(self, dtype: str) -> None:
+        """Round the floating-point variables."""
+        tensorflow: Any = sys.modules["tensorflow"]
+        for each in self.variables():
+            if tensorflow.as_dtype(each.dtype).is_floating:
+                value = tensorflow.constant(to_array(each))
+                each.assign(tensorflow.cast(tensorflow.cast(value, dtype), each.dtype))
+
+    @contextlib.contextmanager
+    def observe(self, recorder: CallRecorder, *, exact: bool = False) -> Iterator[None]:
+        """Record calls by wrapping `__call__` of the classes of all modules."""
+        with _CallWrapper(recorder, self.modules_by_path(exact=exact)).wrapped():
+            yield
+
+    def modules_by_path(self, *, exact: bool) -> list[tuple[Any, str]]:
+        """Return every module with its path."""
+        del exact
+        return [(each, "/".join(path) or ROOT) for path, each in iter_modules(self.model)]
+
+    def save(self, file: str, form: str) -> str:
+        """Write the model's objects; return the prefix."""
+        del form
+        return str(_make_checkpoint(self.model).save(file))
+
+    def fill(self, file: str, form: str, optimizers: list[dict[str, Any]]) -> None:
+        """Restore the model and its optimizers from a prefix."""
+        if optimizers:
+            self._resume(file, form, optimizers)
+        else:
+            _make_checkpoint(self.model).restore(file).assert_consumed()
+
+    def _resume(self, file: str, form: str, optimizers: list[dict[str, Any]]) -> None:
+        """Load the model with its optimizers; raise the framework's error if something does not match."""
+        model, weights, made = self.model, self.variables(), {}
+        for each in optimizers:
+            cls = getattr(keras_library(model, self.framework).optimizers, each["class"])
+            made[each["name"]] = cls(learning_rate=0.0, **each["arguments"])
+            made[each["name"]].build([weights[number] for number in each["groups"][0]])
+        if form == "keras":
+            model.compile(optimizer=next(iter(made.values())))
+            model.load_weights(file)
+            return
+        tensorflow: Any = sys.modules["tensorflow"]
+        if getattr(model, "optimizer", None) is not None and "optimizer" in made:
+            model.compile(optimizer=made.pop("optimizer"))
+        tensorflow.train.Checkpoint(model, **made).restore(file).assert_consumed()
+
+    def build(self, shapes: list[list[int]], guessed: list[list[int]]) -> dict[int, dict[str, Any]]:
+        """Call a module if shapes are given or it has no variables yet; return the facts from its products.
+
+        A tf.Module calls no layers: each variable used as a factor represents its module.
+        """
+        if not shapes and _has_variables(self.model):
+            return self._probe_modules()
+        if not _has_variables(self.model):
+            self._create_weights(shapes or guessed)
+        found, products = self._probe_modules(), self.follow(shapes or guessed)
+        for _, module in iter_modules(self.model):
+            for _, variable in own_tensors(module, products):
+                found.setdefault(id(module), {}).setdefault("orders", products[id(variable)]["orders"])
+        return found
+
+    def _probe_modules(self) -> dict[int, dict[str, Any]]:
+        """Return how modules of a program's own classes multiply their inputs with a square matrix."""
+        found: dict[int, dict[str, Any]] = {}
+        numbers = {*map(id, self.variables())}
+        for _, module in iter_modules(self.model) if _is_eager() else ():
+            if is_keras_layer(module) or not has_own_call(module):
+                continue
+            held = dict(own_tensors(module, numbers))
+            matrix = next((each for each in held.values() if len(tensor_shape(each)) == 2), None)
+            if matrix is None or len(set(tensor_shape(matrix))) > 1:
+                continue
+            before = {name: each.numpy() for name, each in held.items()}
+            try:
+                # Zeros, or an identity, are their own transpose.
+                for number, (name, value) in enumerate(before.items()):
+                    held[name].assign(np.random.default_rng(number).standard_normal(value.shape))
+                drawn = {name: each.numpy() for name, each in held.items()}
+                shape = (_SOME, tensor_shape(matrix)[0])
+                computes = probe_module(drawn, shape, lambda x: self.compute(module, x, matrix))  # noqa: B023
+            except Exception:  # noqa: BLE001, S112 - a module that takes other inputs
+                continue
+            finally:
+                for name, value in before.items():
+                    held[name].assign(value)
+            if computes.get("kind") == "dense":
+                names = {name: "kernel" if each is matrix else "bias" for name, each in held.items()}
+                found[id(module)] = {"computes": computes, "own": type(module).__name__}
+                if computes["form"] == "out_in":
+                    found[id(module)]["names"] = names
+        return found
+
+    def trace(self) -> Trace | None:
+        """Return a trace that also records the products with each variable, under its id."""
+        found = super().trace()
+        if found is not None:
+            for variable in self.variables():
+                found.weigh(id(variable), getattr(variable, "handle", None))
+        return found
+
+    def has_own_call(self, module: Any) -> bool:
+        """Return False: a tf.Module has no call that shows its function."""
+        del module
+        return False
+
+    def holds_tensors(self, module: Any) -> bool:
+        """Return False: a tf.Module calls no layers."""
+        del module
+        return False
+
+    def _create_weights(self, shapes: list[list[int]]) -> None:
+        """Call the model with zeros; raise UsageError without shapes, or if that fails."""
+        if not shapes:
+            raise UsageError(
+                "the model has no weights before its first call",
+                hint="pass its input shape: --input-shape N, or --input-shape H,W,C for images",
+            )
+        self.call_first(self.call, shapes)
+
+
+def _has_variables(model: Any) -> bool:
+    try:
+        return bool(model_variables(model))
+    except ValueError:  # Sonnet's marker that there are no variables yet (sonnet/src/base.py).
+        return False
+
+
+def _make_checkpoint(model: Any) -> Any:
     tensorflow: Any = sys.modules["tensorflow"]
-    if getattr(model, "optimizer", None) is not None and "optimizer" in made:
-        model.compile(optimizer=made.pop("optimizer"))
-    tensorflow.train.Checkpoint(model, **made).restore(message["file"]).assert_consumed()
+    try:
+        return tensorflow.train.Checkpoint(model)
+    except TypeError:
+        raise UnsupportedError(
+            f"TensorFlow {tensorflow.__version__} cannot save an object as a whole", hint="use --to keras"
+        ) from None
 
 
-def _keras_library(model: Any, framework: str = "keras") -> Any:
+def _restore_tensorflow(model: Any, file: str, part: str | None) -> list[str]:
+    tensorflow: Any = sys.modules["tensorflow"]
+    with refusals("TensorFlow cannot read the checkpoint", file):
+        tops = [name.split("/")[0] for name, _ in tensorflow.train.list_variables(file)]
+    first: Exception | None = None
+    names = (
+        [part.strip("/")] if part else ["", *dict.fromkeys(top for top in tops if not top.startswith("_"))]
+    )
+    for name in names:
+        try:
+            holder = model
+            for step in reversed(name.split("/") if name else ()):
+                holder = tensorflow.train.Checkpoint(**{step: holder})
+            made = holder if name else _make_checkpoint(model)
+            # `restore` also expects the counter of saves, which a file of `Checkpoint.write` lacks.
+            getattr(made, "read", made.restore)(file).assert_existing_objects_matched()
+        except Exception as error:  # noqa: BLE001 - the next entry may fit
+            first = first or error
+        else:
+            return [f"the object {name!r} of the checkpoint was restored"] if name else []
+    raise UsageError(
+        f"tf.train.Checkpoint does not restore every variable of the model: {_all_lines(first)}",
+        file=file,
+        hint=_CONVERT,
+    )
+
+
+class _CallWrapper:
+    """Replaces `__call__` of layers' classes, and layers' activations, to record calls."""
+
+    def __init__(self, recorder: CallRecorder, layers: list[tuple[Any, str]]) -> None:
+        self._recorder, self._layers = recorder, layers
+        self._paths = {id(each): path for each, path in layers}
+        self._running: list[tuple[Any, Any]] = []
+
+    def _recorded(self, inner: Any) -> Any:
+        def outer(layer: Any, *args: Any, **kwargs: Any) -> Any:
+            # A class's `__call__` also calls that of its base.
+            if id(layer) not in self._paths or any(each is layer for each, _ in self._running):
+                return inner(layer, *args, **kwargs)
+            record = self._recorder.enter(self._paths[id(layer)], args, kwargs, layer)
+            self._running.append((layer, record))
+            try:
+                made = inner(layer, *args, **kwargs)
+            finally:
+                self._running.pop()
+            self._recorder.leave(record, made)
+            return made
+
+        return outer
+
+    def _activated(self, layer: Any, inner: Any) -> Any:
+        def outer(value: Any, *args: Any, **kwargs: Any) -> Any:
+            record = next((r for each, r in reversed(self._running) if each is layer), None)
+            if record is not None:
+                self._recorder.before_activation(record, value)
+            return inner(value, *args, **kwargs)
+
+        return outer
+
+    @contextlib.contextmanager
+    def wrapped(self) -> Iterator[None]:
+        """Record calls in the block."""
+        classes = {type(each) for each, _ in self._layers}
+        owners = {next((b for b in cls.__mro__ if "__call__" in vars(b)), cls) for cls in classes}
+        with contextlib.ExitStack() as undo:
+            for owner in owners:
+                if "__call__" in vars(owner):
+                    undo.callback(setattr, owner, "__call__", vars(owner)["__call__"])
+                    setattr(owner, "__call__", self._recorded(vars(owner)["__call__"]))  # noqa: B010 - mypy
+            for layer, _ in self._layers if self._recorder.activations else ():
+                inner = getattr(layer, "activation", None)
+                if inner is not None and callable(inner) and not isinstance(inner, type):
+                    with contextlib.suppress(Exception):
+                        layer.activation = self._activated(layer, inner)
+                        undo.callback(setattr, layer, "activation", inner)
+            yield
+
+
+class KerasRunner(TensorFlowRunner):
+    """A Keras model of any version and backend; `again` creates another one like it, without its values."""
+
+    framework = "keras"
+    libraries = ("keras", "tf_keras", "tensorflow", "jax", "torch")
+    forms = ("tf", "keras")
+
+    def __init__(self, model: Any, again: Callable[[], Any] | None = None) -> None:
+        super().__init__(model)
+        self._again = again
+
+    def inputs(self) -> list[dict[str, Any]]:
+        """Return the inputs of a functional or Sequential model."""
+        try:
+            given = list(self.model.inputs or ())
+        except (AttributeError, ValueError, TypeError):
+            return []
+        names = list(getattr(self.model, "input_names", None) or (str(each.name) for each in given))
+        rows = []
+        for name, each in paired(names, given):
+            shape = [None if extent is None else int(extent) for extent in each.shape]
+            dtype = getattr(each.dtype, "name", str(each.dtype))
+            rows.append(
+                {"name": name.partition(":")[0], "shape": shape[1:], "dtype": dtype, "batch": shape[0]}
+            )
+        return rows
+
+    def tensor(self, array: Any, *, exact: bool) -> Any:
+        """Return a tensor of Keras's backend, or the array itself for JAX."""
+        if self._backend() == "torch":
+            return sys.modules["torch"].from_numpy(ModelRunner.tensor(self, array, exact=exact))
+        return super().tensor(array, exact=exact)
+
+    def styles(self, names: list[str], given: list[Any]) -> list[Callable[[Any], Any]]:
+        """Return Keras's ways: one input, a list, a dict by name, by position."""
+        by_name = dict(paired(names, given))
+        first = given[0] if len(given) == 1 else given
+        return [lambda f: f(first), lambda f: f(by_name), lambda f: f(*given), lambda f: f(**by_name)]
+
+    def call(self, names: list[str], arrays: list[Any], *, exact: bool = False) -> Any:
+        """Return the outputs, with the first state of layers that keep theirs from call to call."""
+        for layer, _ in self.modules_by_path(exact=exact):
+            reset = getattr(layer, "reset_states", None) or getattr(layer, "reset_state", None)
+            if getattr(layer, "stateful", False) and reset is not None and getattr(layer, "built", False):
+                reset()
+        return super().call(names, arrays, exact=exact)
+
+    def named(self, made: Any) -> list[tuple[str, Any]]:
+        """Return the outputs by the names that a functional model gives to several."""
+        found = super().named(made)
+        names = list(getattr(self.model, "output_names", None) or ())
+        if isinstance(made, (list, tuple)) and len(names) == len(found) == len({*names}):
+            return [(str(name), tensor) for name, (_, tensor) in paired(names, found)]
+        return found
+
+    def make_exact(self, names: list[str], arrays: list[Any]) -> None:
+        """Create the model in float64: from its configuration, or by another call of the factory."""
+        keras = keras_library(self.model)
+        floatx = keras.backend.floatx()
+        try:
+            keras.backend.set_floatx("float64")
+            if self._again is not None:
+                _set_policy(keras, "float64")
+                made = self._again()
+            else:
+                made = type(self.model).from_config(_in_float64(self.model.get_config()))
+            self.exact = made
+            self.call(names, arrays, exact=True)
+            made.set_weights(self.model.get_weights())
+        except Exception:
+            self.exact = None
+            raise
+        finally:
+            keras.backend.set_floatx(floatx)
+            if self._again is not None:
+                _set_policy(keras, floatx)
+
+    def load(self, file: str, part: str | None = None, *, run_code: bool = False) -> list[str]:
+        """Load a weights file or a TensorFlow checkpoint."""
+        del run_code
+        if not os.path.isfile(file):
+            return super().load(file, part)
+        if part:
+            raise UnsupportedError("Keras loads whole files only", file=file, path=part)
+        with refusals("load_weights refuses the file", file, _CONVERT):
+            self.model.load_weights(file)
+        return []
+
+    def modules_by_path(self, *, exact: bool) -> list[tuple[Any, str]]:
+        """Return every layer with its path in the model: automatic names of the float64 copy are others."""
+        known = list(iter_modules(self.model))
+        found = list(iter_modules(self.exact)) if exact else known
+        paths = known if len(found) == len(known) else found
+        return [(each, "/".join(path) or ROOT) for (path, _), (_, each) in paired(paths, found)]
+
+    def number(self) -> bool:
+        """Fill every weight with its own number."""
+        weights = self.model.get_weights()
+        self.model.set_weights([numbered_array(n, each.shape, each.dtype) for n, each in enumerate(weights)])
+        return True
+
+    def save(self, file: str, form: str) -> str:
+        """Write the model as TensorFlow objects or a `.weights.h5` file; return the prefix or the file."""
+        if form == "keras":
+            self.model.save_weights(file + ".weights.h5")
+            return file + ".weights.h5"
+        if self._saves_from_session():
+            self.model.save_weights(file, save_format="tf")
+            return file
+        return super().save(file, form)
+
+    def fill(self, file: str, form: str, optimizers: list[dict[str, Any]]) -> None:
+        """Load the file, with its optimizers."""
+        if optimizers:
+            self._resume(file, form, optimizers)
+        elif form == "keras":
+            self.model.load_weights(file)
+        elif self._saves_from_session():
+            status = self.model.load_weights(file)
+            if _tensorflow_version() >= (2, 0):
+                # TensorFlow 1 also requests objects without values; the comparison afterwards is the proof
+                # there.
+                status.assert_consumed()
+        else:
+            super().fill(file, form, optimizers)
+
+    def _saves_from_session(self) -> bool:
+        """Return whether Keras has the session that an old TensorFlow saves from."""
+        if not is_tf_module(self.model) and ("keras", "Layer") in class_bases(self.model):
+            if self._backend() != "tensorflow":
+                raise UnsupportedError(
+                    f"this Keras uses the {self._backend()} backend", hint="use --to keras"
+                )
+            return False
+        # Before 2.4 tf.train.Checkpoint accepts no root object.
+        return _tensorflow_version() < (2, 4) or not _is_eager()
+
+    def build(self, shapes: list[list[int]], guessed: list[list[int]]) -> dict[int, dict[str, Any]]:
+        """Call the model if it has no weights yet; return the facts of a call.
+
+        A built model is called with the inputs that it declares, unless shapes are given.
+        """
+        has_weights = bool(self.model.weights) and bool(getattr(self.model, "built", True))
+        if has_weights and not shapes and not _is_eager():
+            return {}  # a call would add to TensorFlow's single graph
+        if not has_weights:
+            shapes = shapes or guessed
+            self._create_weights(shapes)  # building calls the layers with symbols, which have no order
+            return self.follow(shapes)
+        if shapes:
+            return self.follow(shapes)
+        declared = [[_SOME if each is None else each for each in row["shape"]] for row in self.inputs()]
+        with contextlib.suppress(Exception):  # the lengths of free axes are guessed
+            return self.follow(declared) if declared else {}
+        return {}
+
+    def trace(self) -> Trace | None:
+        """Return a new trace of Keras's backend."""
+        return create_tracer(self._backend())
+
+    def _backend(self) -> str:
+        if (
+            not is_tf_module(self.model)
+            and "keras" in sys.modules
+            and ("keras", "Layer") in class_bases(self.model)
+        ):
+            config: Any = getattr(sys.modules["keras"], "config", None)
+            if hasattr(config, "backend"):
+                return str(config.backend())
+        return "tensorflow"
+
+    def has_own_call(self, module: Any) -> bool:
+        """Return whether a layer's function is that of a user-defined class."""
+        return has_own_call(module)
+
+    def holds_tensors(self, module: Any) -> bool:
+        """Return whether a layer has weights."""
+        return bool(getattr(module, "weights", None))
+
+    def feature_axis(self, module: Any) -> Callable[[int], int] | None:
+        """Return the axis that a layer's settings name, None for a layer without own weights."""
+        if not (any(vars(module).get(name) for name in _OWN) or hasattr(module, "cell")):
+            return None
+        axis = getattr(module, "axis", -1)
+        first = getattr(module, "data_format", None) == "channels_first"
+        place = 1 if first else axis if isinstance(axis, int) else -1
+        return lambda rank: place % rank
+
+    def call_layer(self, path: str, call: tuple[Any, Any], changes: Message, *, exact: bool) -> Any:
+        """Return a layer's result with changed tensors and settings, which are restored afterwards."""
+        layers = {found: each for each, found in self.modules_by_path(exact=exact)}
+        layer = layers[path]
+        known = {*map(id, (self.exact if exact else self.model).weights)}
+        own = dict(own_tensors(layer, known))
+        for found, each in layers.items():
+            if found.startswith(path + "/"):
+                rows = own_tensors(each, known)
+                own.update((found[len(path) + 1 :] + "/" + name, variable) for name, variable in rows)
+        with contextlib.ExitStack() as undo:
+            for name, array in changes["tensors"].items():
+                variable = own[name]
+                undo.callback(variable.assign, to_array(variable))
+                variable.assign(array)
+            for name, value in changes["settings"].items():
+                undo.callback(setattr, layer, name, getattr(layer, name))
+                setattr(layer, name, _keras_setting(layer, name, value))
+            return layer(*call[0], **call[1])
+
+    def channels(self) -> str:
+        """Return the data format of the first convolution or pooling layer."""
+        for each in self.layers():
+            order = each["settings"].get("data_format")
+            if order in ("channels_first", "channels_last"):
+                return str(order)[9:]
+        return ""
+
+
+def _set_policy(keras: Any, name: str) -> None:
+    if hasattr(keras, "config"):
+        keras.config.set_dtype_policy(name)
+    else:
+        keras.mixed_precision.set_global_policy(name)
+
+
+def _keras_setting(layer: Any, name: str, value: Any) -> Any:
+    if name == "activation":
+        return keras_library(layer).activations.get(value)
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _in_float64(config: Any) -> Any:
+    """Return a Keras configuration with float64 in place of float32."""
+    if isinstance(config, dict):
+        if config.get("class_name") in ("DTypePolicy", "Policy"):
+            return dict(config, config={"name": "float64"})
+        return {
+            key: "float64" if key == "dtype" and value == "float32" else _in_float64(value)
+            for key, value in config.items()
+        }
+    if isinstance(config, (list, tuple)):
+        return type(config)([_in_float64(each) for each in config])
+    return config
+
+
+def keras_library(model: Any, framework: str = "keras") -> Any:
     """Return the Keras of a model or layer: keras, tf_keras, or that of TensorFlow, also for its modules."""
     tops = [base.__module__.partition(".")[0] for base in type(model).__mro__ if framework == "keras"]
     name = next((each for each in tops if each in ("keras", "tf_keras")), "")
     return sys.modules[name] if name else sys.modules["tensorflow"].keras
 
 
-# What the process with a user's model (see worker.py) answers while the model is built and filled. Its run
-# (model_runner) does not depend on that: it loads the written file with the framework's own loader.
-#
-# The syntax of these files is Python 3.7's, because environments with old frameworks have old interpreters.
+def _tensorflow_version() -> tuple[int, ...]:
+    version: str = sys.modules["tensorflow"].__version__
+    return tuple(map(int, version.split(".")[:2]))
 
 
-@dataclass(frozen=True)
-class ModelFramework:
-    """Functions for the models of one framework; the model is the first argument."""
-
-    forms: tuple[str, ...]
-    """kinds of files that `save` writes and `load` reads"""
-    build: Callable[[Any, list[list[int]], list[list[int]]], dict[int, dict[str, Any]]]
-    """creates missing weights by a call with inputs of these shapes (given, guessed); returns its facts"""
-    describe: Callable[[Any], list[dict[str, Any]]]
-    """returns every module with the names of its tensors"""
-    number: Callable[[Any], bool]
-    """fills every tensor with its own number; False where a file's keys name the tensors"""
-    save: Callable[[Any, str, str], str]
-    """writes a file without a suffix in one of `forms`; returns the path to read"""
-    load: Callable[[Any, str, str], None]
-    """loads such a path strictly"""
+def _is_eager() -> bool:
+    tensorflow: Any = sys.modules.get("tensorflow")
+    return tensorflow is None or bool(tensorflow.executing_eagerly())
 
 
-FRAMEWORKS = {
-    "torch": ModelFramework(
-        ("torch",), build_torch, describe_torch, number_torch_tensors, save_torch, load_torch
-    ),
-    "keras": ModelFramework(
-        ("tf", "keras"), build_keras, describe_keras, number_keras_weights, save_keras, load_keras
-    ),
-    "tensorflow": ModelFramework(
-        ("tf",), build_tensorflow, describe_tensorflow, number_variables, save_tensorflow, load_tensorflow
-    ),
-}
-
-
-class ModelSession:
-    """The model in this process, its framework's name, and what creates another one like it."""
-
-    def __init__(self) -> None:
-        self.model: Any = None
-        self.framework = ""
-        self.again: Callable[[], Any] | None = None
-
-    def build(self, factory: str, arguments: Any) -> None:
-        """Create the user's model; raise UsageError if the factory does not return one."""
-        made = call_factory(factory, arguments)
-        self.framework = require_model(
-            made,
-            f"{factory} does not return a model",
-            "name the class of the model, or a function that returns it: MODULE:NAME",
-        )
-        self.model, self.again = made, lambda: call_factory(factory, arguments)
-
-    @property
-    def functions(self) -> ModelFramework:
-        """Return the functions for the model's framework."""
-        return FRAMEWORKS[self.framework]
-
-
-def _build(session: ModelSession, message: Message) -> Message:
-    session.build(message["factory"], message["arguments"])
-    return {"framework": session.framework, "forms": list(session.functions.forms)}
-
-
-def _describe(session: ModelSession, message: Message) -> Message:
-    shapes, guessed = message["shapes"] or [], message["guessed"] or []
-    called = session.functions.build(session.model, shapes, guessed)
-    modules = session.functions.describe(session.model)
-    for module in modules:
-        module.update(called.get(module.pop("id"), {}))
-    return {"modules": modules}
-
-
-def _save(session: ModelSession, message: Message) -> Message:
-    form = message["form"]
-    if form not in session.functions.forms:
-        raise UnsupportedError(f"a {session.framework} model cannot be loaded from this form", found=form)
-    return {"file": session.functions.save(session.model, message["file"], form)}
-
-
-def _number(session: ModelSession, message: Message) -> Message:
-    del message
-    return {"done": session.functions.number(session.model)}
-
-
-def _load(session: ModelSession, message: Message) -> Message:
-    try:
-        optimizers = message.get("optimizers") or []
-        if optimizers and session.framework != "torch":
-            resume_keras(session.model, session.framework, message, optimizers)
-        else:
-            session.functions.load(session.model, message["file"], message["form"])
-        if optimizers and session.framework == "torch":
-            resume_torch(session.model, message["file"], optimizers)
-    except Exception as error:
-        raise WorkerError("the model cannot load the written file: " + last_error_line(error)) from error
-    return {}
-
-
-HANDLERS = {"build": _build, "describe": _describe, "save": _save, "number": _number, "load": _load}
+def wrap_model(model: Any, again: Callable[[], Any] | None = None) -> ModelRunner:
+    """Return what runs a model of any framework; `again` creates another one like it."""
+    framework = model_framework(model)
+    if framework == "torch":
+        return TorchRunner(model)
+    return KerasRunner(model, again) if framework == "keras" else TensorFlowRunner(model)

@@ -1,4 +1,4 @@
-"""Run any model with its own framework in a child process, and record what its layers compute."""
+"""The process of a model: models and programs in files, and answers to the requests of the parent."""
 
 from __future__ import annotations
 
@@ -8,9 +8,6 @@ import hashlib
 import importlib
 import inspect
 import itertools
-import os
-import pickle
-import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,402 +18,39 @@ import numpy as np
 from ckpttool.core import sandbox
 from ckpttool.core.errors import UnsupportedError, UsageError, WorkerError
 from ckpttool.core.graph_layers import GraphLayer, GraphOperation, LayerGrouping
-from ckpttool.networks import model_child, model_training
+from ckpttool.networks import model_training
 from ckpttool.networks.messages import Message, end_process, message_pipes, serve
-from ckpttool.networks.model_child import ModelSession, class_bases, last_error_line, model_framework
-from ckpttool.networks.model_training import paired
+from ckpttool.networks.model_child import (
+    KerasRunner,
+    ModelRunner,
+    TensorFlowRunner,
+    TorchRunner,
+    call_factory,
+    class_bases,
+    is_missing,
+    last_error_line,
+    layer_row,
+    refusals,
+    require_model,
+    submodule,
+    wrap_model,
+)
+from ckpttool.networks.tracing import (
+    ROOT,
+    CallRecorder,
+    list_tensors,
+    paired,
+    plain_settings,
+    to_array,
+    view_array,
+)
 
 # The syntax of this file is Python 3.7's, because environments with old frameworks have old interpreters.
 
 _BATCH = 2
 _QUANTILES = 17
-_MOST_TRIED = 4
-ROOT = "(model)"
 
-
-# Values of any framework as arrays by name.
-
-
-def view_array(value: Any) -> Any:
-    """Return a tensor of any framework as an array, which may share its memory; bfloat16 as float32.
-
-    Complex numbers have a last axis of real and imaginary parts.
-    """
-    if hasattr(value, "detach"):
-        value = value.detach().cpu().resolve_conj().resolve_neg()
-        array = value.float().numpy() if str(value.dtype) == "torch.bfloat16" else value.numpy()
-    else:
-        array = np.asarray(value.numpy() if hasattr(value, "numpy") else value)
-    if array.dtype.kind == "c":
-        return np.stack([array.real, array.imag], -1)
-    return array.astype(np.float32) if array.dtype.name == "bfloat16" else array
-
-
-def to_array(value: Any) -> Any:
-    """Return a tensor of any framework as a separate array; bfloat16 as float32."""
-    return np.array(view_array(value))
-
-
-def _is_tensor(value: Any) -> bool:
-    return hasattr(value, "dtype") and hasattr(value, "shape") and not isinstance(value, type)
-
-
-def named_tensors(value: Any, name: str = "") -> list[tuple[str, Any]]:
-    """Return the tensors of a nested result with their names; a single one is called `output`."""
-    if _is_tensor(value):
-        return [(name or "output", value)]
-    if hasattr(value, "items"):
-        parts = [(str(key), each) for key, each in value.items()]
-    elif hasattr(value, "_fields"):
-        parts = list(paired(value._fields, value))
-    elif isinstance(value, (list, tuple)):
-        parts = [(str(number), each) for number, each in enumerate(value)]
-    elif hasattr(value, "__dataclass_fields__") and not isinstance(value, type):
-        parts = [(each, getattr(value, each)) for each in value.__dataclass_fields__]
-    else:
-        return []
-    if len(parts) == 1 and isinstance(value, (list, tuple)):
-        return named_tensors(parts[0][1], name)
-    return [row for key, each in parts for row in named_tensors(each, name + "/" + key if name else key)]
-
-
-def _tensors(value: Any) -> list[Any]:
-    return [tensor for _, tensor in named_tensors(value)]
-
-
-def describe_tensor(name: str, tensor: Any) -> dict[str, Any]:
-    """Return the shape of a tensor, and a description of its values that no reordering changes."""
-    array = view_array(tensor)
-    flat = np.sort(array.reshape(-1).astype(np.float32, copy=False))
-    flat += np.float32(0)  # the two zeros are one number
-    at = np.linspace(0, max(flat.size - 1, 0), _QUANTILES).astype(int)
-    return {
-        "name": name,
-        "shape": list(array.shape),
-        "dtype": array.dtype.name,
-        "values": hashlib.sha256(flat.data).hexdigest(),
-        "constant": bool(flat.size == 0 or flat[0] == flat[-1]),
-        "quantiles": [float(each) for each in flat[at]] if flat.size else [],
-    }
-
-
-class CallRecorder:
-    """Calls of a model's layers in order: layer, numbers, and the arrays of the wanted calls."""
-
-    def __init__(self, wanted: set[tuple[str, int]] | None = None, folder: Path | None = None) -> None:
-        self.calls: list[dict[str, Any]] = []
-        self.kept: dict[tuple[str, int], tuple[Any, Any]] = {}
-        self._counts: dict[str, int] = {}
-        self._wanted, self._folder = wanted, folder
-
-    def enter(self, path: str, args: Any, kwargs: Any) -> dict[str, Any] | None:
-        """Record the start of a call; return its record, which `leave` completes."""
-        number = self._counts.get(path, 0)
-        self._counts[path] = number + 1
-        record: dict[str, Any] = {"path": path, "number": number, "saved": {}}
-        record["options"] = model_child.plain_settings(kwargs) if hasattr(kwargs, "items") else {}
-        if self._wanted is not None and (path, number) not in self._wanted:
-            return None
-        if self._wanted is not None:
-            record["given"] = self._arrays("given", (args, kwargs))
-            self.kept[path, number] = args, kwargs
-        return record
-
-    def before_activation(self, record: dict[str, Any], value: Any) -> None:
-        """Record what a layer passes to its activation."""
-        if "before" not in record:
-            record["before"] = self._arrays("before", value)
-
-    def leave(self, record: dict[str, Any] | None, made: Any) -> None:
-        """Record the end of a call with its result."""
-        if record is not None:
-            record["made"] = self._arrays("made", made)
-            self.calls.append(record)
-
-    def _arrays(self, what: str, value: Any) -> list[dict[str, Any]]:
-        rows = []
-        for place, tensor in enumerate(_tensors(value)):
-            try:
-                array = view_array(tensor)
-            except Exception:  # noqa: BLE001, S112 - a symbolic tensor has no values
-                continue
-            row = {"shape": list(array.shape), "kind": array.dtype.kind, "largest": _largest(array)}
-            if self._folder is not None:
-                name = f"call-{len(self.calls)}-{what}-{place}-{len(os.listdir(self._folder))}.npy"
-                np.save(self._folder / name, array, allow_pickle=False)
-                row["file"] = name
-            rows.append(row)
-        return rows
-
-
-def _largest(array: Any) -> float:
-    """Return the largest finite magnitude, 0 without numbers."""
-    if array.dtype.kind not in "fiub" or not array.size:
-        return 0.0
-    found = float(np.maximum(float(array.max()), -float(array.min())))
-    if np.isfinite(found):
-        return found
-    return float(np.abs(array[np.isfinite(array)]).max(initial=0.0))
-
-
-class ModelRunner:
-    """A model that can be called; one subclass per framework."""
-
-    framework = ""
-    libraries: tuple[str, ...] = ()
-    observable = True
-
-    def __init__(self, model: Any) -> None:
-        self.model = model
-        self.style = 0
-        self.exact: Any = None
-        self.notes: list[str] = []
-        self._recorder: CallRecorder | None = None
-
-    def inputs(self) -> list[dict[str, Any]]:
-        """Return the inputs that the model declares: name, shape without batch, dtype, batch."""
-        return []
-
-    def call(self, names: list[str], arrays: list[Any], *, exact: bool = False) -> Any:
-        """Return the outputs of the model in evaluation mode."""
-        styles = self.styles(names, [self.tensor(each, exact=exact) for each in arrays])
-        model = self.exact if exact else self.model
-        return styles[self.style](model)
-
-    def styles(self, names: list[str], given: list[Any]) -> list[Callable[[Any], Any]]:
-        """Return the ways of passing inputs: by position, by name, as a dict."""
-        by_name = dict(paired(names, given))
-        return [lambda f: f(*given), lambda f: f(**by_name), lambda f: f(by_name)]
-
-    def tensor(self, array: Any, *, exact: bool) -> Any:
-        """Return the array as the framework's tensor."""
-        return array.astype(np.float64) if exact and array.dtype == np.float32 else array
-
-    def named(self, made: Any) -> list[tuple[str, Any]]:
-        """Return the outputs by name."""
-        return named_tensors(made)
-
-    def outputs(self, made: Any) -> list[tuple[str, Any]]:
-        """Return the named output arrays."""
-        return [(name, to_array(tensor)) for name, tensor in self.named(made)]
-
-    def make_exact(self, names: list[str], arrays: list[Any]) -> None:
-        """Create the model in float64; raise any error if that is impossible."""
-        del names, arrays
-        raise UnsupportedError(f"{self.framework} models of this kind have no float64 form")
-
-    def layers(self) -> list[dict[str, Any]]:
-        """Return path, class, settings and tensors (the framework's, by name) of every layer."""
-        return []
-
-    @contextlib.contextmanager
-    def observe(self, recorder: CallRecorder, *, exact: bool = False) -> Iterator[None]:
-        """Record the calls of all layers in the block: `call` records those of a graph."""
-        del exact
-        self._recorder = recorder
-        try:
-            yield
-        finally:
-            self._recorder = None
-
-    def load(self, file: str, part: str | None = None, *, run_code: bool = False) -> list[str]:
-        """Load the file, or a part of it, strictly with the framework's own loader; return notes.
-
-        With `run_code`, a pickle may contain any classes: reading it runs their code.
-        """
-        del part, run_code
-        raise UnsupportedError("this model cannot load a file", found=file)
-
-    def round_weights(self, dtype: str) -> None:
-        """Round all weights to a shorter type; they keep their own."""
-        raise UnsupportedError(f"{self.framework} models of this kind have no variables", expected=dtype)
-
-    def call_layer(self, path: str, call: tuple[Any, Any], changes: Message, *, exact: bool) -> Any:
-        """Return the result of one layer for a recorded call, with other tensors or settings."""
-        del path, call, changes, exact
-        raise UnsupportedError("layers of this model cannot be called alone")
-
-    def versions(self) -> dict[str, str]:
-        """Return the versions of the libraries that run the model."""
-        loaded = {name: sys.modules[name] for name in self.libraries if name in sys.modules}
-        return {name: str(getattr(module, "__version__", "?")) for name, module in loaded.items()}
-
-    def channels(self) -> str:
-        """Return where the model's convolutions expect channels: first, last or "" if it has none."""
-        first = self.framework in ("torch", "onnx") and any("Conv" in each["class"] for each in self.layers())
-        return "first" if first else ""
-
-
-def _layer_row(path: str, cls: str, settings: dict[str, Any], tensors: dict[str, Any]) -> dict[str, Any]:
-    return {"path": path or ROOT, "class": cls, "name": cls, "settings": settings, "tensors": tensors}
-
-
-@contextlib.contextmanager
-def _refusals(reader: str, file: str, hint: str | None = None) -> Iterator[None]:
-    """Raise UsageError for whatever a library's reader raises."""
-    try:
-        yield
-    except Exception as error:
-        raise UsageError(f"{reader}: {_all_lines(error)}", file=file, hint=hint) from error
-
-
-_CONVERT = "convert the checkpoint to this model first: ckpttool convert --like"
-
-
-# PyTorch: modules of a factory, and TorchScript.
-
-_PREFERRED = ("state_dict", "model_state_dict", "model", "module", "net", "network", "weights")
-
-
-class TorchRunner(ModelRunner):
-    """A torch.nn.Module."""
-
-    framework = "torch"
-    libraries = ("torch",)
-
-    def __init__(self, model: Any) -> None:
-        super().__init__(model.eval())
-        self._torch: Any = sys.modules["torch"]
-
-    def tensor(self, array: Any, *, exact: bool) -> Any:
-        """Return a torch tensor; integers as int64, numbers in the only type of the parameters."""
-        if array.dtype.kind in "iu":
-            array = array.astype(np.int64)
-        made = self._torch.from_numpy(np.ascontiguousarray(super().tensor(array, exact=exact)))
-        if exact or not made.is_floating_point():
-            return made
-        own = {each.dtype for each in self.model.parameters() if each.is_floating_point()}
-        return made.to(own.pop()) if len(own) == 1 else made
-
-    def styles(self, names: list[str], given: list[Any]) -> list[Callable[[Any], Any]]:
-        """Return the ways of passing inputs; several go by name first if the model has these parameters."""
-        by_place, by_name, as_dict = super().styles(names, given)
-        if len(names) > 1 and {*inspect.signature(self.model.forward).parameters}.issuperset(names):
-            return [by_name, by_place, as_dict]
-        return [by_place, by_name, as_dict]
-
-    def call(self, names: list[str], arrays: list[Any], *, exact: bool = False) -> Any:
-        """Return the outputs without gradients."""
-        with self._torch.no_grad():
-            return super().call(names, arrays, exact=exact)
-
-    def make_exact(self, names: list[str], arrays: list[Any]) -> None:
-        """Create a copy in float64."""
-        del names, arrays
-        self.exact = copy.deepcopy(self.model).double().eval()
-
-    def layers(self) -> list[dict[str, Any]]:
-        """Return every module by its name in `named_modules`."""
-        found = []
-        for path, module in self.model.named_modules():
-            held = vars(module) if "_parameters" in vars(module) else {}
-            own = dict(module.named_parameters(recurse=False))
-            own.update(module.named_buffers(recurse=False))
-            cls = getattr(module, "original_name", None) or model_child.framework_class(module)
-            tensors = {name: each for name, each in own.items() if not _is_missing(each)}
-            row = _layer_row(path, cls, model_child.plain_settings(held), tensors)
-            found.append(dict(row, name=type(module).__name__))
-        return found
-
-    @contextlib.contextmanager
-    def observe(self, recorder: CallRecorder, *, exact: bool = False) -> Iterator[None]:
-        """Record every module's calls by hooks."""
-        hooks: list[Any] = []
-        records: list[Any] = []
-
-        def attach(module: Any, path: str) -> None:
-            def begin(_: Any, args: Any, kwargs: Any) -> None:
-                records.append(recorder.enter(path, args, kwargs))
-
-            def end(_: Any, __: Any, ___: Any, made: Any) -> None:
-                recorder.leave(records.pop(), made)
-
-            hooks.append(module.register_forward_pre_hook(begin, with_kwargs=True))
-            hooks.append(module.register_forward_hook(end, with_kwargs=True))
-
-        try:
-            for path, module in (self.exact if exact else self.model).named_modules():
-                attach(module, path or ROOT)
-            yield
-        finally:
-            for hook in hooks:
-                hook.remove()
-
-    def load(self, file: str, part: str | None = None, *, run_code: bool = False) -> list[str]:
-        """Load a state_dict strictly, from a torch, safetensors or npz file."""
-        held = _read_torch_file(self._torch, file, run_code=run_code)
-        found = [(repr(name) if name else "", each) for name, each in _state_dicts(held)]
-        if part is not None:
-            found = [(repr(part), _part_of(held, part.strip("/").split("/")))]
-        if not found or found[0][1] is None:
-            raise UsageError("the file contains no state_dict", file=file, path=part)
-        found += [
-            (f"{name} without {each}".lstrip(), bare)
-            for name, whole in found
-            for each, bare in _unwrapped(whole)
-        ]
-        fitting: list[str] = []
-        first: Exception | None = None
-        for name, held in found:
-            try:
-                if not fitting:
-                    self.model.load_state_dict(held, strict=True)
-                elif {*held} != {*self.model.state_dict()}:
-                    continue
-                fitting.append(name)
-            except Exception as error:  # noqa: BLE001 - a hook of the user's model may raise anything
-                first = first or error
-        if not fitting:
-            raise UsageError(
-                f"load_state_dict(strict=True) refuses the file: {_all_lines(first)}",
-                file=file,
-                hint=_CONVERT,
-            )
-        also = f"; {', '.join(fitting[1:])} would fit, too" if fitting[1:] else ""
-        return [f"the state_dict {fitting[0]} of the file was loaded{also}"] if fitting[0] or also else []
-
-    def round_weights(self, dtype: str) -> None:
-        """Round parameters and buffers."""
-        short = getattr(self._torch, dtype)
-        with self._torch.no_grad():
-            for each in itertools.chain(self.model.parameters(), self.model.buffers()):
-                if each.is_floating_point():
-                    each.copy_(each.to(short).to(each.dtype))
-
-    def call_layer(self, path: str, call: tuple[Any, Any], changes: Message, *, exact: bool) -> Any:
-        """Return a module's result with changed tensors and settings, which are restored afterwards."""
-        model = self.exact if exact else self.model
-        module = model if path == ROOT else _submodule(model, path)
-        held: Any
-        with contextlib.ExitStack() as undo, self._torch.no_grad():
-            for full, array in changes["tensors"].items():
-                part, _, name = full.rpartition("/")
-                owner = _submodule(module, part.replace("/", "."))
-                held = getattr(owner, name, None)
-                value = self._torch.from_numpy(np.ascontiguousarray(array))
-                value = value.to(next((each.dtype for each in module.parameters()), value.dtype))
-                if held is None:
-                    undo.callback(setattr, owner, name, None)
-                    setattr(owner, name, self._torch.nn.Parameter(value))
-                else:
-                    undo.callback(setattr, held, "data", held.data)
-                    held.data = value.to(held.dtype)
-            for name, value in changes["settings"].items():
-                undo.callback(setattr, module, name, getattr(module, name))
-                setattr(module, name, tuple(value) if isinstance(value, list) else value)
-            return module(*call[0], **call[1])
-
-
-def _submodule(module: Any, path: str) -> Any:
-    """Return a module by its path; programs have no get_submodule."""
-    for name in path.split(".") if path else ():
-        module = getattr(module, name)
-    return module
-
-
-def _is_missing(tensor: Any) -> bool:
-    """Return whether a parameter has no values: none at all, or those of the first call."""
-    return tensor is None or type(tensor).__name__.startswith("Uninitialized")
+# TorchScript.
 
 
 class ScriptRunner(TorchRunner):
@@ -447,7 +81,7 @@ class ScriptRunner(TorchRunner):
         made, *values = observed(module, *args) if calls else (getattr(module, method)(*args),)
         for name, inner, count in calls:
             given, values = list(values[:count]), values[count:]
-            part = _submodule(module, name)
+            part = submodule(module, name)
             below = ".".join(filter(None, (path, name)))
             nodes = part._c._get_method(inner).graph.nodes()
             if any(node.kind() == "prim::CallMethod" for node in nodes):
@@ -495,388 +129,7 @@ def _observed_method(torch: Any, method: Any) -> tuple[Any, list[tuple[str, str,
     return torch._C._create_function_from_graph("observed", graph), calls
 
 
-def _all_lines(error: BaseException | None) -> str:
-    return " ".join(str(error).split())[:600]
-
-
-def _read_torch_file(torch: Any, file: str, *, run_code: bool) -> Any:
-    if file.endswith(".npz"):
-        with _refusals("NumPy refuses the file", file), np.load(file, allow_pickle=False) as held:
-            return {name: torch.from_numpy(held[name]) for name in held.files}
-    if file.endswith(".safetensors"):
-        return _read_safetensors(file)
-    try:
-        return torch.load(file, map_location="cpu", weights_only=True)
-    except Exception as error:
-        # A pickle of other objects than tensors; with any other error it is no file of torch.
-        names_code = isinstance(error, pickle.UnpicklingError)
-        if names_code and run_code:
-            return _unpickle(torch, file)
-        named = re.search(r"GLOBAL (\S{1,200})", str(error))
-        why = str(error).splitlines()[0][:200] if named is None else f"it uses {named[1]}"
-        raise UsageError(
-            f"torch.load(weights_only=True) refuses the file: {why}",
-            file=file,
-            hint="add --run-code if you trust the file: reading it then runs the code that it names"
-            if names_code
-            else None,
-        ) from error
-
-
-def _unpickle(torch: Any, file: str) -> Any:
-    """Return what a pickle of any classes contains; this runs their code, in this process."""
-    try:
-        return torch.load(file, map_location="cpu", weights_only=False)
-    except Exception as error:
-        raise UsageError(
-            f"torch.load(weights_only=False) refuses the file: {last_error_line(error)}",
-            file=file,
-            hint="add the folder of the module that defines its classes to PYTHONPATH"
-            if isinstance(error, (ImportError, AttributeError))
-            else None,
-        ) from error
-
-
-def _read_safetensors(file: str) -> Any:
-    try:
-        from safetensors.torch import load_file
-    except ImportError:
-        raise UsageError(
-            "safetensors is not installed in the environment that runs the model",
-            file=file,
-            hint="run pip install safetensors in that environment, or convert the file to .pt",
-        ) from None
-    with _refusals("safetensors refuses the file", file):
-        return load_file(file)
-
-
-def _state_dicts(held: Any, name: str = "", depth: int = 3) -> list[tuple[str, Any]]:
-    """Return the dicts of tensors in a loaded file with their names, usual names first."""
-    held = _opened(held)
-    if not hasattr(held, "items") or not depth:
-        return []
-    found = [(name, held)] if any(hasattr(each, "detach") for each in held.values()) else []
-    order = sorted(held, key=lambda key: _PREFERRED.index(key) if key in _PREFERRED else len(_PREFERRED))
-    for key in order:
-        found += _state_dicts(held[key], f"{name}.{key}" if name else str(key), depth - 1)
-    return found
-
-
-def _opened(held: Any) -> Any:
-    """Return a whole module's state_dict; anything else as it is."""
-    return held.state_dict() if hasattr(held, "named_modules") else held
-
-
-def _part_of(held: Any, steps: list[str]) -> Any:
-    """Return the dict below a path of keys, whose dots divide steps too; None without one."""
-    held = _opened(held)
-    if not steps:
-        return held
-    if not hasattr(held, "items"):
-        return None
-    for count in range(len(steps), 0, -1):
-        for sign in "/.":
-            key = sign.join(steps[:count])
-            if hasattr(_opened(held.get(key)), "items"):
-                return _part_of(held[key], steps[count:])
-    start = ".".join(steps) + "."
-    return {key[len(start) :]: each for key, each in held.items() if str(key).startswith(start)} or None
-
-
-def _unwrapped(held: Any) -> Iterator[tuple[str, Any]]:
-    """Yield a state_dict without the prefixes that all of its names have: a wrapper's, e.g. `module.`."""
-    names = [str(key) for key in held]
-    start = ""
-    while names and all("." in name[len(start) :] for name in names):
-        start = names[0][: names[0].index(".", len(start)) + 1]
-        if not all(name.startswith(start) for name in names):
-            return
-        yield f"the prefix {start!r}", {str(key)[len(start) :]: each for key, each in held.items()}
-
-
-# Keras 2 and 3, tf.Module and SavedModel.
-
-
-class TensorFlowRunner(ModelRunner):
-    """A tf.Module: every call of a module is recorded."""
-
-    framework = "tensorflow"
-    libraries: tuple[str, ...] = ("tensorflow",)
-
-    def tensor(self, array: Any, *, exact: bool) -> Any:
-        """Return a TensorFlow tensor, or the array itself for a Keras of another backend."""
-        given = super().tensor(array, exact=exact)
-        tensorflow: Any = sys.modules.get("tensorflow")
-        return given if tensorflow is None else tensorflow.constant(given)
-
-    def load(self, file: str, part: str | None = None, *, run_code: bool = False) -> list[str]:
-        """Restore a TensorFlow checkpoint; every variable of the model must have a value."""
-        del run_code
-        return _restore_tensorflow(self.model, file, part)
-
-    def round_weights(self, dtype: str) -> None:
-        """Round the floating-point variables."""
-        tensorflow: Any = sys.modules["tensorflow"]
-        variables = (
-            self.model.weights if self.framework == "keras" else model_child.model_variables(self.model)
-        )
-        for each in variables:
-            if tensorflow.as_dtype(each.dtype).is_floating:
-                value = tensorflow.constant(to_array(each))
-                each.assign(tensorflow.cast(tensorflow.cast(value, dtype), each.dtype))
-
-    def layers(self) -> list[dict[str, Any]]:
-        """Return every module by its first path."""
-        variables = model_child.model_variables(self.model)
-        return [_keras_row(each, variables) for each in model_child.describe_tensorflow(self.model)]
-
-    @contextlib.contextmanager
-    def observe(self, recorder: CallRecorder, *, exact: bool = False) -> Iterator[None]:
-        """Record calls by wrapping `__call__` of the classes of all modules."""
-        del exact
-        found = [(each, "/".join(path) or ROOT) for path, each in model_child._iter_modules(self.model)]
-        with _CallWrapper(recorder, found).wrapped():
-            yield
-
-
-def _keras_row(module: dict[str, Any], variables: list[Any]) -> dict[str, Any]:
-    tensors = {name: variables[number] for name, number in module["tensors"]}
-    return _layer_row("/".join(module["path"]), module["class"], module["facts"], tensors)
-
-
-def _restore_tensorflow(model: Any, file: str, part: str | None) -> list[str]:
-    tensorflow: Any = sys.modules["tensorflow"]
-    with _refusals("TensorFlow cannot read the checkpoint", file):
-        tops = [name.split("/")[0] for name, _ in tensorflow.train.list_variables(file)]
-    first: Exception | None = None
-    names = (
-        [part.strip("/")] if part else ["", *dict.fromkeys(top for top in tops if not top.startswith("_"))]
-    )
-    for name in names:
-        try:
-            holder = model
-            for step in reversed(name.split("/") if name else ()):
-                holder = tensorflow.train.Checkpoint(**{step: holder})
-            made = holder if name else model_child._make_checkpoint(model)
-            # `restore` also expects the counter of saves, which a file of `Checkpoint.write` lacks.
-            getattr(made, "read", made.restore)(file).assert_existing_objects_matched()
-        except Exception as error:  # noqa: BLE001 - the next entry may fit
-            first = first or error
-        else:
-            return [f"the object {name!r} of the checkpoint was restored"] if name else []
-    raise UsageError(
-        f"tf.train.Checkpoint does not restore every variable of the model: {_all_lines(first)}",
-        file=file,
-        hint=_CONVERT,
-    )
-
-
-class _CallWrapper:
-    """Replaces `__call__` of layers' classes, and layers' activations, to record calls."""
-
-    def __init__(self, recorder: CallRecorder, layers: list[tuple[Any, str]]) -> None:
-        self._recorder, self._layers = recorder, layers
-        self._paths = {id(each): path for each, path in layers}
-        self._running: list[tuple[Any, Any]] = []
-
-    def _recorded(self, inner: Any) -> Any:
-        def outer(layer: Any, *args: Any, **kwargs: Any) -> Any:
-            # A class's `__call__` also calls that of its base.
-            if id(layer) not in self._paths or any(each is layer for each, _ in self._running):
-                return inner(layer, *args, **kwargs)
-            record = self._recorder.enter(self._paths[id(layer)], args, kwargs)
-            self._running.append((layer, record))
-            try:
-                made = inner(layer, *args, **kwargs)
-            finally:
-                self._running.pop()
-            self._recorder.leave(record, made)
-            return made
-
-        return outer
-
-    def _activated(self, layer: Any, inner: Any) -> Any:
-        def outer(value: Any, *args: Any, **kwargs: Any) -> Any:
-            record = next((r for each, r in reversed(self._running) if each is layer), None)
-            if record is not None:
-                self._recorder.before_activation(record, value)
-            return inner(value, *args, **kwargs)
-
-        return outer
-
-    @contextlib.contextmanager
-    def wrapped(self) -> Iterator[None]:
-        """Record calls in the block."""
-        classes = {type(each) for each, _ in self._layers}
-        owners = {next((b for b in cls.__mro__ if "__call__" in vars(b)), cls) for cls in classes}
-        with contextlib.ExitStack() as undo:
-            for owner in owners:
-                if "__call__" in vars(owner):
-                    undo.callback(setattr, owner, "__call__", vars(owner)["__call__"])
-                    setattr(owner, "__call__", self._recorded(vars(owner)["__call__"]))  # noqa: B010 - mypy
-            for layer, _ in self._layers:
-                inner = getattr(layer, "activation", None)
-                if inner is not None and callable(inner) and not isinstance(inner, type):
-                    with contextlib.suppress(Exception):
-                        layer.activation = self._activated(layer, inner)
-                        undo.callback(setattr, layer, "activation", inner)
-            yield
-
-
-class KerasRunner(TensorFlowRunner):
-    """A Keras model of any version and backend; `again` creates another one like it, without its values."""
-
-    framework = "keras"
-    libraries = ("keras", "tf_keras", "tensorflow", "jax", "torch")
-
-    def __init__(self, model: Any, again: Callable[[], Any] | None = None) -> None:
-        super().__init__(model)
-        self._again = again
-
-    def inputs(self) -> list[dict[str, Any]]:
-        """Return the inputs of a functional or Sequential model."""
-        try:
-            given = list(self.model.inputs or ())
-        except (AttributeError, ValueError, TypeError):
-            return []
-        names = list(getattr(self.model, "input_names", None) or (str(each.name) for each in given))
-        rows = []
-        for name, each in paired(names, given):
-            shape = [None if extent is None else int(extent) for extent in each.shape]
-            dtype = getattr(each.dtype, "name", str(each.dtype))
-            rows.append(
-                {"name": name.partition(":")[0], "shape": shape[1:], "dtype": dtype, "batch": shape[0]}
-            )
-        return rows
-
-    def styles(self, names: list[str], given: list[Any]) -> list[Callable[[Any], Any]]:
-        """Return Keras's ways: one input, a list, a dict by name, by position."""
-        by_name = dict(paired(names, given))
-        first = given[0] if len(given) == 1 else given
-        return [lambda f: f(first), lambda f: f(by_name), lambda f: f(*given), lambda f: f(**by_name)]
-
-    def call(self, names: list[str], arrays: list[Any], *, exact: bool = False) -> Any:
-        """Return the outputs, with the first state of layers that keep theirs from call to call."""
-        for layer, _ in self._layers_by_path(exact=exact):
-            reset = getattr(layer, "reset_states", None) or getattr(layer, "reset_state", None)
-            if getattr(layer, "stateful", False) and reset is not None and getattr(layer, "built", False):
-                reset()
-        return super().call(names, arrays, exact=exact)
-
-    def named(self, made: Any) -> list[tuple[str, Any]]:
-        """Return the outputs by the names that a functional model gives to several."""
-        found = super().named(made)
-        names = list(getattr(self.model, "output_names", None) or ())
-        if isinstance(made, (list, tuple)) and len(names) == len(found) == len({*names}):
-            return [(str(name), tensor) for name, (_, tensor) in paired(names, found)]
-        return found
-
-    def make_exact(self, names: list[str], arrays: list[Any]) -> None:
-        """Create the model in float64: from its configuration, or by another call of the factory."""
-        keras = model_child._keras_library(self.model)
-        floatx = keras.backend.floatx()
-        try:
-            keras.backend.set_floatx("float64")
-            if self._again is not None:
-                _set_policy(keras, "float64")
-                made = self._again()
-            else:
-                made = type(self.model).from_config(_in_float64(self.model.get_config()))
-            self.exact = made
-            self.call(names, arrays, exact=True)
-            made.set_weights(self.model.get_weights())
-        except Exception:
-            self.exact = None
-            raise
-        finally:
-            keras.backend.set_floatx(floatx)
-            if self._again is not None:
-                _set_policy(keras, floatx)
-
-    def load(self, file: str, part: str | None = None, *, run_code: bool = False) -> list[str]:
-        """Load a weights file or a TensorFlow checkpoint."""
-        del run_code
-        if not os.path.isfile(file):
-            return super().load(file, part)
-        if part:
-            raise UnsupportedError("Keras loads whole files only", file=file, path=part)
-        with _refusals("load_weights refuses the file", file, _CONVERT):
-            self.model.load_weights(file)
-        return []
-
-    def layers(self) -> list[dict[str, Any]]:
-        """Return every layer by its first path."""
-        variables = list(self.model.weights)
-        return [_keras_row(each, variables) for each in model_child.describe_keras(self.model)]
-
-    @contextlib.contextmanager
-    def observe(self, recorder: CallRecorder, *, exact: bool = False) -> Iterator[None]:
-        """Record calls by wrapping `__call__` of Keras's layers, and what they pass to their activations."""
-        with _CallWrapper(recorder, self._layers_by_path(exact=exact)).wrapped():
-            yield
-
-    def _layers_by_path(self, *, exact: bool) -> list[tuple[Any, str]]:
-        """Return every layer with its path in the model: automatic names of the float64 copy are others."""
-        known = list(model_child.iter_keras_layers([], self.model, set()))
-        found = list(model_child.iter_keras_layers([], self.exact, set())) if exact else known
-        paths = known if len(found) == len(known) else found
-        return [(each, "/".join(path) or ROOT) for (path, _), (_, each) in paired(paths, found)]
-
-    def call_layer(self, path: str, call: tuple[Any, Any], changes: Message, *, exact: bool) -> Any:
-        """Return a layer's result with changed tensors and settings, which are restored afterwards."""
-        layers = {found: each for each, found in self._layers_by_path(exact=exact)}
-        layer = layers[path]
-        variables = list((self.exact if exact else self.model).weights)
-        numbers = {id(variable): place for place, variable in enumerate(variables)}
-        own = dict(model_child.own_keras_weights(layer, numbers))
-        for found, each in layers.items():
-            if found.startswith(path + "/"):
-                rows = model_child.own_keras_weights(each, numbers)
-                own.update((found[len(path) + 1 :] + "/" + name, number) for name, number in rows)
-        with contextlib.ExitStack() as undo:
-            for name, array in changes["tensors"].items():
-                variable = variables[own[name]]
-                undo.callback(variable.assign, to_array(variable))
-                variable.assign(array)
-            for name, value in changes["settings"].items():
-                undo.callback(setattr, layer, name, getattr(layer, name))
-                setattr(layer, name, _keras_setting(layer, name, value))
-            return layer(*call[0], **call[1])
-
-    def channels(self) -> str:
-        """Return the data format of the first convolution or pooling layer."""
-        for each in self.layers():
-            order = each["settings"].get("data_format")
-            if order in ("channels_first", "channels_last"):
-                return str(order)[9:]
-        return ""
-
-
-def _set_policy(keras: Any, name: str) -> None:
-    if hasattr(keras, "config"):
-        keras.config.set_dtype_policy(name)
-    else:
-        keras.mixed_precision.set_global_policy(name)
-
-
-def _keras_setting(layer: Any, name: str, value: Any) -> Any:
-    if name == "activation":
-        return model_child._keras_library(layer).activations.get(value)
-    return tuple(value) if isinstance(value, list) else value
-
-
-def _in_float64(config: Any) -> Any:
-    """Return a Keras configuration with float64 in place of float32."""
-    if isinstance(config, dict):
-        if config.get("class_name") in ("DTypePolicy", "Policy"):
-            return dict(config, config={"name": "float64"})
-        return {
-            key: "float64" if key == "dtype" and value == "float32" else _in_float64(value)
-            for key, value in config.items()
-        }
-    if isinstance(config, (list, tuple)):
-        return type(config)([_in_float64(each) for each in config])
-    return config
+# SavedModel.
 
 
 class SignatureRunner(TensorFlowRunner):
@@ -956,7 +209,7 @@ class SignatureRunner(TensorFlowRunner):
             path: {title: values[name] for title, name in self._named(each).items()}
             for path, each in self._groups.items()
         }
-        return [_layer_row(path, each.cls, each.settings, named[path]) for path, each in self._groups.items()]
+        return [layer_row(path, each.cls, each.settings, named[path]) for path, each in self._groups.items()]
 
     def _value(self, name: str) -> Any:
         tensorflow: Any = sys.modules["tensorflow"]
@@ -1197,9 +450,9 @@ class OnnxRunner(ModelRunner):
         """Return every node with its initializers and attributes."""
         value, rows = self._onnx.helper.get_attribute_value, []
         for each in self._nodes:
-            settings = model_child.plain_settings({one.name: value(one) for one in each["node"].attribute})
+            settings = plain_settings({one.name: value(one) for one in each["node"].attribute})
             tensors = {name: self._held[name] for name in each["held"]}
-            rows.append(_layer_row(each["path"], each["class"], settings, tensors))
+            rows.append(layer_row(each["path"], each["class"], settings, tensors))
         return rows
 
 
@@ -1228,7 +481,7 @@ def open_keras(file: str, version: str, *, run_code: bool) -> KerasRunner:
     # Keras 2 before 2.13 runs any code of a file: the audit is the only protection there.
     if "safe_mode" in inspect.signature(keras.models.load_model).parameters:
         given["safe_mode"] = not run_code
-    with _refusals("Keras cannot open the model", file):
+    with refusals("Keras cannot open the model", file):
         return KerasRunner(keras.models.load_model(file, **given))
 
 
@@ -1290,24 +543,15 @@ def open_onnx(file: str) -> OnnxRunner:
     return OnnxRunner(file)
 
 
-def wrap_model(model: Any, again: Callable[[], Any] | None = None) -> ModelRunner:
-    """Return what runs a model of any framework; `again` creates another one like it."""
-    framework = model_framework(model)
-    if framework == "torch":
-        return TorchRunner(model)
-    return KerasRunner(model, again) if framework == "keras" else TensorFlowRunner(model)
-
-
 # Program of the process.
 
 
-class RunnerSession(ModelSession):
-    """A model's process: a user's model may be filled before it runs. `kept` calls may be repeated."""
+class ModelSession:
+    """The model of a process, which may be filled before it runs. `kept` calls may be repeated."""
 
     def __init__(self, folder: Path, model: Any = None) -> None:
-        super().__init__()
-        self.folder, self.model = folder, model
-        self.runner = ModelRunner(None)
+        self.folder = folder
+        self.runner = ModelRunner(None) if model is None else wrap_model(model)
         self.kept: dict[tuple[str, int], tuple[Any, Any]] = {}
         self.trainer: Any = None
         self._layers: list[dict[str, Any]] | None = None
@@ -1323,12 +567,49 @@ class RunnerSession(ModelSession):
         return [np.load(self.folder / f"input-{place}.npy", allow_pickle=False) for place in range(count)]
 
 
-def _open(session: RunnerSession, message: Message) -> Message:
+def _build(session: ModelSession, message: Message) -> Message:
+    """Create the user's model; raise UsageError if the factory does not return one."""
+    factory, arguments = message["factory"], message["arguments"]
+    made = call_factory(factory, arguments)
+    require_model(
+        made,
+        f"{factory} does not return a model",
+        "name the class of the model, or a function that returns it: MODULE:NAME",
+    )
+    session.runner = wrap_model(made, lambda: call_factory(factory, arguments))
+    return {"framework": session.runner.framework, "forms": list(session.runner.forms)}
+
+
+def _describe(session: ModelSession, message: Message) -> Message:
+    """Return every module, with the facts of a call if one was made."""
+    called = session.runner.build(message["shapes"] or [], message["guessed"] or [])
+    return {"modules": session.runner.describe(called)}
+
+
+def _save(session: ModelSession, message: Message) -> Message:
+    return {"file": session.runner.save(message["file"], message["form"])}
+
+
+def _number(session: ModelSession, message: Message) -> Message:
+    del message
+    return {"done": session.runner.number()}
+
+
+def _load(session: ModelSession, message: Message) -> Message:
+    try:
+        session.runner.fill(message["file"], message["form"], message["optimizers"])
+    except Exception as error:
+        raise WorkerError("the model cannot load the written file: " + last_error_line(error)) from error
+    return {}
+
+
+def _open(session: ModelSession, message: Message) -> Message:
     kind, file = message["kind"], message["file"]
+    runner = session.runner
     if kind == "factory":
-        if session.model is None:
-            session.build(message["factory"], message["arguments"])
-        runner = wrap_model(session.model, session.again)
+        if runner.model is None:
+            _build(session, message)
+            runner = session.runner
     elif kind == "keras":
         runner = open_keras(file, message["version"] or "", run_code=message["run_code"])
     elif kind == "torchscript":
@@ -1349,12 +630,12 @@ def _open(session: RunnerSession, message: Message) -> Message:
     }
 
 
-def _prepare(session: RunnerSession, message: Message) -> Message:
+def _prepare(session: ModelSession, message: Message) -> Message:
     """Find how the model is called and which inputs are integers; load the file strictly."""
     runner, names = session.runner, message["names"]
     shapes, dtypes = message["shapes"], message["dtypes"]
     lazy = runner.framework != "torch" or any(
-        _is_missing(each) for each in itertools.chain(runner.model.parameters(), runner.model.buffers())
+        is_missing(each) for each in itertools.chain(runner.model.parameters(), runner.model.buffers())
     )
 
     def load() -> list[str]:
@@ -1391,22 +672,18 @@ def _first_call(
     runner: ModelRunner, names: list[str], shapes: list[list[int]], dtypes: list[str | None], batch: int
 ) -> tuple[list[str], list[int | None]]:
     """Call the model in the first way that works; return the inputs' dtypes, and the limits of integers."""
-    free = [place for place, dtype in enumerate(dtypes) if dtype is None][:_MOST_TRIED]
-    tried = [each or "float32" for each in dtypes]
 
-    def attempts() -> Iterator[Callable[[], list[int | None]]]:
-        for chosen in itertools.product(("float32", "int32"), repeat=len(free)):
-            for place, dtype in paired(free, chosen):
-                tried[place] = dtype
-            rows = paired(shapes, tried)
-            given = [_pattern([batch, *shape], dtype, place) for place, (shape, dtype) in enumerate(rows)]
-            for style in range(len(runner.styles(names, given))):
-                runner.style = style
-                yield lambda: _embedding_rows(runner, names, given)  # noqa: B023 - called at once
+    def attempt(names: list[str], given: list[Any]) -> tuple[list[str], list[int | None]]:
+        return [each.dtype.name for each in given], _embedding_rows(runner, names, given)
 
-    hint = "pass the shape of each input without the batch: --input-shape NAME=3,32,32"
-    below: list[int | None] = model_child.call_in_first_way(attempts(), shapes, hint)
-    return tried, below
+    found: tuple[list[str], list[int | None]] = runner.call_first(
+        attempt,
+        shapes,
+        dict(paired(names, dtypes)),
+        lambda shape, dtype, place: _pattern([batch, *shape], dtype, place),
+        "pass the shape of each input without the batch: --input-shape NAME=3,32,32",
+    )
+    return found
 
 
 def _pattern(shape: list[int], dtype: str, place: int) -> Any:
@@ -1479,9 +756,10 @@ class _EmbeddingRecorder(CallRecorder):
         self._inputs = given
         self.hits: list[tuple[str, int]] = []
 
-    def enter(self, path: str, args: Any, kwargs: Any) -> dict[str, Any] | None:
+    def enter(self, path: str, args: Any, kwargs: Any, module: Any = None) -> None:
         """Compare the layer's first tensor with the model's inputs."""
-        for tensor in _tensors((args, kwargs))[:1]:
+        del module
+        for tensor in list_tensors((args, kwargs))[:1]:
             with contextlib.suppress(Exception):
                 array = to_array(tensor)
                 places = [
@@ -1491,13 +769,9 @@ class _EmbeddingRecorder(CallRecorder):
                 ]
                 # Inputs of few numbers may be equal: which one it is remains open.
                 self.hits += [(path, place) for place in places[:1] if len(places) == 1]
-        return None
-
-    def before_activation(self, record: dict[str, Any], value: Any) -> None:
-        """Record nothing."""
 
 
-def _exact(session: RunnerSession, message: Message) -> Message:
+def _exact(session: ModelSession, message: Message) -> Message:
     """Create the float64 form of the model and return whether it exists."""
     try:
         session.runner.make_exact(message["names"], session.given(len(message["names"])))
@@ -1506,7 +780,7 @@ def _exact(session: RunnerSession, message: Message) -> Message:
     return {"made": True, "reason": ""}
 
 
-def _run(session: RunnerSession, message: Message) -> Message:
+def _run(session: ModelSession, message: Message) -> Message:
     """Call the model; write its outputs, and return the calls of its layers."""
     runner, names = session.runner, message["names"]
     given, exact = session.given(len(names)), message["exact"]
@@ -1535,18 +809,34 @@ def _distinct_names(names: list[str]) -> list[str]:
     return found
 
 
-def _layers(session: RunnerSession, message: Message) -> Message:
+def _describe_tensor(name: str, tensor: Any) -> dict[str, Any]:
+    """Return the shape of a tensor, and a description of its values that no reordering changes."""
+    array = view_array(tensor)
+    flat = np.sort(array.reshape(-1).astype(np.float32, copy=False))
+    flat += np.float32(0)  # the two zeros are one number
+    at = np.linspace(0, max(flat.size - 1, 0), _QUANTILES).astype(int)
+    return {
+        "name": name,
+        "shape": list(array.shape),
+        "dtype": array.dtype.name,
+        "values": hashlib.sha256(flat.data).hexdigest(),
+        "constant": bool(flat.size == 0 or flat[0] == flat[-1]),
+        "quantiles": [float(each) for each in flat[at]] if flat.size else [],
+    }
+
+
+def _layers(session: ModelSession, message: Message) -> Message:
     """Return every layer with a description of its tensors."""
     del message
     return {
         "layers": [
-            dict(each, tensors=[describe_tensor(name, tensor) for name, tensor in each["tensors"].items()])
+            dict(each, tensors=[_describe_tensor(name, tensor) for name, tensor in each["tensors"].items()])
             for each in session.layers()
         ]
     }
 
 
-def _capture(session: RunnerSession, message: Message) -> Message:
+def _capture(session: ModelSession, message: Message) -> Message:
     """Call the model; write the inputs and outputs of the wanted calls of layers."""
     runner, names, exact = session.runner, message["names"], message["exact"]
     folder = session.folder / "calls"
@@ -1560,7 +850,7 @@ def _capture(session: RunnerSession, message: Message) -> Message:
     return {"calls": recorder.calls}
 
 
-def _read_tensors(session: RunnerSession, message: Message) -> Message:
+def _read_tensors(session: ModelSession, message: Message) -> Message:
     """Write the tensors of one layer, and of its parts if they are requested."""
     path = message["path"]
     held = dict(next(each["tensors"] for each in session.layers() if each["path"] == path))
@@ -1573,7 +863,7 @@ def _read_tensors(session: RunnerSession, message: Message) -> Message:
     return {"names": list(held)}
 
 
-def _repeat(session: RunnerSession, message: Message) -> Message:
+def _repeat(session: ModelSession, message: Message) -> Message:
     """Repeat a recorded call of one layer with other tensors or settings; write the result."""
     tensors = {
         name: np.load(session.folder / file, allow_pickle=False) for name, file in message["tensors"].items()
@@ -1584,13 +874,18 @@ def _repeat(session: RunnerSession, message: Message) -> Message:
         made = session.runner.call_layer(message["path"], call, changes, exact=message["exact"])
     except Exception as error:  # noqa: BLE001 - this change does not fit the layer
         return {"made": -1, "reason": last_error_line(error)}
-    arrays = [to_array(each) for each in _tensors(made)]
+    arrays = [to_array(each) for each in list_tensors(made)]
     for place, array in enumerate(arrays):
         np.save(session.folder / f"repeated-{place}.npy", array, allow_pickle=False)
     return {"made": len(arrays), "reason": ""}
 
 
 HANDLERS = {
+    "build": _build,
+    "describe": _describe,
+    "save": _save,
+    "number": _number,
+    "load": _load,
     "open": _open,
     "prepare": _prepare,
     "exact": _exact,
@@ -1600,7 +895,6 @@ HANDLERS = {
     "tensors": _read_tensors,
     "repeat": _repeat,
     "close": end_process,
-    **model_child.HANDLERS,
     **model_training.HANDLERS,
 }
 
@@ -1608,4 +902,4 @@ HANDLERS = {
 def main(folder: str) -> None:
     """Run the process that fills or runs a model for its parent."""
     with message_pipes() as (requests, answers):
-        serve(RunnerSession(Path(folder)), HANDLERS, requests, answers)
+        serve(ModelSession(Path(folder)), HANDLERS, requests, answers)

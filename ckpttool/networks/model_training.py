@@ -20,6 +20,7 @@ from ckpttool.core.optimizers import ADAM, BUFFER, HOW, KERAS_LISTS, SCHEDULED, 
 from ckpttool.networks import model_child
 from ckpttool.networks.messages import Message
 from ckpttool.networks.model_child import find_named_object, last_error_line
+from ckpttool.networks.tracing import paired
 
 # The syntax of this file is Python 3.7's, because environments with old frameworks have old interpreters.
 #
@@ -68,12 +69,6 @@ def find_loss(name: str | None) -> Callable[..., Any] | None:
     except (TypeError, ValueError):
         return found  # type: ignore[no-any-return]
     return found if len(taken) != 1 else lambda outputs, _: found(outputs)
-
-
-def paired(one: Any, other: Any) -> list[tuple[Any, Any]]:
-    """Return the pairs of two collections of equal length; Python 3.7's own function does not check that."""
-    left, right = list(one), list(other)
-    return [(left[place], right[place]) for place in range(min(len(left), len(right)))]
 
 
 def _array(value: Any) -> Any:
@@ -483,7 +478,7 @@ class KerasTrainer(ModelTrainer):
     def __init__(self, runner: Any) -> None:
         super().__init__(runner)
         self._tf: Any = sys.modules.get("tensorflow")
-        self._keras = model_child._keras_library(runner.model, runner.framework)
+        self._keras = model_child.keras_library(runner.model, runner.framework)
         backend = getattr(getattr(self._keras, "backend", None), "backend", None)
         if self._tf is None or (callable(backend) and backend() != "tensorflow"):
             raise UnsupportedError("training steps of a Keras model require Keras's TensorFlow backend")
@@ -492,14 +487,13 @@ class KerasTrainer(ModelTrainer):
     def trained(self, *, exact: bool) -> list[tuple[str, Any]]:
         """Return the trainable variables by the paths of their layers."""
         model = self.runner.exact if exact else self.runner.model
-        keras = self.runner.framework == "keras"
-        variables = list(model.weights) if keras else model_child.model_variables(model)
-        rows = model_child.describe_keras(model) if keras else model_child.describe_tensorflow(model)
+        variables = model_child.model_variables(model)
+        known = {*map(id, variables)}
         names: dict[int, str] = {}
-        for row in rows:
-            for name, number in row["tensors"]:
-                names.setdefault(id(variables[number]), "/".join([*row["path"], name]))
-        if keras:
+        for path, module in model_child.iter_modules(model):
+            for name, each in model_child.own_tensors(module, known):
+                names.setdefault(id(each), "/".join([*path, name]))
+        if self.runner.framework == "keras":
             wanted = list(model.trainable_variables)
         else:
             wanted = [each for each in variables if getattr(each, "trainable", True)]

@@ -1,7 +1,7 @@
-"""Trace the entries of activations through a call of a user's model.
+"""Record one call of a user's model: what its modules receive and return, and what that shows of them.
 
-See ckpttool.core.activations. PyTorch reports every operation to a dispatch mode
-(torch/utils/_python_dispatch.py), TensorFlow to an operation callback
+The order of entries is traced (see ckpttool.core.activations). PyTorch reports every operation to a dispatch
+mode (torch/utils/_python_dispatch.py), TensorFlow to an operation callback
 (tensorflow/python/framework/op_callbacks.py). Operations that only move entries are repeated on the
 entries' numbers.
 """
@@ -9,10 +9,340 @@ entries' numbers.
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
-from typing import Any, Callable, Iterator  # noqa: UP035 - Python 3.7's
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Callable, Iterator  # noqa: UP035 - Python 3.7's
 
 from ckpttool.core.activations import ActivationTracker, TrackingLimitError
+from ckpttool.core.deferred import DeferredModule
+
+if TYPE_CHECKING:
+    import numpy as np
+else:
+    np = DeferredModule("numpy")
+
+# The syntax of this file is Python 3.7's, because environments with old frameworks have old interpreters.
+
+ROOT = "(model)"
+
+
+def paired(one: Any, other: Any) -> list[tuple[Any, Any]]:
+    """Return the pairs of two collections of equal length; Python 3.7's own function does not check that."""
+    left, right = list(one), list(other)
+    return [(left[place], right[place]) for place in range(min(len(left), len(right)))]
+
+
+# Tensors of any framework in nested values, and their arrays.
+
+
+def view_array(value: Any) -> Any:
+    """Return a tensor of any framework as an array, which may share its memory; bfloat16 as float32.
+
+    Complex numbers have a last axis of real and imaginary parts.
+    """
+    if hasattr(value, "detach"):
+        value = value.detach().cpu().resolve_conj().resolve_neg()
+        array = value.float().numpy() if str(value.dtype) == "torch.bfloat16" else value.numpy()
+    else:
+        array = np.asarray(value.numpy() if hasattr(value, "numpy") else value)
+    if array.dtype.kind == "c":
+        return np.stack([array.real, array.imag], -1)
+    return array.astype(np.float32) if array.dtype.name == "bfloat16" else array
+
+
+def to_array(value: Any) -> Any:
+    """Return a tensor of any framework as a separate array; bfloat16 as float32."""
+    return np.array(view_array(value))
+
+
+def _is_tensor(value: Any) -> bool:
+    try:
+        return hasattr(value, "dtype") and hasattr(value, "shape") and not isinstance(value, type)
+    except RuntimeError:  # a lazy parameter
+        return False
+
+
+def named_tensors(value: Any, name: str = "") -> list[tuple[str, Any]]:
+    """Return the tensors of a nested result with their names; a single one is called `output`."""
+    if _is_tensor(value):
+        return [(name or "output", value)]
+    if hasattr(value, "items"):
+        parts = [(str(key), each) for key, each in value.items()]
+    elif hasattr(value, "_fields"):
+        parts = list(paired(value._fields, value))
+    elif isinstance(value, (list, tuple)):
+        parts = [(str(number), each) for number, each in enumerate(value)]
+    elif hasattr(value, "__dataclass_fields__") and not isinstance(value, type):
+        parts = [(each, getattr(value, each)) for each in value.__dataclass_fields__]
+    else:
+        return []
+    if len(parts) == 1 and isinstance(value, (list, tuple)):
+        return named_tensors(parts[0][1], name)
+    return [row for key, each in parts for row in named_tensors(each, name + "/" + key if name else key)]
+
+
+def list_tensors(value: Any) -> list[Any]:
+    """Return the tensors of a nested value."""
+    return [tensor for _, tensor in named_tensors(value)]
+
+
+def tensor_shape(value: Any) -> tuple[int, ...]:
+    """Return the shape with 1 for every free axis; () for what has none, e.g. a lazy parameter."""
+    try:
+        return tuple(1 if extent is None else int(extent) for extent in value.shape)
+    except (AttributeError, TypeError, ValueError, RuntimeError):
+        return ()
+
+
+# Recorders of calls.
+
+
+class CallRecorder:
+    """Calls of a model's layers in order: layer, numbers, and the arrays of the wanted calls."""
+
+    activations = True
+    """whether `before_activation` is called"""
+
+    def __init__(self, wanted: set[tuple[str, int]] | None = None, folder: Path | None = None) -> None:
+        self.calls: list[dict[str, Any]] = []
+        self.kept: dict[tuple[str, int], tuple[Any, Any]] = {}
+        self._counts: dict[str, int] = {}
+        self._wanted, self._folder = wanted, folder
+
+    def enter(self, path: str, args: Any, kwargs: Any, module: Any = None) -> Any:
+        """Record the start of a call; return its record, which `leave` completes."""
+        del module
+        number = self._counts.get(path, 0)
+        self._counts[path] = number + 1
+        record: dict[str, Any] = {"path": path, "number": number, "saved": {}}
+        record["options"] = plain_settings(kwargs) if hasattr(kwargs, "items") else {}
+        if self._wanted is not None and (path, number) not in self._wanted:
+            return None
+        if self._wanted is not None:
+            record["given"] = self._arrays("given", (args, kwargs))
+            self.kept[path, number] = args, kwargs
+        return record
+
+    def before_activation(self, record: dict[str, Any], value: Any) -> None:
+        """Record what a layer passes to its activation."""
+        if "before" not in record:
+            record["before"] = self._arrays("before", value)
+
+    def leave(self, record: Any, made: Any) -> None:
+        """Record the end of a call with its result."""
+        if record is not None:
+            record["made"] = self._arrays("made", made)
+            self.calls.append(record)
+
+    def _arrays(self, what: str, value: Any) -> list[dict[str, Any]]:
+        rows = []
+        for place, tensor in enumerate(list_tensors(value)):
+            try:
+                array = view_array(tensor)
+            except Exception:  # noqa: BLE001, S112 - a symbolic tensor has no values
+                continue
+            row = {"shape": list(array.shape), "kind": array.dtype.kind, "largest": _largest(array)}
+            if self._folder is not None:
+                name = f"call-{len(self.calls)}-{what}-{place}-{len(os.listdir(self._folder))}.npy"
+                np.save(self._folder / name, array, allow_pickle=False)
+                row["file"] = name
+            rows.append(row)
+        return rows
+
+
+def _largest(array: Any) -> float:
+    """Return the largest finite magnitude, 0 without numbers."""
+    if array.dtype.kind not in "fiub" or not array.size:
+        return 0.0
+    found = float(np.maximum(float(array.max()), -float(array.min())))
+    if np.isfinite(found):
+        return found
+    return float(np.abs(array[np.isfinite(array)]).max(initial=0.0))
+
+
+def plain_settings(held: Any) -> dict[str, Any]:
+    """Return the attributes or settings of an object that are plain numbers, words or shapes."""
+    return {
+        name: list(value) if isinstance(value, (list, tuple)) else value
+        for name, value in held.items()
+        if isinstance(name, str) and not name.startswith("_") and _is_plain(value)
+    }
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return len(value) < 16 and all(isinstance(each, int) for each in value)
+    return isinstance(value, (bool, int, float, str)) and len(str(value)) < 100
+
+
+_MOST_FOLLOWED = 2_000
+_MOST_PROBED = 500
+
+
+class CallFacts(CallRecorder):
+    """What a call shows of each module: its place among the calls, orders of features, its function.
+
+    `runner` runs the model (see model_child.ModelRunner), `trace` follows the call's operations.
+    """
+
+    activations = False
+
+    def __init__(self, runner: Any, trace: Trace) -> None:
+        super().__init__()
+        self._runner, self._trace = runner, trace
+        # Modules with tensors in the order of their first calls, and as bits the modules before each one and
+        # before each tensor. The tensors are kept, because an id may be reused.
+        self._order: dict[int, int] = {}
+        self._before: list[int] = []
+        self._flow: dict[int, tuple[Any, int]] = {}
+        # The results of the last call, which is the model's own.
+        self._results: Any = None
+        self._probed: dict[int, tuple[Any, Any]] = {}
+        trace.flow = self.flow
+
+    def enter(self, path: str, args: Any, kwargs: Any, module: Any = None) -> Any:
+        """Record the start of a call."""
+        if path == ROOT:
+            self._trace.border((args, kwargs), self._runner.channel_axis)
+        return path, module, args, kwargs
+
+    def leave(self, record: Any, made: Any) -> None:
+        """Record the end of a call with its result."""
+        path, module, args, kwargs = record
+        self.flow(module, (args, kwargs), made)
+        axis = self._runner.feature_axis(module)
+        if axis is not None:
+            self._trace.module(module, args, made, axis)
+        tensors = list_tensors(args)
+        alone = len(tensors) == 1 and len(tensor_shape(tensors[0])) > 1
+        if alone and len(self._probed) < _MOST_PROBED and self._runner.has_own_call(module):
+            # The class does not show whether it multiplies x @ W or W @ x, or whether its two vectors are a
+            # norm's: its results for generated numbers do.
+            self._probed.setdefault(id(module), (module, tensors[0]))
+        if path == ROOT:
+            self._trace.border(made, self._runner.channel_axis)
+
+    def flow(self, module: Any, given: Any, made: Any) -> None:
+        """Record which modules contribute to the output of a module or operation (None)."""
+        before, self._results = 0, made
+        for tensor in list_tensors(given):
+            before |= self._flow.get(id(tensor), (None, 0))[1]
+        if module is not None and self._runner.holds_tensors(module):
+            if id(module) not in self._order and len(self._order) < _MOST_FOLLOWED:
+                self._order[id(module)] = len(self._order)
+                self._before.append(before)
+            if id(module) in self._order:
+                before |= 1 << self._order[id(module)]
+        for tensor in list_tensors(made):
+            self._flow[id(tensor)] = tensor, before | self._flow.get(id(tensor), (None, 0))[1]
+
+    def facts(self) -> dict[int, dict[str, Any]]:
+        """Return the facts of each module by its id, after the call.
+
+        `call` is the number of its first call; `after` has a bit for each call that it depends on, `leads`
+        one for each output of the model that depends on it. `orders` are those of its input and output
+        features, `computes` is its function (see probe_module). What could not be followed is left out.
+        """
+        found: dict[int, dict[str, Any]] = {}
+        if self._trace.followed and len(self._order) < _MOST_FOLLOWED:
+            outputs = [self._flow.get(id(each), (None, 0))[1] for each in list_tensors(self._results)]
+            for module, number in self._order.items():
+                leads = sum((bits >> number & 1) << place for place, bits in enumerate(outputs))
+                found[module] = {"call": number, "after": hex(self._before[number]), "leads": hex(leads)}
+        for module, orders in self._trace.orders().items():
+            found.setdefault(module, {})["orders"] = orders
+        for number, (module, like) in self._probed.items():
+            try:
+                tensors = self._runner.arrays_of(module)
+                computes = probe_module(
+                    tensors,
+                    tensor_shape(like),
+                    lambda x: self._runner.compute(module, x, like),  # noqa: B023
+                )
+            except Exception:  # noqa: BLE001, S112 - a module that takes no other numbers
+                continue
+            found.setdefault(number, {})["computes"] = computes
+        return found
+
+
+# The function of a module of a user's class, called alone.
+
+_MOST_PROBED_ENTRIES = 1 << 24
+_CLOSE = 1e-3
+_SMALL_INPUT = 3e-3
+_EPSILONS = (1e-3, 1e-4, 1e-5, 1e-6, 1e-8, 1e-12)
+
+
+def probe_module(tensors: dict[str, Any], shape: tuple[int, ...], compute: Any) -> dict[str, Any]:
+    """Return a module's function of its tensors: its `kind`, the `form` of its matrix, its `epsilon`.
+
+    Without a `kind` it matches none of the compared layers.
+    """
+    held = {name: np.asarray(each, "float64") for name, each in tensors.items()}
+    ranks = sorted(each.ndim for each in held.values())
+    if ranks not in ([2], [1, 2], [1], [1, 1]) or int(np.prod(shape)) > _MOST_PROBED_ENTRIES:
+        raise ValueError("no layer that is compared")
+    x = np.random.default_rng(0).standard_normal(shape).astype("float32")
+    vectors = [name for name, each in held.items() if each.ndim == 1]
+    if 2 in ranks:
+        (matrix,) = (each for each in held.values() if each.ndim == 2)
+        return _as_matrix(x, matrix, [held[name] for name in vectors], compute)
+    scale = next((name for name in vectors if name in ("weight", "gamma", "scale", "g", "a_2")), "")
+    offset = next((held[name] for name in vectors if name != scale), None)
+    if not scale or (offset is None and len(vectors) > 1):
+        raise ValueError("no scale")
+    return _as_norm(x * np.float32(_SMALL_INPUT), held[scale], offset, compute)
+
+
+def _as_matrix(x: Any, matrix: Any, biases: list[Any], compute: Any) -> dict[str, Any]:
+    made = np.asarray(compute(x), "float64")
+    fitting = []
+    for form, each in (("out_in", matrix.T), ("in_out", matrix)):
+        if x.shape[-1] != each.shape[0] or made.shape != (*x.shape[:-1], each.shape[1]):
+            continue
+        if biases and biases[0].shape[0] != each.shape[1]:
+            continue
+        linear = x.astype("float64") @ each + (biases[0] if biases else 0.0)
+        close = (
+            np.abs(made - activated).max() <= _CLOSE * (np.abs(activated).max() + 1e-30)
+            for activated in _iter_activations(linear)
+        )
+        if any(close):
+            fitting.append(form)
+    return {"kind": "dense", "form": fitting[0]} if len(fitting) == 1 else {}
+
+
+def _iter_activations(x: Any) -> Iterator[Any]:
+    """Yield the results of common activations."""
+    sigmoid = 1 / (1 + np.exp(-x))
+    yield from (x, np.maximum(x, 0), np.tanh(x), sigmoid, x * sigmoid, np.exp(x), np.log1p(np.exp(x)))
+    yield np.where(x > 0, x, np.exp(np.minimum(x, 0)) - 1)
+    yield from (np.where(x > 0, x, slope * x) for slope in (0.01, 0.1, 0.2, 0.3))
+    yield 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+
+
+def _as_norm(x: Any, scale: Any, offset: Any, compute: Any) -> dict[str, Any]:
+    made = np.asarray(compute(x), "float64")
+    x = x.astype("float64")
+    best: tuple[float, dict[str, Any]] = (_CLOSE, {})
+    for axis in (x.ndim - 1, 1):
+        if made.shape != x.shape or x.shape[axis] != scale.shape[0]:
+            continue
+        along = [1] * x.ndim
+        along[axis] = -1
+        for kind, centred in (("layer_norm", x - x.mean(axis, keepdims=True)), ("rms_norm", x)):
+            square = (centred**2).mean(axis, keepdims=True)
+            for epsilon in _EPSILONS:
+                normed = centred / np.sqrt(square + epsilon) * scale.reshape(along)
+                normed = normed if offset is None else normed + offset.reshape(along)
+                error = float(np.abs(made - normed).max() / (np.abs(normed).max() + 1e-30))
+                if error < best[0]:
+                    best = error, {"kind": kind, "epsilon": epsilon}
+    return best[1]
+
+
+# The trace of entries.
 
 _IMAGE_RANK = 3
 UNKNOWN: dict[str, Any] = {"parts": None, "index": None}
@@ -23,7 +353,8 @@ class Trace:
 
     def __init__(self) -> None:
         self.activations = ActivationTracker()
-        self.failed = False
+        # Whether operations are reported at all, and whether one of them could not be followed.
+        self.followed = self.failed = False
         # Also called for every operation, with its inputs and outputs.
         self.flow: Callable[[None, Any, Any], None] | None = None
         # Tensors are kept, because an id may be reused.
@@ -32,6 +363,10 @@ class Trace:
         # Variables by their handles, and the tensors read from them: kept, because an id may be reused.
         self._handles: dict[int, tuple[Any, int]] = {}
         self._read: dict[int, tuple[Any, int]] = {}
+
+    def following(self) -> contextlib.AbstractContextManager[None]:
+        """Trace the operations of the framework in a block, if it reports them."""
+        raise NotImplementedError
 
     def weigh(self, number: int, handle: Any) -> None:
         """Record under a number the products with a variable; `handle` is TensorFlow's reference to it."""
@@ -76,32 +411,29 @@ class Trace:
     def module(self, module: Any, given: Any, made: Any, axis: Callable[[int], int]) -> None:
         """Record one call of a module; `axis` maps a tensor's rank to its feature axis."""
         for side, value in (("in", given), ("out", made)):
-            tensor = first_tensor(value)
+            tensor = next(iter(list_tensors(value)), None)
             shape = tensor_shape(tensor)
-            if len(shape) > 1 and (side == "in" or self.is_followed(tensor)):
+            if len(shape) > 1 and self.is_followed(tensor):
                 self._use(id(module), side, tensor, axis(len(shape)))
+            elif len(shape) > 1 and side == "in":
+                # Its way here was not reported, e.g. through NumPy.
+                self._seen.setdefault(id(module), {}).setdefault(side, []).append(None)
 
     def _use(self, number: int, side: str, tensor: Any, axis: int) -> None:
-        moved = self.activations.numpy.moveaxis(self.entries(tensor), axis, -1)
+        moved = np.moveaxis(self.entries(tensor), axis, -1)
         rows = moved.reshape(-1, moved.shape[-1])
         # The first position may be padding.
-        whole = self.activations.numpy.flatnonzero((rows >= 0).all(1))
+        whole = np.flatnonzero((rows >= 0).all(1))
         self._seen.setdefault(number, {}).setdefault(side, []).append(rows[whole[0] if len(whole) else 0])
-
-    def given(self, arrays: list[Any]) -> list[Any]:
-        """Return the model's inputs as traced tensors; images have channels last."""
-        torch = sys.modules["torch"] if isinstance(self, TorchTrace) else None
-        constant: Any = torch.from_numpy if torch is not None else sys.modules["tensorflow"].constant
-        tensors = [constant(each) for each in arrays]
-        self.border(tensors, -1)
-        return tensors
 
     def border(self, value: Any, channel: int) -> None:
         """Record the model's inputs or outputs; their rank shows whether they are images."""
-        for tensor in iter_tensors(value):
-            shape, entries = tensor_shape(tensor), self.entries(tensor)
+        for tensor in list_tensors(value):
+            shape = tensor_shape(tensor)
             if len(shape) > _IMAGE_RANK:
-                self.activations.unless_known(entries, channel % len(shape))
+                self.activations.unless_known(self.entries(tensor), channel % len(shape))
+            elif shape:
+                self.entries(tensor)
 
     def orders(self) -> dict[int, dict[str, Any]]:
         """Return the orders of inputs and outputs by module, as documents."""
@@ -111,38 +443,11 @@ class Trace:
         found: dict[int, dict[str, Any]] = {}
         for module, sides in self._seen.items():
             for side, calls in sides.items():
-                orders = [self.activations.order(each) for each in calls]
+                orders = [None if each is None else self.activations.order(each) for each in calls]
                 known = orders[0]
                 same = known is not None and all(each == known for each in orders)
                 found.setdefault(module, {})[side] = known.document() if same and known else UNKNOWN
         return found
-
-
-def first_tensor(value: Any) -> Any:
-    """Return the first tensor of a nested value."""
-    while isinstance(value, (list, tuple)) and value:
-        value = value[0]
-    return value
-
-
-def iter_tensors(value: Any) -> Iterator[Any]:
-    """Yield the tensors of a nested value."""
-    if isinstance(value, (list, tuple)):
-        for each in value:
-            yield from iter_tensors(each)
-    elif isinstance(value, dict):
-        for each in value.values():
-            yield from iter_tensors(each)
-    elif tensor_shape(value):
-        yield value
-
-
-def tensor_shape(value: Any) -> tuple[int, ...]:
-    """Return the shape with 1 for every free axis; () for what has none, e.g. a lazy parameter."""
-    try:
-        return tuple(1 if extent is None else int(extent) for extent in value.shape)
-    except (AttributeError, TypeError, ValueError, RuntimeError):
-        return ()
 
 
 # PyTorch.
@@ -214,7 +519,7 @@ class TorchTrace(Trace):
 
     @contextlib.contextmanager
     def following(self) -> Iterator[None]:
-        """Trace operations in the block; do nothing if this PyTorch does not support it."""
+        """Trace operations in the block."""
         torch: Any = sys.modules["torch"]
         try:
             from torch.utils._python_dispatch import TorchDispatchMode
@@ -228,6 +533,8 @@ class TorchTrace(Trace):
             def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
                 del types
                 made = func(*args, **(kwargs or {}))
+                if trace.flow is not None:
+                    trace.flow(None, (args, kwargs or {}), made)
                 if not trace.failed:
                     try:
                         trace._note(torch, func, args, kwargs or {}, made)
@@ -236,13 +543,16 @@ class TorchTrace(Trace):
                 return made
 
         mode: Any = Mode
+        self.followed = True
         with mode():
             yield
 
     def _note(self, torch: Any, func: Any, args: Any, kwargs: Any, made: Any) -> None:
         space, _, name = func._schema.name.partition("::")
-        given = [each for value in args for each in iter_tensors(value) if isinstance(each, torch.Tensor)]
-        outputs = [each for each in iter_tensors(made) if isinstance(each, torch.Tensor)]
+        given, outputs = (
+            [each for each in list_tensors(value) if isinstance(each, torch.Tensor) and each.ndim]
+            for value in (args, made)
+        )
         if not outputs or not any(self.is_followed(each) for each in given):
             return
         if space != "aten" or name in _WRITES:
@@ -277,7 +587,7 @@ class TorchTrace(Trace):
             if name == "constant_pad_nd":
                 rest, kwargs = [args[1], -1], {}
             kwargs = {key: value for key, value in kwargs.items() if key not in ("dtype", "memory_format")}
-            again = [each.contiguous().numpy() for each in iter_tensors(func(first_one, *rest, **kwargs))]
+            again = [each.contiguous().numpy() for each in list_tensors(func(first_one, *rest, **kwargs))]
         if name == "pixel_unshuffle":
             self.activations.take(self.entries(args[0]), 1)
         for number, each in enumerate(outputs):
@@ -292,9 +602,17 @@ def _owns_storage(tensor: Any) -> bool:
 
 # TensorFlow.
 
-_SAME_NUMBERS = frozenset(("Reshape", "ExpandDims", "Squeeze"))
 _AGAIN = frozenset(
     [
+        "Reshape",
+        "ExpandDims",
+        "Squeeze",
+        "Identity",
+        "StopGradient",
+        "EnsureShape",
+        "Transpose",
+        "ConcatV2",
+        "GatherV2",
         "Slice",
         "StridedSlice",
         "Split",
@@ -331,7 +649,7 @@ class TensorFlowTrace(Trace):
 
     @contextlib.contextmanager
     def following(self) -> Iterator[None]:
-        """Trace operations in the block; do nothing if this TensorFlow does not support it."""
+        """Trace operations in the block."""
         tensorflow: Any = sys.modules.get("tensorflow")
         try:
             from tensorflow.python.eager import execute
@@ -362,6 +680,7 @@ class TensorFlowTrace(Trace):
             except Exception:  # noqa: BLE001 - what cannot be followed is not known
                 self.failed = True
 
+        self.followed = True
         tensorflow.config.run_functions_eagerly(True)
         op_callbacks.add_op_callback(noted)
         try:
@@ -380,27 +699,12 @@ class TensorFlowTrace(Trace):
         if not outputs or not any(self.is_followed(each) for each in inputs):
             return
         x = inputs[0]
-        if op in _SAME_NUMBERS:
-            self.put(outputs[0], self.entries(x).reshape(tensor_shape(outputs[0])))
-        elif op in ("Identity", "StopGradient", "EnsureShape"):
-            self.put(outputs[0], self.entries(x))
-        elif op == "IdentityN":
+        if op == "IdentityN":
             for number, made in enumerate(outputs):
                 self.put(made, self.entries(inputs[number]))
-        elif op == "Transpose":
-            self.put(outputs[0], self.entries(x).transpose(inputs[1].numpy()))
-        elif op == "ConcatV2":
-            numpy = self.activations.numpy
-            whole = numpy.concatenate([self.entries(each) for each in inputs[:-1]], int(inputs[-1]))
-            self.put(outputs[0], whole)
         elif op in ("Pad", "PadV2"):
-            numpy = self.activations.numpy
-            self.put(outputs[0], numpy.pad(self.entries(x), inputs[1].numpy(), constant_values=-1))
-        elif op == "GatherV2" and self.is_followed(x):
-            numpy = self.activations.numpy
-            taken = numpy.take(self.entries(x), inputs[1].numpy(), axis=int(inputs[2]))
-            self.put(outputs[0], taken.reshape(tensor_shape(outputs[0])))
-        elif op in _AGAIN:
+            self.put(outputs[0], np.pad(self.entries(x), inputs[1].numpy(), constant_values=-1))
+        elif op in _AGAIN and (op != "GatherV2" or self.is_followed(x)):
             self._again(execute, op, inputs, attrs, outputs)
         elif any(word in op for word in _IMAGE_WORDS):
             form = dict(_attribute_pairs(attrs)).get("data_format", b"")
@@ -416,11 +720,14 @@ class TensorFlowTrace(Trace):
 
     def _again(self, execute: Any, op: str, inputs: list[Any], attrs: Any, outputs: list[Any]) -> None:
         tensorflow: Any = sys.modules["tensorflow"]
-        data = {"Split": [1], "Pack": range(len(inputs))}.get(op, [0])
+        several = {"Split": range(1, 2), "Pack": range(len(inputs)), "ConcatV2": range(len(inputs) - 1)}
+        data = several.get(op, range(1))
         given = [
             tensorflow.constant(self.entries(each)) if n in data else each for n, each in enumerate(inputs)
         ]
-        pairs = [(key, _INT64 if key == "T" else value) for key, value in _attribute_pairs(attrs)]
+        # None stands for the default, which an operation itself does not accept.
+        given_attributes = ((k, value) for k, value in _attribute_pairs(attrs) if value is not None)
+        pairs = [(k, _INT64 if k in ("T", "Tparams") else value) for k, value in given_attributes]
         flat = tuple(part for pair in pairs for part in pair)
         from tensorflow.python.eager import context
 

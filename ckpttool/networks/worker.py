@@ -12,10 +12,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType, TracebackType
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -36,6 +36,7 @@ from ckpttool.networks.policy_training import (
 # One child process with a line protocol: started in isolation, with timeouts and explained exits.
 
 LAST_LINES = 6
+_FAREWELL = b'{"id": 0, "do": "close"}\n'
 LAST_BYTES = 8192
 LONGEST_LINE = 1 << 28
 GRACE_S = 5.0
@@ -84,6 +85,14 @@ class ChildProcess:
         self._child: subprocess.Popen[bytes] | None = None
         self._holder: tempfile.TemporaryDirectory[str] | None = None
 
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, _: object, __: TracebackType | None) -> None:
+        # After an error or Ctrl-C the process may be in a long computation: do not wait for it.
+        self.stop(_FAREWELL if kind is None else None)
+
     @property
     def folder(self) -> Path:
         """Return the shared folder; raise WorkerError if the process is not running."""
@@ -118,7 +127,7 @@ class ChildProcess:
             self.stop(None)
             raise UsageError(f"cannot run {self._python}: {error.strerror}") from None
 
-    def request(self, do: str, values: Message) -> Message:
+    def request(self, do: str, **values: Any) -> Message:
         """Send one request and return its answer; raise the other side's error in this process."""
         self._requests += 1
         self.send(encode_line({"id": self._requests, "do": do, **values}))
@@ -254,11 +263,10 @@ def _memory_folder() -> str | None:
 MODEL_TIMEOUT_S = 600.0
 # Like `python -m`, but the user's folder joins the path only when the model is imported: the -P option
 # requires Python 3.11.
-_PROGRAM = (
-    "-c",
-    "import sys; sys.path[:] = [p for p in sys.path if p]; "
-    "from ckpttool.networks.model_runner import main; main(sys.argv[1])",
-)
+_PATH = "import sys; sys.path[:] = [p for p in sys.path if p]; "
+_MAIN = "from ckpttool.networks.model_runner import main; main(sys.argv[1])"
+_PROGRAM = _PATH + _MAIN
+_RESTRICTED = f"{_PATH}from ckpttool.core.sandbox import begin; begin(*sys.argv[1:]); {_MAIN}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,63 +319,18 @@ def parse_input_shape(text: str) -> tuple[int, ...]:
     return tuple(map(int, parts))
 
 
-class ModelProcess:
-    """The model's process; a context manager that ends it."""
+class ModelProcess(ChildProcess):
+    """A process with one model (networks/model_runner.py).
 
-    def __init__(self, wanted: ModelSpec, *, timeout: float = MODEL_TIMEOUT_S) -> None:
-        self._wanted = wanted
-        self._process = ChildProcess(
-            "model's process", _PROGRAM, [], python=wanted.python, timeout=timeout, threads=None
-        )
+    `restrictions` are those of core/sandbox.py, None for a process that builds and saves a user's model.
+    """
 
-    def __enter__(self) -> ModelProcess:
-        self._process.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, _: object, __: TracebackType | None) -> None:
-        self._process.stop(b'{"id": 0, "do": "close"}\n' if kind is None else None)
-
-    def build(self) -> Mapping[str, Any]:
-        """Create the model; return its framework, and the forms that it can be loaded from."""
-        return self.request("build", {"factory": self._wanted.factory, "arguments": self._wanted.arguments})
-
-    def describe(self, guessed: Sequence[Sequence[int]]) -> Sequence[Mapping[str, Any]]:
-        """Return its modules, called once if a shape is known; `guessed` is for models without weights."""
-        shapes = [list(each) for each in self._wanted.shapes]
-        answer = self.request("describe", {"shapes": shapes, "guessed": [list(each) for each in guessed]})
-        found: Sequence[Mapping[str, Any]] = answer["modules"]
-        return found
-
-    def save(self, file: str, form: str) -> str:
-        """Save the model's current values with the framework; return the path to open."""
-        return str(self.request("save", {"file": file, "form": form})["file"])
-
-    def number(self) -> bool:
-        """Fill every weight with its own number; return False if names identify the tensors."""
-        return bool(self.request("number", {})["done"])
-
-    def load(self, file: str, form: str, optimizers: Sequence[Mapping[str, Any]] = ()) -> None:
-        """Load the file strictly with the framework; raise WorkerError if that fails.
-
-        `optimizers` are the model's optimizers in the file: their `name`, `class`, `arguments`, and the
-        weights of each of their `groups`, by key or number.
-        """
-        self.request("load", {"file": file, "form": form, "optimizers": list(optimizers)})
-
-    @property
-    def folder(self) -> Path:
-        """Return the shared folder."""
-        return self._process.folder
-
-    def start(self) -> None:
-        """Do nothing: the process also runs the model that it holds (networks/model_runner.py)."""
-
-    def stop(self, farewell: bytes | None) -> None:
-        """Do nothing: the context manager ends the process."""
-
-    def request(self, do: str, values: Message) -> Message:
-        """Send one request and return its answer; raise the other side's error in this process."""
-        return self._process.request(do, values)
+    def __init__(
+        self, name: str, python: str, restrictions: str | None = None, *, timeout: float = MODEL_TIMEOUT_S
+    ) -> None:
+        program = _PROGRAM if restrictions is None else _RESTRICTED
+        arguments = [] if restrictions is None else [restrictions]
+        super().__init__(name, ("-c", program), arguments, python=python, timeout=timeout, threads=None)
 
 
 # Worker: a separate process per framework, with one protocol for all.
@@ -381,7 +344,7 @@ TIMEOUT_S = 120.0
 # The parent's side.
 
 
-class Worker:
+class Worker(ChildProcess):
     """A backend in a separate process; a context manager that ends the process and removes the folder.
 
     `python` may be another environment's interpreter (3.11 or newer, with numpy). No request waits
@@ -397,22 +360,9 @@ class Worker:
         threads: int | None = None,
     ) -> None:
         self.NAME = backend
-        self._process = ChildProcess(
-            f"{backend} worker",
-            module_arguments("ckpttool.networks.worker"),
-            [backend],
-            python=python,
-            timeout=timeout,
-            threads=threads,
-        )
-
-    def __enter__(self) -> Worker:
-        self._process.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, _: object, __: TracebackType | None) -> None:
-        # After an error or Ctrl-C the worker may be in a long computation: do not wait for it.
-        self._process.stop(b'{"id": 0, "do": "close"}\n' if kind is None else None)
+        program = module_arguments("ckpttool.networks.worker")
+        name = f"{backend} worker"
+        super().__init__(name, program, [backend], python=python, timeout=timeout, threads=threads)
 
     def versions(self) -> dict[str, str]:
         """Return the versions of the computing libraries, and of the worker's Python."""
@@ -430,15 +380,6 @@ class Worker:
         """Make one update per batch in the worker's framework, in the learner's float type."""
         document = policy_training.write_learner(learner, batches, self.folder)
         return policy_training.read_trained(self.request("train", learner=document), self.folder)
-
-    @property
-    def folder(self) -> Path:
-        """Return the folder for arrays exchanged while the worker runs."""
-        return self._process.folder
-
-    def request(self, do: str, **values: Any) -> Message:
-        """Send one request and return its answer; raise the worker's error in this process."""
-        return self._process.request(do, values)
 
 
 class WorkerPolicy:

@@ -406,9 +406,9 @@ def compare(found: np.ndarray, wanted: np.ndarray) -> None:
 def _like(target: str, name: str, shapes: Sequence[tuple[int, ...]], style: str) -> Any:
     from ckpttool.commands import load_into
     from ckpttool.networks import ModelSpec
-    from tests.shared_runners import LocalModel
+    from tests.shared_runners import InThisProcess
 
-    load_into.ModelProcess = LocalModel  # type: ignore[assignment,misc]
+    load_into.ModelProcess = InThisProcess  # type: ignore[assignment,misc]
     if target == "torch":
         return ModelSpec("tests.model_pairs.torch_side:build", {"name": name, "seed": 5}, tuple(shapes))
     arguments = {"name": name, "style": style, "seed": 5}

@@ -178,9 +178,9 @@ def _converted(target: str, name: str, at: Path, expected: np.ndarray) -> tuple[
 def _like(target: str, name: str) -> Any:
     from ckpttool.commands import load_into
     from ckpttool.networks import ModelSpec
-    from tests.shared_runners import LocalModel
+    from tests.shared_runners import InThisProcess
 
-    load_into.ModelProcess = LocalModel  # type: ignore[assignment,misc]
+    load_into.ModelProcess = InThisProcess  # type: ignore[assignment,misc]
     return ModelSpec(f"tests.model_pairs.hugging_face:{target}_model", {"name": name}, ())
 
 
