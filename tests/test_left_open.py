@@ -36,12 +36,10 @@ def test_every_library_takes_what_it_leaves_open_from_the_table() -> None:
         assert not lacks or lacks in LEFT_OPEN.values(), layout.name
 
 
-# Layouts whose default activation is no guess: a constant in the library's code, a setting in its files, or
-# what ckpttool writes together with a sidecar.
+# Layouts whose default activation is no guess: a constant in the library's code, or a setting in its files.
 _CERTAIN = {
     *("fujimoto", "fasttd3", "cleanrl", "elegantrl", "tf2rl"),
     *("stable_baselines2", "stable_baselines3", "agilerl"),
-    *("td3_torch", "td3_tf"),
 }
 
 

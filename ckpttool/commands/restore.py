@@ -834,11 +834,14 @@ class Agent:
         # A network without any runnable layer is not a part, but was in the file.
         left = [n for n in self.binding.unplaced.get(title.partition("/")[0], ()) if n not in covered]
         if left:
-            front = self.front(title)
+            front, hint = self.front(title), None
             if front is not None and front.covers.issuperset(left):
                 reason = "contains more than layers (an encoder, memory, norms): it can only be played"
             elif any("discrete" in each for each in left):
                 reason = "has discrete actions, which cannot be run yet"
+                hint = single_networks.conversion_hint(self.checkpoint.path)
+            elif order := [each for each in left if each.startswith(schema.UNKNOWN_ORDER)]:
+                left, reason, hint = order, "has layers in an unknown order", schema.RECORDED_ORDER
             else:
                 ledger = self.binding.ledger
                 classes = [each.value.partition(":")[0] for each in ledger if each.what == "custom code"]
@@ -848,7 +851,7 @@ class Agent:
                 f"{title} {reason}",
                 file=self.checkpoint.path,
                 found=abbreviate_list(left, 3),
-                hint=single_networks.conversion_hint(self.checkpoint.path) if "discrete" in reason else None,
+                hint=hint,
             )
         return part
 
@@ -912,7 +915,7 @@ def build_agent(
     binding = with_names(binding, checkpoint.tree, own.sidecar)
     binding, used = with_companions(binding, checkpoint)
     binding = with_records(binding, checkpoint.tree, checkpoint)
-    binding = tf_names.check_connections(binding, checkpoint.tree)
+    binding = tf_names.check_connections(binding, checkpoint.tree, own.sidecar)
     tree = select_network_leaves(checkpoint.tree, binding)
     stated = binding.facts.stated
     contradicted = find_contradictions(own.sidecar, read_metadata(binding, tree), stated)

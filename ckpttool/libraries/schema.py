@@ -185,6 +185,14 @@ DISCRETE_CHOICE = "choosing among discrete actions"
 """Why a policy that chooses among discrete actions is not played where its action space is unclear."""
 
 
+UNKNOWN_ORDER = "several orders of its layers fit"
+"""Why a network is not run whose layers only the file puts in an order."""
+RECORDED_ORDER = (
+    "use TorchScript, an ONNX model or a .keras file, which record the computation, or a whole module "
+    "(torch.save(model)) of layers in sequence"
+)
+
+
 HALVES = unknown_fact(
     "architecture",
     "whether the last layer outputs deviations too, which the number of actions shows",
@@ -454,6 +462,8 @@ LEFT_OPEN: Mapping[str, tuple[LedgerEntry, ...]] = {
     "rsl_rl": (NO_ACTIVATIONS,),
     # Arguments of the networks; a pickled module or a graph has them.
     "spinningup": (NO_ACTIVATIONS,),
+    # Programs of one's own: the classes of the networks, and how their output becomes an action.
+    "td3": (NO_ACTIVATIONS, NO_ACTION_MAP),
     "tf_agents": (NO_BOUNDS, NO_ACTIVATIONS),
     "skrl": (NO_ACTIVATIONS, NO_ACTION_MAP, NO_BOUNDS),
     "tianshou": (
