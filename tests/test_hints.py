@@ -428,7 +428,11 @@ FILLED = [
     Situation("half", saved(fc__weight=(3, 4), fc__bias=(3,)), LIKE.format("pt", "half"), ("--cast",)),
     Situation("an optimizer's state", trained(torch.optim.Adam), LIKE.format("pt", "linear"), ()),
     Situation(
-        "another framework", twins, "convert in.pt out.weights.h5 --like models:towers", ("--to torch",)
+        "another framework",
+        twins,
+        "convert in.pt out.weights.h5 --like models:towers",
+        ("name the target out.weights.pt",),
+        words={"name the target": "ckpttool convert in.pt --like models:towers"},
     ),
     Situation("a separable convolution", separable, LIKE.format("weights.h5", "separable"), (), in_two),
 ]

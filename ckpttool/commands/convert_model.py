@@ -134,7 +134,7 @@ def convert_into_model(
     # Rules for every tensor cover all of their axes.
     axes = options.from_ or ("torch" if rules is not None and rules.rest != "kinds" else None)
     given = model_source(checkpoint, options.part, options.preparation, own.sidecar, axes, model.shapes)
-    with TargetModel(model, form) as beside:
+    with TargetModel(model, form, target) as beside:
         if options.like_source is not None:
             shapes = model.shapes or beside.inputs()
             shapes = with_last_channels(shapes) if form == "torch" else shapes

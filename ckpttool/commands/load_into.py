@@ -123,8 +123,8 @@ def choose_model_form(kind: TargetKind) -> str:
 class TargetModel:
     """The model that a `Like` names, in a separate process; a context manager that ends it and cleans up."""
 
-    def __init__(self, wanted: ModelSpec, form: str | None = None) -> None:
-        self._wanted, self._form = wanted, form or ""
+    def __init__(self, wanted: ModelSpec, form: str | None = None, target: str | None = None) -> None:
+        self._wanted, self._form, self._target = wanted, form or "", target
         self._built: Mapping[str, Any] = {}
         self.process = ModelProcess(wanted)
         self._folder = tempfile.TemporaryDirectory(prefix="ckpttool-")
@@ -151,14 +151,15 @@ class TargetModel:
         if self._form not in built["forms"]:
             raise UsageError(
                 f"{self._wanted.factory} creates a {framework} model, which cannot load {self._form}",
-                hint=" or ".join(f"--to {form}" for form in built["forms"]),
+                hint=layer_options.suggest_targets(self._target, built["forms"]),
             )
         modules = self.process.describe(guessed)
         first = self.process.save(os.path.join(self._folder.name, "first"), self._form)
         tree = open_checkpoint(first).tree
         if self._form == "keras" and all("vars/" not in leaf.key for _, leaf in tree.tensors()):
             raise UnsupportedError(
-                "the model's Keras version is too old for .weights.h5 files", hint="--to tf"
+                "the model's Keras version is too old for .weights.h5 files",
+                hint=layer_options.suggest_targets(self._target, ["tf"]),
             )
         places: dict[str | int, Path]
         if self.process.number():
