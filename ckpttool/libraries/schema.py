@@ -323,8 +323,8 @@ class ObservationNormalizer(NamedTuple):
 
     An observation becomes `(x - mean) / sqrt(var + epsilon)`, or with `outside` (epsilon outside the
     square root) `(x - mean) / (sqrt(var) + epsilon)`, and is then clipped to `[-clip, clip]`. `assumed`
-    means that no file contains `epsilon` or `clip`. `parts` are the names and sizes of the normalised
-    inputs, in the order of the statistics, if there are several inputs.
+    is the sentence on `epsilon` and `clip` if no file contains one of them. `parts` are the names and sizes
+    of the normalised inputs, in the order of the statistics, if there are several inputs.
     """
 
     mean: Leaf
@@ -333,7 +333,7 @@ class ObservationNormalizer(NamedTuple):
     epsilon: float = 0.0
     clip: float | None = None
     outside: bool = False
-    assumed: bool = False
+    assumed: str = ""
     parts: Mapping[str, int] = MappingProxyType({})
 
 
@@ -1229,14 +1229,12 @@ class _StatisticsGroup:
 class StoredStatistics:
     """Observation statistics: the numbers with their formula, and their location.
 
-    `assumed` names the parts of the formula that no file contains, None if the file has all of it.
     `moves` map the tensors to the canonical agent, `consumed` are entries without further information.
     """
 
     where: str
     size: int
     norm: ObservationNormalizer
-    assumed: str | None
     moves: tuple[Move, ...]
     consumed: frozenset[Path]
 
@@ -1276,7 +1274,7 @@ def set_statistics(binding: RecognizedAgent, chosen: StoredStatistics) -> Recogn
     """Return the binding of an agent that normalises its observations with these statistics."""
     facts = binding.facts.without_lack("observation statistics").read(chosen.where, norm=chosen.norm)
     kept = (move for move in binding.moves.moves if move.source not in chosen.paths)
-    assumed = (*binding.moves.assumed, *([] if chosen.assumed is None else [chosen.assumed]))
+    assumed = (*binding.moves.assumed, *filter(None, [chosen.norm.assumed]))
     moves = replace(binding.moves, moves=(*kept, *chosen.moves), assumed=assumed)
     return replace(binding, facts=facts, moves=moves, consumed=binding.consumed | chosen.consumed)
 
@@ -1411,9 +1409,9 @@ def _make_statistics(group: _StatisticsGroup) -> StoredStatistics:
         rule = KEEP if named[name].shape == shape else Reshape(shape)
         moves.append(Move(paths[0], (attr(NORMALIZER), attr(name)), rule))
         consumed.discard(paths[0])
-    assumed = None if epsilon is not None and clip is not None else _assumption(group, norm, formula)
-    norm = norm._replace(assumed=assumed is not None)
-    return StoredStatistics(group.where, size, norm, assumed, tuple(moves), frozenset(consumed))
+    if epsilon is None or clip is None:
+        norm = norm._replace(assumed=_assumption(group, norm, formula))
+    return StoredStatistics(group.where, size, norm, tuple(moves), frozenset(consumed))
 
 
 def _assumption(group: _StatisticsGroup, norm: ObservationNormalizer, formula: _NormalizationFormula) -> str:
