@@ -709,6 +709,17 @@ def test_a_sidecar_completes_the_formula_of_stored_statistics(
     ]
 
 
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
+def test_numbers_of_a_trace_are_no_part_of_a_state_dict(tmp_path: Path) -> None:
+    model, target = NormalizedPolicy(Normalizer()), str(tmp_path / "target.pt")
+    torch.jit.trace(model, torch.zeros(1, 3)).save(tmp_path / "trace.pt")
+    convert(str(tmp_path / "trace.pt"), target)
+    model.load_state_dict(torch.load(target))
+    known = restore_agent(target).known.obs_norm
+    assert known is not None
+    np.testing.assert_allclose(known["var"], [0.27, 0.021, 4.02], rtol=1e-6)
+
+
 def test_an_assumed_formula_stays_one_in_a_target(tmp_path: Path) -> None:
     torch.save(NormalizedPolicy(Normalizer()).state_dict(), tmp_path / "policy.pt")
     convert(str(tmp_path / "policy.pt"), str(tmp_path / "target.safetensors"))
