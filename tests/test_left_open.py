@@ -20,8 +20,7 @@ from ckpttool.commands.restore import canonical_tree, restore_agent
 from ckpttool.core import display, plugins, sidecar
 from ckpttool.core.sidecar import NO_ACTIVATIONS, STATISTICS_UNKNOWN
 from ckpttool.formats import open_checkpoint
-from ckpttool.libraries import td3
-from ckpttool.libraries.recognize import recognize_tree
+from ckpttool.libraries import recognize_tree, td3
 from ckpttool.libraries.schema import LEFT_OPEN
 from tests import sb3_files as sb3
 from tests.conftest import TORCH_SAMPLE, Ran, in_process

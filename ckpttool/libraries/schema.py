@@ -462,7 +462,7 @@ LEFT_OPEN: Mapping[str, tuple[LedgerEntry, ...]] = {
     "rsl_rl": (NO_ACTIVATIONS,),
     # Arguments of the networks; a pickled module or a graph has them.
     "spinningup": (NO_ACTIVATIONS,),
-    # Programs of one's own: the classes of the networks, and how their output becomes an action.
+    # Custom programs: their code has the classes of the networks, and how their output becomes an action.
     "td3": (NO_ACTIVATIONS, NO_ACTION_MAP),
     "tf_agents": (NO_BOUNDS, NO_ACTIVATIONS),
     "skrl": (NO_ACTIVATIONS, NO_ACTION_MAP, NO_BOUNDS),
