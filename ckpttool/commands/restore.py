@@ -352,10 +352,10 @@ def _completes_statistics(recorded: Mapping[str, Any], norm: ObservationNormaliz
 
 def _with_recorded_formula(binding: RecognizedAgent, recorded: Sidecar | None) -> RecognizedAgent:
     """Return the binding without the assumed formula of its statistics if the sidecar has another one."""
-    norm, found = binding.facts.norm, None if recorded is None else recorded.obs_norm
-    if norm is None or found is None or not _completes_statistics(found, norm):
+    norm, statistics = binding.facts.norm, None if recorded is None else recorded.obs_norm
+    if norm is None or statistics is None or not _completes_statistics(statistics, norm):
         return binding
-    if _agree("obs_norm", [found], [_statistics_fact(norm)], ""):
+    if _agree("obs_norm", [statistics], [_statistics_fact(norm)], ""):
         return binding  # perhaps the same assumption, which a conversion made
     assumed = tuple(each for each in binding.moves.assumed if each != norm.assumed)
     facts = binding.facts._replace(norm=norm._replace(assumed=""))

@@ -9,7 +9,8 @@ from itertools import pairwise
 from ckpttool.core import deferred
 from ckpttool.core.errors import UnsupportedError
 from ckpttool.core.sidecar import NO_STATISTICS, OUTPUT_RANGE, STATISTICS_UNKNOWN
-from ckpttool.core.tree import Container, Leaf, Path, Tree, ValueLeaf, attr, display, key
+from ckpttool.core.source import Shape
+from ckpttool.core.tree import Container, Leaf, Path, PathStep, Tree, ValueLeaf, attr, display, key
 from ckpttool.libraries import optimizers_read, optimizers_write, schema, tf2rl
 from ckpttool.libraries.optimizers_write import make_tensor_rule
 from ckpttool.libraries.recognize import (
@@ -449,8 +450,24 @@ def recognize_tf(tree: Tree, name: str) -> RecognizedAgent | None:
     binding = bind(tree, TF_TABLE)
     if binding is None or not is_whole_tree(binding, tree):
         return None
-    found = add_recurrent_layers(_add_action_map(binding, tree), tree, TF_TABLE.framework)
+    found = _add_memory(_add_action_map(binding, tree), tree, TF_TABLE.framework)
     return found if _is_agent(found, tree) else None
+
+
+def _add_memory(binding: RecognizedAgent, tree: Tree, framework: str) -> RecognizedAgent:
+    """Return the binding with recurrent layers; those whose order nothing decides are refused."""
+    binding = add_recurrent_layers(binding, tree, framework)
+    for component, front in binding.fronts.items():
+        rows: dict[Path, dict[PathStep, tuple[Path, Shape]]] = {}
+        for move in front.moves:
+            if isinstance(leaf := move.rule.leaf(tree[move.source]), Leaf):
+                rows.setdefault(move.target[:-1], {})[move.target[-1]] = move.source, leaf.shape
+        cells = [(row[schema.KERNEL], row[schema.RECURRENT][1]) for row in rows.values()]
+        names = [tuple(tree.names[path].split("/")) for (path, _), _ in cells]
+        orders, _ = find_orders(names, [(shape[0], units[0]) for (_, shape), units in cells])
+        if orders != [tuple(range(len(names)))]:
+            binding = binding.refused(component, f"{schema.UNKNOWN_ORDER} (recurrent)")
+    return binding
 
 
 def _is_agent(binding: RecognizedAgent, tree: Tree) -> bool:
@@ -643,7 +660,7 @@ def recognize_torch(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: A
     binding = bind(tree, TORCH_TABLE)
     if binding is None or not is_whole_tree(binding, tree):
         return None
-    return add_recurrent_layers(_add_action_map(binding, tree), tree, TORCH_TABLE.framework)
+    return _add_memory(_add_action_map(binding, tree), tree, TORCH_TABLE.framework)
 
 
 def plan_torch(binding: RecognizedAgent, agent: Tree, settings: Settings) -> Plan:

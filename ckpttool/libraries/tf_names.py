@@ -159,14 +159,14 @@ class _DenseLayer(NamedTuple):
 
 def _list_dense(part: AgentNetwork, binding: RecognizedAgent, tree: Tree) -> list[_DenseLayer]:
     moves = {move.target: move for move in binding.moves.moves}
-    found = []
+    dense = []
     for position, layer in enumerate(part.layers):
         move = moves.get(canonical_weight_path(part, position, "kernel"))
         leaf = None if move is None else move.rule.leaf(tree[move.source])
         if isinstance(leaf, Leaf) and move is not None:
             stored = tuple(tree.names[move.source].split("/"))
-            found.append(_DenseLayer(layer.name, stored, (leaf.shape[0], leaf.shape[-1])))
-    return found
+            dense.append(_DenseLayer(layer.name, stored, (leaf.shape[0], leaf.shape[-1])))
+    return dense
 
 
 def _list_joined(part: AgentNetwork, binding: RecognizedAgent, tree: Tree) -> list[str]:
