@@ -16,7 +16,7 @@ from ckpttool.core import deferred, limits, plugins
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.deferred import NamedTuple
 from ckpttool.core.dtypes import np
-from ckpttool.core.errors import CkpttoolError, NotFoundError, UnsupportedError, abbreviate_list
+from ckpttool.core.errors import CkpttoolError, NotFoundError, UnsupportedError, UsageError, abbreviate_list
 from ckpttool.core.kinds import KERAS_ACTIVATIONS
 from ckpttool.core.optimizers import ADAM, RMSPROP, SGD, UNCONVERTED, OptimizerFamily, find_class
 from ckpttool.core.sidecar import NO_RESIDUALS, NORMS_BEFORE, LedgerEntry, Sidecar
@@ -64,6 +64,7 @@ _JOINING = deferred.compile(
     r"(_?\d+)?(_|$)"
 )
 _PROJECTION = deferred.compile(r"(^|_)(proj|projection|branch|adapter|side)(_?\d+)?(_|$)")
+_INDEX = deferred.compile(r"[0-9]{1,9}")
 _BLOCK = deferred.compile(r"(^|_)blocks?(_?\d+)?(_|$)")
 # Activations of a policy's standard deviation, which are in the same functions.
 _OF_DEVIATIONS = frozenset(("softplus", "sigmoid"))
@@ -153,7 +154,7 @@ class _DenseLayer(NamedTuple):
     def follows_in_sequential(self, other: _DenseLayer) -> bool:
         """Return whether both are parts of one torch Sequential, whose other parts are between them."""
         (*owner, before, weight), (*own, number, name) = (("", *each.stored) for each in (other, self))
-        numbered = weight == name == "weight" and before.isdigit() and number.isdigit()
+        numbered = weight == name == "weight" and all(map(_INDEX.fullmatch, (before, number)))
         return numbered and owner == own and int(number) - int(before) > 1
 
 
@@ -188,8 +189,12 @@ def _is_user_written(binding: RecognizedAgent, recorded: Sidecar | None) -> bool
         if not given:
             return False
     layout = binding.layout if source is None else str(source.get("layout") or NO_LAYOUT)
-    tables = (each for each in plugins.installed("layouts") if each.name == layout)
-    return layout == NO_LAYOUT or any(each.load().TABLE.user_written for each in tables)
+    if layout == NO_LAYOUT:
+        return True
+    with contextlib.suppress(UsageError):  # the layout of a package that is not installed here
+        table = getattr(plugins.find("layouts", layout).load(), "TABLE", None)
+        return bool(getattr(table, "user_written", False))
+    return True
 
 
 def _list_summable(part: AgentNetwork, binding: RecognizedAgent, tree: Tree) -> Iterator[str]:
