@@ -242,7 +242,11 @@ def exit_reasons(done: ConversionResult) -> list[str]:
             reasons.append(f"{word} {abbreviate_list(list(names), 3)}")
     if done.open_entries:
         lost = abbreviate_list([entry.sentence for entry in done.open_entries], 3)
-        reasons.append(f"not {'applied' if done.playable else 'written'}: {lost}")
+        topics = {entry.what for entry in done.open_entries}
+        defaults = (entry for entry in done.ledger if entry.use == "assumed" and entry.what in topics)
+        stated = ", ".join(dict.fromkeys(entry.hint for entry in defaults if entry.hint))
+        how = f" (state them with {stated})" if stated else ""
+        reasons.append(f"not {'applied' if done.playable else 'written'}: {lost}{how}")
     return reasons
 
 
