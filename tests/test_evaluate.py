@@ -242,7 +242,8 @@ def test_without_a_sidecar_the_environment_is_asked_for(tmp_path: Path, golden: 
         evaluate(str(tmp_path / "x.pt"))
     golden(caught.value)
     found = evaluate(str(tmp_path / "x.pt"), "Pendulum-v1", Protocol(episodes=1))
-    assert len(found.assumed) == 3
+    assert len(found.assumed) == 4
+    assert {entry.what for entry in found.ledger if entry.open} == {"activation", "action map"}
     assert found.statistics.std is None
 
 

@@ -558,6 +558,23 @@ def test_memory_of_another_form_is_refused(tmp_path: Path, actor: nn.Module, gol
     golden(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("names", "known"), [(("rnn1", "rnn2", "rnn3"), True), (("first", "slow", "fast"), False)]
+)
+def test_only_numbers_order_recurrent_layers_of_one_size(
+    tmp_path: Path, names: tuple[str, ...], known: bool
+) -> None:
+    actor = nn.ModuleDict({name: nn.GRU(5 if name == names[0] else 8, 8) for name in names})
+    actor["l1"] = nn.Linear(8, 2)
+    torch.save({"actor": actor.state_dict(), "total_it": 5}, tmp_path / "a.pt")
+    agent = restore_agent(str(tmp_path / "a.pt"))
+    if known:
+        assert agent.playable("actor") is not None
+    else:
+        with pytest.raises(UnsupportedError):
+            agent.playable("actor")
+
+
 @pytest.mark.environment
 @pytest.mark.parametrize(("algorithm", "policy"), [("SAC", "Pictures"), ("SAC", "Mixed"), ("DQN", "Moves")])
 def test_the_command_plays_them(made: Any, games: Path, algorithm: str, policy: str) -> None:

@@ -298,7 +298,9 @@ SITUATIONS = [
         "bounds for ONNX",
         sample,
         "convert in.pt out.onnx",
-        ("ckpttool convert in.pt out.onnx --to onnx --env Pendulum-v1",),
+        ("ckpttool convert in.pt out.onnx --to onnx --env Pendulum-v1", "--activation NAME, --head NAME"),
+        # The file is there, with the defaults.
+        words={"--activation NAME, --head NAME": f"{FACTS} --force"},
     ),
     Situation(
         "bounds for ONNX of no known task",
@@ -312,7 +314,8 @@ SITUATIONS = [
         "the environment",
         sample,
         "eval in.pt --episodes 1",
-        ("ckpttool eval in.pt --episodes 1 --env Pendulum-v1",),
+        ("ckpttool eval in.pt --episodes 1 --env Pendulum-v1", "--activation NAME, --head NAME"),
+        words={"--activation NAME, --head NAME": FACTS},
     ),
     Situation("a lone policy", POLICY, f"eval in.pt {OPTIONS}", MISSING, words=VALUES),
     Situation("two networks", two_policies, f"eval in.pt {OPTIONS} {FACTS}", ("--network left",)),
@@ -428,7 +431,11 @@ FILLED = [
     Situation("half", saved(fc__weight=(3, 4), fc__bias=(3,)), LIKE.format("pt", "half"), ("--cast",)),
     Situation("an optimizer's state", trained(torch.optim.Adam), LIKE.format("pt", "linear"), ()),
     Situation(
-        "another framework", twins, "convert in.pt out.weights.h5 --like models:towers", ("--to torch",)
+        "another framework",
+        twins,
+        "convert in.pt out.weights.h5 --like models:towers",
+        ("name the target out.weights.pt",),
+        words={"name the target": "ckpttool convert in.pt --like models:towers"},
     ),
     Situation("a separable convolution", separable, LIKE.format("weights.h5", "separable"), (), in_two),
 ]

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from ckpttool.commands.convert import convert
+from ckpttool.commands.evidence import AgentFacts
 from ckpttool.commands.restore import canonical_tree, restore_agent
 from ckpttool.core import Alias, FormatError, Leaf, Tree, UnsupportedError, display
 from ckpttool.core.sidecar import NO_ACTIVATIONS, NO_BOUNDS, NO_STATISTICS
@@ -105,6 +108,22 @@ def test_the_mean_is_the_first_half(tmp_path: Path) -> None:
         assert np.array_equal(weight.array(), kernel[:, half])
         assert np.array_equal(moment.array(), np.arange(48, dtype="f4").reshape(12, 4)[:, half])
     assert "temperature/log_alpha" in agent
+
+
+def test_the_count_of_calls_since_a_target_update_is_kept(tmp_path: Path) -> None:
+    tree, name = whole(td3()), "agent/_update_target/_counter"
+    count = leaf(np.array(3, np.int64), name, role="counter")
+    path = written(Tree({**tree.leaves, attributes(name): count}, tree.aliases), tmp_path / "ckpt-3")
+    for to in ("torch", "sb3"):
+        done = convert(path, str(tmp_path / f"{to}-1"), to=to, facts=AgentFacts(action_low=-1, action_high=1))
+        residue = json.loads((tmp_path / f"{to}-1.ckpttool.json").read_text())["residue"]
+        assert (done.report.unused, [each["path"] for each in residue if each["path"] == name]) == (
+            (),
+            [name],
+        )
+    for to in ("tf", "tf_agents"):
+        convert(path, str(tmp_path / f"{to}-1"), to=to)
+        assert open_checkpoint(str(tmp_path / f"{to}-1")).tree[attributes(name)].array() == 3
 
 
 @pytest.mark.parametrize("outputs", [5, 991])

@@ -654,6 +654,79 @@ def test_a_sidecar_that_says_what_the_checkpoint_says_is_no_finding(tmp_path: Pa
     assert not [entry for entry in restore_agent(path).ledger if entry.use == "not used"]
 
 
+class Normalizer(nn.Module):
+    """Statistics of observations with a formula that only the code states."""
+
+    def __init__(self, outside: bool = False, limit: float = 0.0, epsilon: float = 0.02) -> None:
+        super().__init__()
+        self.outside, self.limit, self.epsilon = outside, limit, epsilon
+        self.register_buffer("running_mean", torch.tensor([0.5, -0.5, 1.0]))
+        self.register_buffer("running_var", torch.tensor([0.25, 1e-3, 4.0]))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.outside:
+            x = (x - self.running_mean) / (torch.sqrt(self.running_var) + self.epsilon)
+        else:
+            x = (x - self.running_mean) / torch.sqrt(self.running_var + self.epsilon)
+        return torch.clamp(x, -self.limit, self.limit) if self.limit > 0 else x
+
+
+class NormalizedPolicy(nn.Module):
+    """A policy with such statistics."""
+
+    def __init__(self, normalizer: Normalizer) -> None:
+        super().__init__()
+        self.normalizer, self.l1, self.l2 = normalizer, nn.Linear(3, 8), nn.Linear(8, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(self.l2(torch.relu(self.l1(self.normalizer(x)))))
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
+@pytest.mark.parametrize("to", ["torch", "safetensors"])
+@pytest.mark.parametrize("outside", [False, True])
+@pytest.mark.parametrize("limit", [0.0, 1.5])
+def test_a_sidecar_completes_the_formula_of_stored_statistics(
+    outside: bool, limit: float, to: str, tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    model, target = NormalizedPolicy(Normalizer(outside, limit)), str(tmp_path / "target")
+    torch.jit.script(model).save(tmp_path / "script.pt")
+    convert(str(tmp_path / "script.pt"), target, to=to)
+    found = restore_agent(target)
+    assert not [entry for entry in found.ledger if entry.use == "not used" or "normalised" in entry.value]
+    played = ckpttool.load_agent(target, facts=AgentFacts(head="affine", action_low=-1.0, action_high=1.0))
+    observations = torch.randn(16, 3)
+    np.testing.assert_allclose(
+        played.act(observations.numpy()), model(observations).detach().numpy(), rtol=0, atol=1e-6
+    )
+    # Another variance than the stored one is no formula.
+    own = json.loads(Path(f"{target}.ckpttool.json").read_text())
+    own["obs_norm"]["var"][1] *= 2
+    Path(f"{target}.ckpttool.json").write_text(json.dumps(own))
+    assert [entry.what for entry in restore_agent(target).ledger if entry.use == "not used"] == [
+        "observation statistics"
+    ]
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
+def test_numbers_of_a_trace_are_no_part_of_a_state_dict(tmp_path: Path) -> None:
+    model, target = NormalizedPolicy(Normalizer()), str(tmp_path / "target.pt")
+    torch.jit.trace(model, torch.zeros(1, 3)).save(tmp_path / "trace.pt")
+    convert(str(tmp_path / "trace.pt"), target)
+    model.load_state_dict(torch.load(target))
+    known = restore_agent(target).known.obs_norm
+    assert known is not None
+    np.testing.assert_allclose(known["var"], [0.27, 0.021, 4.02], rtol=1e-6)
+
+
+def test_an_assumed_formula_stays_one_in_a_target(tmp_path: Path) -> None:
+    torch.save(NormalizedPolicy(Normalizer()).state_dict(), tmp_path / "policy.pt")
+    convert(str(tmp_path / "policy.pt"), str(tmp_path / "target.safetensors"))
+    for name in ("policy.pt", "target.safetensors"):
+        assert [entry for entry in restore_agent(str(tmp_path / name)).ledger if "normalised" in entry.value]
+
+
 # --- The commands ------------------------------------------------------------------------------------
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pickle
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,14 @@ from torch import nn
 
 from ckpttool.commands.convert import convert
 from ckpttool.commands.evidence import AgentFacts
-from ckpttool.commands.restore import restore_agent
-from ckpttool.core import plugins, sidecar
+from ckpttool.commands.restore import canonical_tree, restore_agent
+from ckpttool.core import display, plugins, sidecar
 from ckpttool.core.sidecar import NO_ACTIVATIONS, STATISTICS_UNKNOWN
+from ckpttool.formats import open_checkpoint
+from ckpttool.libraries import recognize_tree, td3
 from ckpttool.libraries.schema import LEFT_OPEN
 from tests import sb3_files as sb3
-from tests.conftest import Ran, in_process
+from tests.conftest import TORCH_SAMPLE, Ran, in_process
 from tests.pickles import importable, instance
 
 pytest.importorskip("gymnasium")
@@ -36,12 +39,10 @@ def test_every_library_takes_what_it_leaves_open_from_the_table() -> None:
         assert not lacks or lacks in LEFT_OPEN.values(), layout.name
 
 
-# Layouts whose default activation is no guess: a constant in the library's code, a setting in its files, or
-# what ckpttool writes together with a sidecar.
+# Layouts whose default activation is no guess: a constant in the library's code, or a setting in its files.
 _CERTAIN = {
     *("fujimoto", "fasttd3", "cleanrl", "elegantrl", "tf2rl"),
     *("stable_baselines2", "stable_baselines3", "agilerl"),
-    *("td3_torch", "td3_tf"),
 }
 
 
@@ -99,6 +100,26 @@ def d3rlpy(path: Path) -> str:
     return str(path)
 
 
+def own_program(
+    path: Path,
+    layers: Sequence[str] = ("fc1", "fc2", "fc3"),
+    widths: Sequence[int] = (8, 8),
+    alone: bool = False,
+) -> str:
+    """Write a dict of state_dicts of a program's own classes for Pendulum; `alone`, only its actor's."""
+    torch.manual_seed(0)
+
+    def network(sizes: Sequence[int]) -> dict[str, torch.Tensor]:
+        shapes = zip(layers, sizes, sizes[1:], strict=False)
+        rows = [(name, torch.randn(outputs, inputs)) for name, inputs, outputs in shapes]
+        return {f"{name}.{n}": v for name, w in rows for n, v in (("weight", w), ("bias", w.mean(1)))}
+
+    actor, critic = network((3, *widths, 1)), network((4, *widths, 1))
+    agent = {"actor": actor, "actor_target": network((3, *widths, 1)), "critic": critic, "total_it": 9}
+    torch.save(actor if alone else agent, path)
+    return str(path)
+
+
 AGENTS: dict[str, Callable[[Path], str]] = {
     "agent.cleanrl_model": cleanrl,
     "agent.zip": stable_baselines3,
@@ -129,6 +150,7 @@ def test_an_activation_that_is_an_argument_decides_in_every_library(tmp_path: Pa
         ("policy.pth", tianshou, ["activation"]),
         ("agent.cleanrl_model", cleanrl, []),
         ("model_1.pt", d3rlpy, ["action map", "activation"]),
+        ("agent.pt", own_program, ["activation", "action map"]),
     ):
         path = write(tmp_path / name)
         ran = in_process("eval", path, "--env", PENDULUM, "--episodes", "1", "--json")
@@ -136,6 +158,96 @@ def test_an_activation_that_is_an_argument_decides_in_every_library(tmp_path: Pa
         assert (ran.status, decides) == (len(unknown[:1]), unknown)
         # A conversion needs no activation.
         assert in_process("convert", path, str(tmp_path / f"{name}.npz"), "--json").status == 0
+
+
+FACTS = ("--activation", "relu", "--head", "tanh")
+
+
+@pytest.mark.parametrize("alone", [False, True], ids=["agent", "lone network"])
+class TestConnections:
+    """The order of layers and sums of their outputs weigh the same in an agent and in a lone network."""
+
+    @pytest.mark.parametrize(
+        ("layers", "widths", "known"),
+        [
+            (("fc1", "fc2", "fc3", "fc4"), (8, 8, 8), True),  # by numbers
+            (("inp", "mid", "top", "out"), (8, 7, 6), True),  # by sizes
+            (("inp", "mid", "out"), (8, 8), True),
+            (("inp", "mid", "top", "out"), (8, 8, 8), False),
+            (("fc1", "fc2", "hidden", "out"), (8, 8, 8), False),
+        ],
+    )
+    def test_only_numbers_and_sizes_order_layers(
+        self, layers: Sequence[str], widths: Sequence[int], known: bool, alone: bool, tmp_path: Path
+    ) -> None:
+        path = own_program(tmp_path / "agent.pt", layers, widths, alone)
+        ran = in_process("eval", path, "--env", PENDULUM, "--episodes", "1", *FACTS)
+        assert ran.status == (0 if known else 2)
+        # The same names are written: they need no order. A library's numbers do.
+        assert in_process("convert", path, str(tmp_path / "same.safetensors")).status == 0
+        if not alone:
+            words = ("--to", "tianshou", "--bounds", "-2", "2", "--head", "tanh_clip_affine")
+            assert in_process("convert", path, str(tmp_path / "other.pth"), *words).status == (
+                0 if known else 2
+            )
+
+    @pytest.mark.parametrize(
+        ("layers", "widths", "named"),
+        [
+            (("fc1", "fc2", "fc3", "fc4"), (8, 8, 8), ["fc2", "fc3"]),
+            (("fc1", "fc2", "fc3", "fc4"), (8, 4, 8), ["fc2", "fc3"]),
+            (("fc1", "fc2", "fc3", "fc4"), (8, 7, 6), []),
+            # Parts of a Sequential have nothing but its other parts between them.
+            (("net.0", "net.2", "net.4", "net.6"), (8, 8, 8), []),
+            (("net.0", "net.2", "net.4", "mu"), (8, 8, 8), []),
+            (("inp", "net.0", "net.2", "mu"), (8, 8, 8), ["net/0", "net/2"]),
+        ],
+    )
+    def test_a_sum_that_sizes_allow_is_assumed_away_in_the_first_lines(
+        self, layers: Sequence[str], widths: Sequence[int], named: Sequence[str], alone: bool, tmp_path: Path
+    ) -> None:
+        path = own_program(tmp_path / "agent.pt", layers, widths, alone)
+        ran = in_process("eval", path, "--env", PENDULUM, "--episodes", "1", *FACTS)
+        ledger = in_process("eval", path, "--env", PENDULUM, "--episodes", "1", *FACTS, "--json").json()[
+            "ledger"
+        ]
+        values = [each["value"] for each in ledger if each["value"].startswith(sidecar.NO_RESIDUALS)]
+        assert values == ([f"{sidecar.NO_RESIDUALS} in {', '.join(named)}"] if named else [])
+        assert (ran.status, any(value in ran.out.splitlines()[1] for value in values)) == (0, bool(named))
+
+    def test_a_target_assumes_as_its_source(self, alone: bool, tmp_path: Path) -> None:
+        target = str(tmp_path / "target.safetensors")
+        convert(own_program(tmp_path / "agent.pt", alone=alone), target, facts=AgentFacts("relu", "tanh"))
+        values = [entry.value for entry in restore_agent(target).ledger if entry.use == "assumed"]
+        assert f"{sidecar.NO_RESIDUALS} in fc2" in values
+
+
+def test_layers_that_a_library_orders_get_names_that_do(tmp_path: Path) -> None:
+    ambiguous = own_program(tmp_path / "agent.pt", ("inp", "mid", "top", "out"), (8, 8, 8))
+    library = recognize_tree(open_checkpoint(ambiguous).tree, "agent.pt")
+    assert library is not None
+    library = replace(library, unplaced={})
+    agent = canonical_tree(open_checkpoint(ambiguous).tree, library.moves)
+    for plan in (td3.plan_torch, td3.plan_tf):
+        names = [display(move.target) for move in plan(library, agent, {}).moves]
+        first = [name for name in names if "actor/l1" in name]
+        assert first
+
+
+def test_a_program_that_states_its_chain_leaves_nothing_open() -> None:
+    assert not [
+        entry
+        for entry in restore_agent(str(TORCH_SAMPLE)).ledger
+        if entry.open or entry.value.startswith(sidecar.NO_RESIDUALS)
+    ]
+
+
+def test_buffers_of_an_action_map_state_it(tmp_path: Path) -> None:
+    path = own_program(tmp_path / "agent.pt")
+    agent = torch.load(path)
+    agent["actor"]["action_scale"], agent["actor"]["action_bias"] = torch.tensor([2.0]), torch.tensor([0.0])
+    torch.save(agent, path)
+    assert [entry.what for entry in restore_agent(path).ledger if entry.open] == ["activation"]
 
 
 def entries(ran: Ran) -> list[dict[str, Any]]:

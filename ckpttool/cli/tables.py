@@ -241,7 +241,11 @@ def exit_reasons(done: ConversionResult) -> list[str]:
             reasons.append(f"{word} {abbreviate_list(list(names), 3)}")
     if done.open_entries:
         lost = abbreviate_list([entry.sentence for entry in done.open_entries], 3)
-        reasons.append(f"not {'applied' if done.playable else 'written'}: {lost}")
+        topics = {entry.what for entry in done.open_entries}
+        defaults = (entry for entry in done.ledger if entry.use == "assumed" and entry.what in topics)
+        stated = ", ".join(dict.fromkeys(entry.hint for entry in defaults if entry.hint))
+        how = f" (state them with {stated})" if stated else ""
+        reasons.append(f"not {'applied' if done.playable else 'written'}: {lost}{how}")
     return reasons
 
 
@@ -713,10 +717,21 @@ def render_diagnosis(found: Diagnosis, *, quiet: bool, alone: bool = True) -> st
     lines += [wrap_sentence(f"note: {clean(note)}") for note in found.notes]
     used = [entry for entry in found.ledger if entry.use == "used"]
     lines += [wrap_sentence(clean(line)) for line in sidecar.describe_entries(used)]
-    lines += [wrap_sentence(f"assumed: {clean(each)}") for each in sidecar.assumption_sentences(found.ledger)]
+    lines += [wrap_sentence(f"assumed: {clean(each)}") for each in _merge_assumptions(found.ledger)]
     what = f"{clean(found.path)}: {found.format}, layout {found.layout or 'none recognised'}"
     verdict = format_count(len(found.findings), "finding") if found.findings else "no problems found"
     return "\n".join([*lines, wrap_sentence(f"{what}: {verdict}")])
+
+
+def _merge_assumptions(entries: Iterable[LedgerEntry]) -> Iterator[str]:
+    """Yield the sentences of the assumptions, those of one origin together."""
+    values: dict[str, dict[str, None]] = {}
+    for entry in entries:
+        if entry.use == "assumed":
+            values.setdefault(entry.origin or entry.value, {})[entry.value] = None
+    for origin, own in values.items():
+        text = ", ".join(own)
+        yield text if origin in own else f"{text}: {origin}"
 
 
 # Module tree of `inspect`: plain lines, because a table of 8,000 rows would take seconds.

@@ -133,7 +133,7 @@ def convert_into_model(
     # Rules for every tensor cover all of their axes.
     axes = options.from_ or ("torch" if rules is not None and rules.rest != "kinds" else None)
     given = model_source(checkpoint, options.part, options.preparation, own.sidecar, axes, model.shapes)
-    with TargetModel(model, form) as beside:
+    with TargetModel(model, form, target) as beside:
         plan = plan_fill(beside, checkpoint, given, matching, options.like_source, options.allow_unused)
         plan = _with_optimizers(plan, _convert_optimizers(plan, form, options, own.sidecar))
         plan = plan.account(checkpoint, options.part, options.allow_unused, "--allow-unused ")

@@ -799,7 +799,7 @@ class _PolicyUsage(NamedTuple):
             if not math.isfinite(value) or value <= 0 or (norm is not None and norm.get("clip") == value):
                 return None
             own = self.binding.facts.norm
-            return _entry(found, decides=norm is not None and own is not None and own.assumed)
+            return _entry(found, decides=norm is not None and own is not None and bool(own.assumed))
         if re.search("scal(e|es|ing)", last):
             return None if value in (0.0, 1.0) else _entry(found, decides=norm is None)
         return _entry(found) if _is_limit(found) and value != 0 else None

@@ -118,8 +118,8 @@ def choose_model_form(kind: TargetKind) -> str:
 class TargetModel:
     """The model that a `Like` names, in a separate process; a context manager that ends it and cleans up."""
 
-    def __init__(self, wanted: ModelSpec, form: str | None = None) -> None:
-        self._wanted, self._form = wanted, form or ""
+    def __init__(self, wanted: ModelSpec, form: str | None = None, target: str | None = None) -> None:
+        self._wanted, self._form, self._target = wanted, form or "", target
         self._built: Mapping[str, Any] = {}
         self.process = ModelProcess("model's process", wanted.python)
         self._folder = tempfile.TemporaryDirectory(prefix="ckpttool-")
@@ -147,14 +147,15 @@ class TargetModel:
         if self._form not in built["forms"]:
             raise UsageError(
                 f"{self._wanted.factory} creates a {framework} model, which cannot load {self._form}",
-                hint=" or ".join(f"--to {form}" for form in built["forms"]),
+                hint=layer_options.suggest_targets(self._target, built["forms"]),
             )
         shapes, guesses = ([*map(list, each)] for each in (self._wanted.shapes, guessed))
         modules = self.process.request("describe", shapes=shapes, guessed=guesses)["modules"]
         tree = open_checkpoint(self._save("first")).tree
         if self._form == "keras" and all("vars/" not in leaf.key for _, leaf in tree.tensors()):
             raise UnsupportedError(
-                "the model's Keras version is too old for .weights.h5 files", hint="--to tf"
+                "the model's Keras version is too old for .weights.h5 files",
+                hint=layer_options.suggest_targets(self._target, ["tf"]),
             )
         places: dict[str | int, Path]
         if self.process.request("number")["done"]:

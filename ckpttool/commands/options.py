@@ -815,17 +815,33 @@ def infer_target_word(target: str, to: str | None) -> str:
 
 def _require_suffix(target: str, chosen: str) -> None:
     """Raise UsageError for a target whose suffix is that of another format."""
-    stem, suffix = os.path.splitext(target)
+    suffix = os.path.splitext(target)[1]
     implied = _SUFFIXES.get(suffix)
     formats = {word: TARGETS[word].format if word in TARGETS else word for word in (chosen, implied) if word}
     if implied is None or formats[chosen] == formats[implied]:
         return
-    own = next((each for each, word in _SUFFIXES.items() if word == chosen and word in (*TARGETS, ONNX)), "")
-    name = stem if chosen in TARGETS and TARGETS[chosen].prefix else stem + own
     raise UsageError(
         f"the suffix {suffix} is that of --to {implied}, not of --to {chosen}",
         file=target,
-        hint=f"leave out --to, or name the target {name}",
+        hint=f"leave out --to, or name the target {_rename_target(target, chosen)}",
+    )
+
+
+def _rename_target(target: str, chosen: str) -> str:
+    """Return the target's name with the suffix of another format."""
+    stem = os.path.splitext(target)[0]
+    own = next((each for each, word in _SUFFIXES.items() if word == chosen and word in (*TARGETS, ONNX)), "")
+    return stem if chosen in TARGETS and TARGETS[chosen].prefix else stem + own
+
+
+def suggest_targets(target: str | None, words: Sequence[str]) -> str:
+    """Return the hint that writes one of the formats: an option, or a name if the target's is another's."""
+    if target is None or os.path.splitext(target)[1] not in _SUFFIXES:
+        return " or ".join(f"--to {word}" for word in words)
+    names = {word: _rename_target(target, word) for word in words}
+    return " or ".join(
+        f"name the target {name}" + ("" if os.path.splitext(name)[1] in _SUFFIXES else f" with --to {word}")
+        for word, name in names.items()
     )
 
 

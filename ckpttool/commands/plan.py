@@ -344,9 +344,21 @@ def _state_dicts(tree: Tree, kind: TargetKind) -> Plan | None:
     plan = wrappers.plan_state_dicts(tree) if kind.format == "pytorch" else None
     if plan is None:
         return None
-    moved = {move.source for move in plan.moves}
-    values = tuple(path for path, _ in tree.plain() if path not in moved)
-    return replace(plan, kept=values if any(isinstance(tree[path], Leaf) for path in moved) else ())
+    # Numbers in TorchScript's code (an epsilon) are in no state_dict: no module could load it.
+    moves = tuple(move for move in plan.moves if not _is_number_of_code(move.source, tree[move.source]))
+    if not any(isinstance(tree[move.source], Leaf) for move in moves):
+        return plan
+    moved = {move.source for move in moves}
+    kept = (
+        path
+        for path, leaf in tree.items()
+        if path not in moved and (isinstance(leaf, ValueLeaf) or _is_number_of_code(path, leaf))
+    )
+    return replace(plan, moves=moves, kept=tuple(kept))
+
+
+def _is_number_of_code(path: Path, leaf: Leaf | ValueLeaf) -> bool:
+    return path[0] == attr("CONSTANTS") and isinstance(leaf, Leaf) and not leaf.shape
 
 
 def _copied(ready: PreparedTree, planner: _Planner) -> ConversionPlan:

@@ -31,7 +31,7 @@ from ckpttool.core.errors import (
     abbreviate_list,
 )
 from ckpttool.core.filesystem import list_names
-from ckpttool.core.sidecar import LedgerEntries, LedgerEntry, NotUnderstood, Sidecar, Topic
+from ckpttool.core.sidecar import LedgerEntries, LedgerEntry, Sidecar, Topic
 from ckpttool.core.source import File, Inline, MissingShard
 from ckpttool.core.tree import Leaf, Path, Tree, ValueLeaf, attr, display
 from ckpttool.core.urls import format_command
@@ -266,14 +266,15 @@ def wrapper_entries(found: Sequence[WrapperSpec], where: str) -> Iterator[Ledger
 
 
 def find_contradictions(
-    recorded: Sidecar | None, read: Sidecar, stated: Mapping[str, NotUnderstood]
+    recorded: Sidecar | None, read: Sidecar, facts: AgentMetadata
 ) -> dict[str, LedgerEntry]:
     """Return an entry for each sidecar fact that contradicts the checkpoint, by name.
 
     A sidecar is bound only to the weights: editing its facts keeps the digest. So the checkpoint's own
     values win, unless a user gave the sidecar's. The same holds for a fact that the checkpoint states in a
-    form that is not understood.
+    form that is not understood. Where the checkpoint has only a part of a fact, the sidecar completes it.
     """
+    stated = facts.stated
     found: dict[str, LedgerEntry] = {}
     for name, each in stated.items():
         value = getattr(recorded, name, None)
@@ -289,7 +290,9 @@ def find_contradictions(
             continue
         if recorded is None or read.is_assumed(name) or recorded.is_assumed(name):
             continue
-        if _agree(name, values, own, origin):
+        if _agree(name, values, own, origin) or (
+            name == "obs_norm" and _completes_statistics(values[0], facts.norm)
+        ):
             continue
         value = (
             f"{_describe_fact(name, values)} in the sidecar; the checkpoint contains "
@@ -325,6 +328,38 @@ def _agree(name: str, ones: Sequence[Any], others: Sequence[Any], origin: str) -
     limits = [[n.get("clip") or 0.0] for n in (one, other)]
     same_limits = origin == _WEIGHTS or limits[0] == limits[1]
     return same_limits and _all_close([rows[0], (spreads[0], spreads[1])])
+
+
+def _completes_statistics(recorded: Mapping[str, Any], norm: ObservationNormalizer | None) -> bool:
+    """Return whether a sidecar has the stored statistics with the formula that no other file contains.
+
+    Then it has the stored mean, and the stored variance or deviation plus one epsilon.
+    """
+    if norm is None or not norm.assumed:
+        return False
+    deviations = (
+        np.sqrt(_to_flat_array(norm.var)) if norm.var is not None else _to_flat_array(cast(Leaf, norm.std))
+    )
+    spread = np.sqrt(np.asarray(recorded["var"]) + float(recorded.get("epsilon", 1e-8)))
+    if spread.shape != deviations.shape or not _all_close([(recorded["mean"], _to_flat_array(norm.mean))]):
+        return False
+    # The least deviation gives epsilon with the least rounding.
+    least = int(np.argmin(deviations))
+    inside, outside = spread[least] ** 2 - deviations[least] ** 2, spread[least] - deviations[least]
+    formulas = (np.sqrt(deviations**2 + max(inside, 0.0)), deviations + max(outside, 0.0))
+    return any(bool(np.allclose(spread, each, rtol=_ROUNDED, atol=0.0)) for each in formulas)
+
+
+def _with_recorded_formula(binding: RecognizedAgent, recorded: Sidecar | None) -> RecognizedAgent:
+    """Return the binding without the assumed formula of its statistics if the sidecar has another one."""
+    norm, statistics = binding.facts.norm, None if recorded is None else recorded.obs_norm
+    if norm is None or statistics is None or not _completes_statistics(statistics, norm):
+        return binding
+    if _agree("obs_norm", [statistics], [_statistics_fact(norm)], ""):
+        return binding  # perhaps the same assumption, which a conversion made
+    assumed = tuple(each for each in binding.moves.assumed if each != norm.assumed)
+    facts = binding.facts._replace(norm=norm._replace(assumed=""))
+    return replace(binding, moves=replace(binding.moves, assumed=assumed), facts=facts)
 
 
 def _all_close(pairs: Sequence[tuple[Any, Any]]) -> bool:
@@ -834,11 +869,14 @@ class Agent:
         # A network without any runnable layer is not a part, but was in the file.
         left = [n for n in self.binding.unplaced.get(title.partition("/")[0], ()) if n not in covered]
         if left:
-            front = self.front(title)
+            front, hint = self.front(title), None
             if front is not None and front.covers.issuperset(left):
                 reason = "contains more than layers (an encoder, memory, norms): it can only be played"
             elif any("discrete" in each for each in left):
                 reason = "has discrete actions, which cannot be run yet"
+                hint = single_networks.conversion_hint(self.checkpoint.path)
+            elif order := [each for each in left if each.startswith(schema.UNKNOWN_ORDER)]:
+                left, reason, hint = order, "has layers in an unknown order", schema.RECORDED_ORDER
             else:
                 ledger = self.binding.ledger
                 classes = [each.value.partition(":")[0] for each in ledger if each.what == "custom code"]
@@ -848,7 +886,7 @@ class Agent:
                 f"{title} {reason}",
                 file=self.checkpoint.path,
                 found=abbreviate_list(left, 3),
-                hint=single_networks.conversion_hint(self.checkpoint.path) if "discrete" in reason else None,
+                hint=hint,
             )
         return part
 
@@ -912,10 +950,11 @@ def build_agent(
     binding = with_names(binding, checkpoint.tree, own.sidecar)
     binding, used = with_companions(binding, checkpoint)
     binding = with_records(binding, checkpoint.tree, checkpoint)
-    binding = tf_names.check_connections(binding, checkpoint.tree)
+    binding = tf_names.check_connections(binding, checkpoint.tree, own.sidecar)
     tree = select_network_leaves(checkpoint.tree, binding)
     stated = binding.facts.stated
-    contradicted = find_contradictions(own.sidecar, read_metadata(binding, tree), stated)
+    contradicted = find_contradictions(own.sidecar, read_metadata(binding, tree), binding.facts)
+    binding = _with_recorded_formula(binding, own.sidecar)
     wrong = {name: entry for name, entry in contradicted.items() if name not in facts.known}
     binding = binding.entered(*wrong.values())
     own = _drop_contradicted(own, [name for name, entry in wrong.items() if entry.decides])

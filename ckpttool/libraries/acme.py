@@ -54,6 +54,7 @@ TABLE = LayoutTable(
     counters={"num_steps": "total_it", "save_counter": "save_counter"},
     facts=AgentMetadata(head="affine", hidden="relu", epsilon=1e-5, lacks=LEFT_OPEN["acme"]),
     rooted=True,
+    user_written=True,
     seen="DDPG, D4PG, DMPO networks saved by acme 0.4.0's Checkpointer and Snapshotter, Sonnet 2.0.2",
     branches={"_scale_layer": "std"},
 )

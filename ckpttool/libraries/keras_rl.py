@@ -38,6 +38,7 @@ TABLE = LayoutTable(
     components={"actor": "actor", "critic": "critic/q1"},
     optimizers={},
     counters={},
+    user_written=True,
     facts=AgentMetadata(
         head="identity",
         hidden="relu",

@@ -145,6 +145,8 @@ def group_layers(
 
 
 _NUMBERED = deferred.compile(r"(\D*)(\d+)")
+_NUMBERS = deferred.compile(r"\d+")
+_TRIES = 20_000
 
 
 def _sort_layers(stored: list[ComponentLayer]) -> tuple[ComponentLayer, ...]:
@@ -181,11 +183,80 @@ def _rank_key(found: Sequence[ComponentLayer]) -> Callable[[ComponentLayer], tup
     return lambda module: tuple(siblings[module.name[:d]][s] for d, s in enumerate(module.name))
 
 
-def is_order_assumed(chain: Sequence[ComponentLayer]) -> bool:
-    """Return whether only the file order distinguishes two layers of equal shape."""
-    unnumbered = [m for m in chain if m.kind.name == "dense" and _number(m.name) is None]
-    shapes = [(module.width_in, module.width_out) for module in unnumbered]
-    return len(set(shapes)) < len(shapes)
+def find_orders(
+    names: Sequence[Name], widths: Sequence[tuple[int, int]], extra: int | None = None
+) -> tuple[list[tuple[int, ...]], bool]:
+    """Return up to two orders that the sizes of dense layers, and then the numbers in their names, allow.
+
+    Orders are positions in `names`; `widths` are the inputs and outputs. With the orders comes whether sizes
+    alone decide. Several orders mean that nothing does: the order of a file is no evidence. `extra` is the
+    width of an action that enters at any layer.
+    """
+    by_size = _find_chains(names, widths, {}, extra=extra)
+    if len(by_size) < 2:
+        return by_size, True
+    before = _list_predecessors(names)
+    by_number = _find_chains(names, widths, before, extra=extra)
+    if len(by_number) > 1:
+        by_number = _find_chains(names, widths, before, together=True, extra=extra)
+    return by_number or by_size, False
+
+
+def _split_numbers(name: Name, names: frozenset[Name]) -> tuple[str, tuple[int, ...]]:
+    """Return a name without its numbers, and the numbers; Keras omits the first layer's number."""
+    text = "/".join(name)
+    if not _NUMBERS.search(name[-1] if name else "") and any(
+        other[:-1] == name[:-1] and re.fullmatch(re.escape(name[-1]) + r"_\d+", other[-1])
+        for other in names
+        if name and other
+    ):
+        text += "_0"
+    return _NUMBERS.sub("#", text), tuple(int(n) for n in _NUMBERS.findall(text)[:9] if len(n) < 10)
+
+
+def _list_predecessors(names: Sequence[Name]) -> dict[int, frozenset[int]]:
+    """Return for each layer those with the same name and lower numbers, which precede it."""
+    every = frozenset(names)
+    keys = [_split_numbers(name, every) for name in names]
+    return {
+        n: frozenset(m for m, (stem, number) in enumerate(keys) if stem == mine and number < own)
+        for n, (mine, own) in enumerate(keys)
+    }
+
+
+def _find_chains(
+    names: Sequence[Name],
+    widths: Sequence[tuple[int, int]],
+    before: Mapping[int, frozenset[int]],
+    *,
+    together: bool = False,
+    extra: int | None = None,
+) -> list[tuple[int, ...]]:
+    """Return up to two orders in which every layer's input size equals the previous output size.
+
+    `before` are the layers that precede each; `together` keeps a module's layers adjacent. An input may have
+    `extra` values more.
+    """
+    owners = [name[:-1] for name in names]
+    found: list[tuple[int, ...]] = []
+    stack: list[tuple[int, ...]] = [(n,) for n in range(len(names) - 1, -1, -1) if not before.get(n)]
+    tries = 0
+    while stack and len(found) < 2 and tries < _TRIES:
+        tries += 1
+        done = stack.pop()
+        if len(done) == len(names):
+            found.append(done)
+            continue
+        width = widths[done[-1]][1]
+        for n in range(len(names) - 1, -1, -1):
+            fits = n not in done and widths[n][0] in (width, width + (extra or 0))
+            left = together and owners[n] != owners[done[-1]]
+            if left and any(owner == owners[done[-1]] for m, owner in enumerate(owners) if m not in done):
+                continue
+            if fits and before.get(n, frozenset()) <= frozenset(done):
+                stack.append((*done, n))
+    # An order is the only one if all were tried.
+    return found * 2 if stack and len(found) == 1 else found
 
 
 def _number(name: Name) -> int | None:
@@ -340,7 +411,8 @@ class LayoutTable:
     optimizer's state if that is not its framework's own; `seen` names the real files (from other people, or
     written by the library itself) used to test the layout; it is empty if no real file was available.
     `statistics` names the place of the observation statistics that the layout reads; it is empty if it reads
-    none.
+    none. `user_written` means that users write the networks: the library's code shows neither the order of
+    their layers nor whether it adds outputs to others.
     """
 
     name: str
@@ -358,6 +430,7 @@ class LayoutTable:
     joined: bool = False
     matrices: bool = False
     late: bool = False
+    user_written: bool = False
     optimizer: Callable[[StoredOptimizer], OptimizerMoves] | None = None
 
 
@@ -369,7 +442,7 @@ def bind(tree: Tree, table: LayoutTable) -> RecognizedAgent | None:
         return None
     single = _move_named_tensors(found, root, table)
     placed = {move.source for move in single}
-    parts, moves, assumed, late = _collect_networks([e for e in found if e.path not in placed], root, table)
+    parts, moves, refused = _collect_networks([e for e in found if e.path not in placed], root, table)
     if not parts:
         return None
     moves += single
@@ -389,10 +462,10 @@ def bind(tree: Tree, table: LayoutTable) -> RecognizedAgent | None:
     networks = ", ".join(dict.fromkeys(part.component for part in parts))
     return RecognizedAgent(
         layout=table.name,
-        moves=MoveList(moves, assumed, notes),
+        moves=MoveList(moves, (), notes),
         parts=parts,
         facts=table.facts,
-        unplaced=_list_unplaced(found, root, table, moves) | dict.fromkeys(late, (_LATE,)),
+        unplaced=_list_unplaced(found, root, table, moves) | refused,
         consumed=frozenset().union(*(found_state.consumed for found_state in state), _list_repeated(state)),
         evidence=f"{'/'.join(root)}/ has {networks}" if root else networks,
         of={slot: owner for found_state in state for slot, owner in (found_state.of or {}).items()},
@@ -469,11 +542,11 @@ def _move_named_tensors(
 
 def _collect_networks(
     found: Sequence[NamedLeaf], root: tuple[str, ...], table: LayoutTable
-) -> tuple[tuple[AgentNetwork, ...], tuple[Move, ...], tuple[str, ...], frozenset[str]]:
+) -> tuple[tuple[AgentNetwork, ...], tuple[Move, ...], dict[str, tuple[str, ...]]]:
+    """Return the networks, the moves of their weights, and by component why they cannot be run."""
     parts: list[AgentNetwork] = []
-    late: set[str] = set()
+    refused: dict[str, tuple[str, ...]] = {}
     moves: list[Move] = []
-    assumed: list[str] = []
     chains: dict[tuple[str, str], tuple[ComponentLayer, ...]] = {}
     for theirs, ours in table.components.items():
         component, _, head = ours.partition("/")
@@ -489,7 +562,7 @@ def _collect_networks(
         split = (chain,) if whole else split_critic(chain)
         if table.late and not policies:
             actions = _late_action_width(split[0])
-            late |= {component} if actions is not None else set()
+            refused |= {component: (_LATE,)} if actions is not None else {}
         streams = [_list_streams(each) if component in _CRITICS else () for each in split]
         if not chain or not all(map(partial(_is_chain, extra=actions), split, streams)):
             continue
@@ -500,10 +573,22 @@ def _collect_networks(
             named = _name_layers(named, each, own, places)
             parts.append(named)
             moves.extend(_move_weights(named, each, branches, halved=halved))
-            if not own and is_order_assumed(each):
-                order = ", ".join("/".join(layer.name) for layer in named.layers)
-                assumed.append(f"the layers of {named.title} are used in file order: {order}")
-    return tuple(parts), tuple(moves), tuple(assumed), frozenset(late)
+            if table.user_written and not own and (unclear := _describe_unclear_order(each, actions)):
+                refused.setdefault(component, (unclear,))
+    return tuple(parts), tuple(moves), refused
+
+
+def _describe_unclear_order(chain: Sequence[ComponentLayer], actions: int | None) -> str | None:
+    """Return the reason not to run layers of which neither sizes nor numbers decide the order, else None."""
+    dense = [module for module in chain if module.kind.name == "dense"]
+    names = [module.name for module in dense]
+    widths = [(module.width_in or 0, module.width_out or 0) for module in dense]
+    orders, _ = find_orders(names, widths, None if is_connected(dense, None) else actions)
+    if orders == [tuple(range(len(dense)))]:
+        return None
+    return (
+        f"{schema.UNKNOWN_ORDER}: {'; '.join(' '.join('/'.join(names[n]) for n in each) for each in orders)}"
+    )
 
 
 def _late_action_width(chain: Sequence[ComponentLayer]) -> int | None:
@@ -520,9 +605,10 @@ def _name_layers(
     """Return the network with names that give the order of its layers, where the file's do not."""
     if streams:
         return _name_streams(named, chain, streams)
-    if _in_file_order(chain, places):
+    # The numbers within one module determine the order.
+    if _in_file_order(chain, places) or len({layer.name[:-1] for layer in named.layers}) == 1:
         return named
-    return named._replace(layers=_number_layers(named))
+    return number_layers(named)
 
 
 def _in_file_order(chain: Sequence[ComponentLayer], places: Mapping[Path, int]) -> bool:
@@ -530,11 +616,10 @@ def _in_file_order(chain: Sequence[ComponentLayer], places: Mapping[Path, int]) 
     return firsts == sorted(firsts)
 
 
-def _number_layers(named: AgentNetwork) -> tuple[AgentLayer, ...]:
-    """Return the layers named by number, unless the numbers within one module determine the order."""
-    if len({layer.name[:-1] for layer in named.layers}) == 1:
-        return named.layers
-    return tuple(AgentLayer((f"l{n}",), layer.kind) for n, layer in enumerate(named.layers, start=1))
+def number_layers(named: AgentNetwork) -> AgentNetwork:
+    """Return the network with layers named by number."""
+    layers = (AgentLayer((f"l{n}",), layer.kind) for n, layer in enumerate(named.layers, start=1))
+    return named._replace(layers=tuple(layers))
 
 
 def _collect_chain(

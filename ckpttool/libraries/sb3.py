@@ -790,13 +790,12 @@ def _add_statistics(binding: RecognizedAgent, tree: Tree, name: str) -> Recogniz
         var,
         epsilon=float(epsilon) if isinstance(epsilon, int | float) else _VEC_EPSILON,
         clip=None if limit is None or limit >= _UNLIMITED else limit,
-        assumed=not isinstance(epsilon, int | float) or not isinstance(clip, int | float),
         parts=sizes,
     )
-    if norm.assumed:
+    if not isinstance(epsilon, int | float) or not isinstance(clip, int | float):
         shown = "no clipping" if norm.clip is None else f"clipped to {norm.clip:g}"
         sentence = f"observations are normalised with {name}: epsilon {norm.epsilon:g}, {shown}"
-        binding = binding.assuming(sentence)
+        norm, binding = norm._replace(assumed=sentence), binding.assuming(sentence)
     return _replace_metadata(binding, binding.facts.read(name, norm=norm))
 
 

@@ -185,6 +185,14 @@ DISCRETE_CHOICE = "choosing among discrete actions"
 """Why a policy that chooses among discrete actions is not played where its action space is unclear."""
 
 
+UNKNOWN_ORDER = "several orders of its layers fit"
+"""Why a network is not run whose layers only the file puts in an order."""
+RECORDED_ORDER = (
+    "use TorchScript, an ONNX model or a .keras file, which record the computation, or a whole module "
+    "(torch.save(model)) of layers in sequence"
+)
+
+
 HALVES = unknown_fact(
     "architecture",
     "whether the last layer outputs deviations too, which the number of actions shows",
@@ -315,8 +323,8 @@ class ObservationNormalizer(NamedTuple):
 
     An observation becomes `(x - mean) / sqrt(var + epsilon)`, or with `outside` (epsilon outside the
     square root) `(x - mean) / (sqrt(var) + epsilon)`, and is then clipped to `[-clip, clip]`. `assumed`
-    means that no file contains `epsilon` or `clip`. `parts` are the names and sizes of the normalised
-    inputs, in the order of the statistics, if there are several inputs.
+    is the sentence on `epsilon` and `clip` if no file contains one of them. `parts` are the names and sizes
+    of the normalised inputs, in the order of the statistics, if there are several inputs.
     """
 
     mean: Leaf
@@ -325,7 +333,7 @@ class ObservationNormalizer(NamedTuple):
     epsilon: float = 0.0
     clip: float | None = None
     outside: bool = False
-    assumed: bool = False
+    assumed: str = ""
     parts: Mapping[str, int] = MappingProxyType({})
 
 
@@ -454,6 +462,8 @@ LEFT_OPEN: Mapping[str, tuple[LedgerEntry, ...]] = {
     "rsl_rl": (NO_ACTIVATIONS,),
     # Arguments of the networks; a pickled module or a graph has them.
     "spinningup": (NO_ACTIVATIONS,),
+    # Custom programs: their code has the classes of the networks, and how their output becomes an action.
+    "td3": (NO_ACTIVATIONS, NO_ACTION_MAP),
     "tf_agents": (NO_BOUNDS, NO_ACTIVATIONS),
     "skrl": (NO_ACTIVATIONS, NO_ACTION_MAP, NO_BOUNDS),
     "tianshou": (
@@ -1219,14 +1229,12 @@ class _StatisticsGroup:
 class StoredStatistics:
     """Observation statistics: the numbers with their formula, and their location.
 
-    `assumed` names the parts of the formula that no file contains, None if the file has all of it.
     `moves` map the tensors to the canonical agent, `consumed` are entries without further information.
     """
 
     where: str
     size: int
     norm: ObservationNormalizer
-    assumed: str | None
     moves: tuple[Move, ...]
     consumed: frozenset[Path]
 
@@ -1266,7 +1274,7 @@ def set_statistics(binding: RecognizedAgent, chosen: StoredStatistics) -> Recogn
     """Return the binding of an agent that normalises its observations with these statistics."""
     facts = binding.facts.without_lack("observation statistics").read(chosen.where, norm=chosen.norm)
     kept = (move for move in binding.moves.moves if move.source not in chosen.paths)
-    assumed = (*binding.moves.assumed, *([] if chosen.assumed is None else [chosen.assumed]))
+    assumed = (*binding.moves.assumed, *filter(None, [chosen.norm.assumed]))
     moves = replace(binding.moves, moves=(*kept, *chosen.moves), assumed=assumed)
     return replace(binding, facts=facts, moves=moves, consumed=binding.consumed | chosen.consumed)
 
@@ -1401,9 +1409,9 @@ def _make_statistics(group: _StatisticsGroup) -> StoredStatistics:
         rule = KEEP if named[name].shape == shape else Reshape(shape)
         moves.append(Move(paths[0], (attr(NORMALIZER), attr(name)), rule))
         consumed.discard(paths[0])
-    assumed = None if epsilon is not None and clip is not None else _assumption(group, norm, formula)
-    norm = norm._replace(assumed=assumed is not None)
-    return StoredStatistics(group.where, size, norm, assumed, tuple(moves), frozenset(consumed))
+    if epsilon is None or clip is None:
+        norm = norm._replace(assumed=_assumption(group, norm, formula))
+    return StoredStatistics(group.where, size, norm, tuple(moves), frozenset(consumed))
 
 
 def _assumption(group: _StatisticsGroup, norm: ObservationNormalizer, formula: _NormalizationFormula) -> str:

@@ -36,10 +36,17 @@ from ckpttool.libraries import (
 )
 from ckpttool.libraries.graph_programs import GraphComputation
 from ckpttool.libraries.model_steps import ChainStep, LayerTensors
-from ckpttool.libraries.recognize import ComponentLayer, NamedLeaf, PickledModule, read_pickled_module
+from ckpttool.libraries.recognize import (
+    ComponentLayer,
+    NamedLeaf,
+    PickledModule,
+    find_orders,
+    read_pickled_module,
+)
 from ckpttool.libraries.schema import (
     LOG_STD,
     NO_LAYOUT,
+    RECORDED_ORDER,
     AgentLayer,
     AgentMetadata,
     AgentNetwork,
@@ -87,7 +94,6 @@ _TRUNK = deferred.compile(
 _LIBRARIES = frozenset(("stable_baselines3", "stable_baselines2", "rllib", "d3rlpy", "keras_rl"))
 _NUMBERS = deferred.compile(r"\d+")
 _MOST = 200  # layers; far more than any policy of dense layers has
-_TRIES = 20_000
 
 
 class _TensorGroup(NamedTuple):
@@ -804,19 +810,14 @@ def _is_side_head(layer: ComponentLayer, dense: Sequence[ComponentLayer]) -> boo
 _MEAN = deferred.compile(r"(^|_)(mean|mu|loc)(_|$)")
 
 
-_RECORDED_ORDER = (
-    "use TorchScript, an ONNX model or a .keras file, which record the computation, or a whole module "
-    "(torch.save(model)) of layers in sequence"
-)
-
-
 def _order_dense_layers(
     layers: Sequence[ComponentLayer], file: str
 ) -> tuple[tuple[ComponentLayer, ...], tuple[str, ...]]:
     """Return the dense layers as the only chain that sizes, and then numbers in names, allow, and why."""
     dense = [module for module in layers if _is_dense(module)]
-    by_size = _find_chains(dense, {})
-    if not by_size:
+    names = [module.name for module in dense]
+    orders, by_size = find_orders(names, [(m.width_in or 0, m.width_out or 0) for m in dense])
+    if not orders:
         raise UsageError(
             "the dense layers do not form a chain",
             file=file,
@@ -824,21 +825,15 @@ def _order_dense_layers(
             found=abbreviate_list([_describe_layer(module) for module in dense], 8),
             hint=conversion_hint(file),
         )
-    if len(by_size) == 1:
-        chain, why = by_size[0], "the only order that their sizes allow"
-    else:
-        by_number = _find_chains(dense, _list_predecessors(dense))
-        if len(by_number) > 1:
-            by_number = _find_chains(dense, _list_predecessors(dense), together=True)
-        if len(by_number) != 1:
-            orders = [" ".join("/".join(m.name) for m in each) for each in (by_number or by_size)]
-            raise UsageError(
-                "several layer orders fit, and it is unknown which one is right",
-                file=file,
-                found="; ".join(orders[:3]),
-                hint=_RECORDED_ORDER,
-            )
-        chain, why = by_number[0], "the order of their names and numbers"
+    if len(orders) > 1:
+        raise UsageError(
+            "several layer orders fit, and it is unknown which one is right",
+            file=file,
+            found="; ".join(" ".join("/".join(names[n]) for n in each) for each in orders),
+            hint=RECORDED_ORDER,
+        )
+    chain = [dense[n] for n in orders[0]]
+    why = "the only order that their sizes allow" if by_size else "the order of their names and numbers"
     order = ", ".join("/".join(module.name) for module in chain)
     # A weights file does not show whether anything else is between them (a sum, a product).
     sentence = (
@@ -846,62 +841,12 @@ def _order_dense_layers(
     )
     assumed = (sentence,) if len(chain) > 1 else ()
     norms = [module for module in layers if not _is_dense(module)]
-    placed, more = _insert_norms(list(chain), norms, file)
+    placed, more = _insert_norms(chain, norms, file)
     return placed, (*assumed, *more)
 
 
 def _describe_layer(module: ComponentLayer) -> str:
     return f"{'/'.join(module.name)} {module.width_in} -> {module.width_out}"
-
-
-def _split_numbers(name: Name, names: frozenset[Name]) -> tuple[str, tuple[int, ...]]:
-    """Return a name without its numbers, and the numbers; Keras omits the first layer's number."""
-    text = "/".join(name)
-    if not _NUMBERS.search(name[-1] if name else "") and any(
-        other[:-1] == name[:-1] and re.fullmatch(re.escape(name[-1]) + r"_\d+", other[-1])
-        for other in names
-        if name and other
-    ):
-        text += "_0"
-    return _NUMBERS.sub("#", text), tuple(int(n) for n in _NUMBERS.findall(text)[:9] if len(n) < 10)
-
-
-def _list_predecessors(dense: Sequence[ComponentLayer]) -> dict[int, frozenset[int]]:
-    """Return for each layer those with the same name and lower numbers, which precede it."""
-    names = frozenset(module.name for module in dense)
-    keys = [_split_numbers(module.name, names) for module in dense]
-    return {
-        n: frozenset(m for m, (stem, number) in enumerate(keys) if stem == mine and number < own)
-        for n, (mine, own) in enumerate(keys)
-    }
-
-
-def _find_chains(
-    dense: Sequence[ComponentLayer], before: Mapping[int, frozenset[int]], *, together: bool = False
-) -> list[tuple[ComponentLayer, ...]]:
-    """Return up to two orders in which every layer's input size equals the previous output size.
-
-    `before` are the layers that precede each; `together` keeps a module's layers adjacent.
-    """
-    owners = [module.name[:-1] for module in dense]
-    found: list[tuple[ComponentLayer, ...]] = []
-    stack: list[tuple[int, ...]] = [(n,) for n in range(len(dense) - 1, -1, -1) if not before.get(n)]
-    tries = 0
-    while stack and len(found) < 2 and tries < _TRIES:
-        tries += 1
-        done = stack.pop()
-        if len(done) == len(dense):
-            found.append(tuple(dense[n] for n in done))
-            continue
-        width = dense[done[-1]].width_out
-        for n in range(len(dense) - 1, -1, -1):
-            fits = n not in done and dense[n].width_in == width
-            left = together and owners[n] != owners[done[-1]]
-            if left and any(owner == owners[done[-1]] for m, owner in enumerate(owners) if m not in done):
-                continue
-            if fits and before.get(n, frozenset()) <= frozenset(done):
-                stack.append((*done, n))
-    return found
 
 
 def _insert_norms(
@@ -984,7 +929,7 @@ def _require_no_branches(chain: Sequence[ComponentLayer], file: str) -> None:
             file=file,
             expected="a chain of layers",
             found=abbreviate_list(found, 4),
-            hint=_RECORDED_ORDER,
+            hint=RECORDED_ORDER,
         )
 
 

@@ -63,6 +63,7 @@ TABLE = LayoutTable(
         "optimizer": schema.JOINT,
     },
     counters={},
+    user_written=True,
     # skrl/models/torch/gaussian.py: the noise is added to what the model's own compute returns.
     facts=AgentMetadata(
         head="tanh",

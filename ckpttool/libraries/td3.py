@@ -4,14 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from dataclasses import replace
+from itertools import pairwise
 
 from ckpttool.core import deferred
 from ckpttool.core.errors import UnsupportedError
 from ckpttool.core.sidecar import NO_STATISTICS, OUTPUT_RANGE, STATISTICS_UNKNOWN
-from ckpttool.core.tree import Container, Leaf, Path, Tree, ValueLeaf, attr, display, key
+from ckpttool.core.source import Shape
+from ckpttool.core.tree import Container, Leaf, Path, PathStep, Tree, ValueLeaf, attr, display, key
 from ckpttool.libraries import optimizers_read, optimizers_write, schema, tf2rl
 from ckpttool.libraries.optimizers_write import make_tensor_rule
-from ckpttool.libraries.recognize import MODULE_LAYER, LayoutTable, LibraryPlugin, bind, is_whole_tree
+from ckpttool.libraries.recognize import (
+    MODULE_LAYER,
+    LayoutTable,
+    LibraryPlugin,
+    bind,
+    find_orders,
+    is_whole_tree,
+    number_layers,
+)
 from ckpttool.libraries.schema import (
     AgentLayer,
     AgentMetadata,
@@ -32,6 +42,7 @@ from ckpttool.libraries.write import (
     WritingTable,
     count_critics,
     is_gaussian,
+    list_kernel_shapes,
     merge_plans,
     plan_torch_file,
 )
@@ -263,7 +274,8 @@ def _add_action_map(binding: RecognizedAgent, tree: Tree) -> RecognizedAgent:
         path for path, name in tree.names.items() if any(f"/{name}".endswith(f"/{each}") for each in names)
     }
     binding = binding.without({tree.names[path] for path in repeated})
-    return replace(binding, facts=binding.facts._replace(head="affine"), consumed=binding.consumed | repeated)
+    facts = binding.facts._replace(head="affine").without_lack("action map", "action bounds")
+    return replace(binding, facts=facts, consumed=binding.consumed | repeated)
 
 
 FUJIMOTO_TABLE = LayoutTable(
@@ -301,14 +313,16 @@ def recognize_fujimoto(tree: Tree, name: str) -> RecognizedAgent | None:
     """Return the recognised agent of a set of files, or of one actor or critic file.
 
     A set has the authors' layer names; a single file is identified by its name (`..._critic`), and
-    without such a name six layers are a critic, three an actor.
+    without such a name six layers are a critic.
     """
     stored = [str(step.value) for path in tree for step in path if _AUTHORS_LAYER.fullmatch(str(step.value))]
     if not stored:
         return None
     first = next(iter(tree))
     if len(first) == 1 and all(_AUTHORS_LAYER.fullmatch(str(path[0].value)) for path in tree):
-        return _add_file_metadata(_single(tree, _component(stored, name)), name)
+        if "l4.weight" not in stored and not _MEMBER.search(name):
+            return None  # three layers of any program may have these names
+        return _add_file_metadata(_single(tree, _component(name)), name)
     top = {str(path[0].value) for path in tree if path}
     if top & _MORE and not top & _SPLIT.keys():
         return None  # one dict with targets and further entries: td3_torch
@@ -323,11 +337,8 @@ def _add_file_metadata(binding: RecognizedAgent | None, name: str) -> Recognized
     return replace(binding, facts=binding.facts.lacking(STATISTICS_UNKNOWN))
 
 
-def _component(stored: list[str], name: str) -> str:
-    members = _MEMBER.findall(name)
-    if members:
-        return "actor" if members[-1] == "actor" else "critic"
-    return "critic" if "l4.weight" in stored else "actor"
+def _component(name: str) -> str:
+    return "actor" if _MEMBER.findall(name)[-1:] == ["actor"] else "critic"
 
 
 def _single(tree: Tree, component: str) -> RecognizedAgent | None:
@@ -411,9 +422,10 @@ TF_TABLE = LayoutTable(
         "save_counter": "save_counter",
         "num_timesteps": "num_timesteps",
     },
-    facts=AgentMetadata(head="tanh", hidden="relu", epsilon=1e-3),
+    facts=AgentMetadata(head="tanh", hidden="relu", epsilon=1e-3, lacks=schema.LEFT_OPEN["td3"]),
     rooted=True,
     late=True,
+    user_written=True,
     branches=schema.BRANCHES,
     tensors={
         **{name: f"temperature/{name}" for name in ("log_alpha", "alpha")},
@@ -438,8 +450,24 @@ def recognize_tf(tree: Tree, name: str) -> RecognizedAgent | None:
     binding = bind(tree, TF_TABLE)
     if binding is None or not is_whole_tree(binding, tree):
         return None
-    found = add_recurrent_layers(_add_action_map(binding, tree), tree, TF_TABLE.framework)
+    found = _add_memory(_add_action_map(binding, tree), tree, TF_TABLE.framework)
     return found if _is_agent(found, tree) else None
+
+
+def _add_memory(binding: RecognizedAgent, tree: Tree, framework: str) -> RecognizedAgent:
+    """Return the binding with recurrent layers; those whose order nothing decides are refused."""
+    binding = add_recurrent_layers(binding, tree, framework)
+    for component, front in binding.fronts.items():
+        rows: dict[Path, dict[PathStep, tuple[Path, Shape]]] = {}
+        for move in front.moves:
+            if isinstance(leaf := move.rule.leaf(tree[move.source]), Leaf):
+                rows.setdefault(move.target[:-1], {})[move.target[-1]] = move.source, leaf.shape
+        cells = [(row[schema.KERNEL], row[schema.RECURRENT][1]) for row in rows.values()]
+        names = [tuple(tree.names[path].split("/")) for (path, _), _ in cells]
+        orders, _ = find_orders(names, [(shape[0], units[0]) for (_, shape), units in cells])
+        if orders != [tuple(range(len(names)))]:
+            binding = binding.refused(component, f"{schema.UNKNOWN_ORDER} (recurrent)")
+    return binding
 
 
 def _is_agent(binding: RecognizedAgent, tree: Tree) -> bool:
@@ -487,7 +515,7 @@ def _order_weights(binding: RecognizedAgent, agent: Tree) -> tuple[Move, ...]:
     order = {move.target: number for number, move in reversed(tuple(enumerate(binding.moves.moves)))}
     flat: list[tuple[Path, tuple[str, ...], str]] = []
     for component in (*schema.NETWORKS, *schema.VALUES):
-        parts = [part for part in binding.parts if part.component == component]
+        parts = _name_parts(component, binding, agent)
         apart = schema.has_duplicate_layer_names(parts)
         found = [layer for part in parts for layer in _layers(part, agent, named=apart) if layer]
         bare = (
@@ -509,6 +537,24 @@ def _order_weights(binding: RecognizedAgent, agent: Tree) -> tuple[Move, ...]:
     names = sequential_names(shapes, first=1)
     paths = object_graph_paths(names.values())
     return tuple(Move(source, paths[names[name]], rule) for name, (source, rule) in rules.items())
+
+
+def _name_parts(component: str, binding: RecognizedAgent, agent: Tree) -> list[AgentNetwork]:
+    """Return a component's networks; layers that only the source's library orders get numbers."""
+    parts = [part for part in binding.parts if part.component == component]
+    unknown = any(each.startswith(schema.UNKNOWN_ORDER) for each in binding.unplaced.get(component, ()))
+    return parts if unknown else [number_layers(p) if _is_unordered(p, agent) else p for p in parts]
+
+
+def _is_unordered(part: AgentNetwork, agent: Tree) -> bool:
+    """Return whether neither the sizes nor the names of a chain's layers give their order."""
+    shapes = list_kernel_shapes(part, agent)
+    names = [layer.name for layer in part.layers if layer.kind == "dense"]
+    if part.streams or len(shapes) != len(names):
+        return False
+    late = next((two[0] - one[-1] for one, two in pairwise(shapes) if two[0] != one[-1]), None)
+    orders, _ = find_orders(names, [(shape[0], shape[-1]) for shape in shapes], late)
+    return orders != [tuple(range(len(names)))]
 
 
 def _move_single_tensors(agent: Tree) -> Iterator[Move]:
@@ -578,9 +624,10 @@ TORCH_TABLE = LayoutTable(
     components={name: name for name in (*schema.NETWORKS, *schema.VALUES)},
     optimizers={name: name for name in schema.OPTIMIZERS},
     counters={name: name for name in _COUNTERS},
-    facts=AgentMetadata(head="tanh", hidden="relu", epsilon=1e-5),
+    facts=AgentMetadata(head="tanh", hidden="relu", epsilon=1e-5, lacks=schema.LEFT_OPEN["td3"]),
     branches=schema.BRANCHES,
     late=True,
+    user_written=True,
     tensors={
         "log_alpha": "temperature/log_alpha",
         "alpha": "temperature/alpha",
@@ -613,7 +660,7 @@ def recognize_torch(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: A
     binding = bind(tree, TORCH_TABLE)
     if binding is None or not is_whole_tree(binding, tree):
         return None
-    return add_recurrent_layers(_add_action_map(binding, tree), tree, TORCH_TABLE.framework)
+    return _add_memory(_add_action_map(binding, tree), tree, TORCH_TABLE.framework)
 
 
 def plan_torch(binding: RecognizedAgent, agent: Tree, settings: Settings) -> Plan:
@@ -626,7 +673,7 @@ def plan_torch(binding: RecognizedAgent, agent: Tree, settings: Settings) -> Pla
     single = list(_move_named_tensors(agent))
     containers: dict[Path, Container] = {(): DICT}
     for component in (*schema.NETWORKS, *schema.VALUES):
-        parts = [part for part in binding.parts if part.component == component]
+        parts = _name_parts(component, binding, agent)
         apart = schema.has_duplicate_layer_names(parts)
         layers = [move for part in parts for move in _move_layers(part, agent, named=apart)]
         # Layers in file order, but weight before bias in each, as torch numbers parameters.

@@ -276,6 +276,7 @@ TABLE = LayoutTable(
     branches={"_stddev_projection_layer": "std"},
     tensors={
         "_log_alpha": "temperature/log_alpha",
+        "_update_target/_counter": "update_target/counter",
         **{
             f"{inside}{name}/_projection_networks/_bias/bias": f"{ours}/std_bias"
             for name, ours in _POLICIES.items()
@@ -283,6 +284,9 @@ TABLE = LayoutTable(
         },
     },
 )
+
+# tf_agents/utils/common.py, Periodically: calls since the targets' last update. No other library counts them.
+KEPT = ("agent/_update_target",)
 
 _Q_TABLE = replace(
     TABLE,
@@ -297,7 +301,7 @@ _Q_TABLE = replace(
     },
     optimizers={"_optimizer": "critic_optimizer"},
     branches={},
-    tensors={},
+    tensors={"_update_target/_counter": "update_target/counter"},
 )
 _NORMALIZER = "_observation_normalizer"
 

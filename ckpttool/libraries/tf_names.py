@@ -9,17 +9,17 @@ import re
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import combinations, pairwise
 from typing import Any
 
 from ckpttool.core import deferred, limits, plugins
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.deferred import NamedTuple
 from ckpttool.core.dtypes import np
-from ckpttool.core.errors import CkpttoolError, NotFoundError, UnsupportedError, abbreviate_list
+from ckpttool.core.errors import CkpttoolError, NotFoundError, UnsupportedError, UsageError, abbreviate_list
 from ckpttool.core.kinds import KERAS_ACTIVATIONS
 from ckpttool.core.optimizers import ADAM, RMSPROP, SGD, UNCONVERTED, OptimizerFamily, find_class
-from ckpttool.core.sidecar import NO_RESIDUALS, NORMS_BEFORE, LedgerEntry
+from ckpttool.core.sidecar import NO_RESIDUALS, NORMS_BEFORE, LedgerEntry, Sidecar
 from ckpttool.core.text import format_count
 from ckpttool.core.tree import Leaf, Path, Tree, ValueLeaf, attr, display, index
 from ckpttool.formats import tf_object_graph
@@ -64,16 +64,19 @@ _JOINING = deferred.compile(
     r"(_?\d+)?(_|$)"
 )
 _PROJECTION = deferred.compile(r"(^|_)(proj|projection|branch|adapter|side)(_?\d+)?(_|$)")
+_INDEX = deferred.compile(r"[0-9]{1,9}")
 _BLOCK = deferred.compile(r"(^|_)blocks?(_?\d+)?(_|$)")
 # Activations of a policy's standard deviation, which are in the same functions.
 _OF_DEVIATIONS = frozenset(("softplus", "sigmoid"))
 
 
-def check_connections(binding: RecognizedAgent, tree: Tree) -> RecognizedAgent:
+def check_connections(
+    binding: RecognizedAgent, tree: Tree, recorded: Sidecar | None = None
+) -> RecognizedAgent:
     """Return the binding of the checkpoint's tree with facts on how layers are connected, by their names.
 
-    Networks that are not a chain of layer, norm and activation are refused; facts that the names leave
-    open are assumed. Single policies have been checked before (libraries/single_networks.py).
+    Networks that are not a chain of layer, norm and activation are refused; facts that neither the names nor
+    the sidecar decide are assumed. Single policies have been checked before (libraries/single_networks.py).
     """
     assumed: dict[str, None] = {}
     table = None if binding.layout == NO_LAYOUT else plugins.find("layouts", binding.layout).load()
@@ -85,7 +88,7 @@ def check_connections(binding: RecognizedAgent, tree: Tree) -> RecognizedAgent:
             assumed |= dict.fromkeys(_note_gaps(part, encoded=part.component in binding.fronts))
     if binding.layout != NO_LAYOUT:
         assumed |= dict.fromkeys(_note_norms(binding, framework))
-    return binding.assuming(*assumed).entered(*_note_residuals(binding, tree))
+    return binding.assuming(*assumed).entered(*_note_residuals(binding, tree, recorded))
 
 
 def _is_named(pattern: re.Pattern[str], name: tuple[str, ...]) -> bool:
@@ -118,8 +121,8 @@ def find_joined_layers(layers: Sequence[tuple[str, ...]], widths: Sequence[tuple
     return list(found)
 
 
-def _note_residuals(binding: RecognizedAgent, tree: Tree) -> Iterator[LedgerEntry]:
-    """Yield an entry if layer names of a policy suggest residual connections, gates or branches."""
+def _note_residuals(binding: RecognizedAgent, tree: Tree, recorded: Sidecar | None) -> Iterator[LedgerEntry]:
+    """Yield an entry if a policy's layers may be added to others: by their names, or by their sizes alone."""
     layers = [layer for part in binding.parts if part.acts for layer in part.layers]
     named = dict.fromkeys("/".join(layer.name) for layer in layers if _is_named(_JOINING, layer.name))
     if binding.layout != NO_LAYOUT:
@@ -134,20 +137,75 @@ def _note_residuals(binding: RecognizedAgent, tree: Tree) -> Iterator[LedgerEntr
         yield LedgerEntry("cannot be known", "architecture", value, decides=True)
         return
     blocks = dict.fromkeys("/".join(layer.name) for layer in layers if any(map(_BLOCK.search, layer.name)))
+    if not blocks and _is_user_written(binding, recorded):
+        parts = (part for part in binding.parts if part.acts)
+        blocks = dict.fromkeys(name for part in parts for name in _list_summable(part, binding, tree))
     if blocks:
         yield LedgerEntry("assumed", "architecture", f"{NO_RESIDUALS} in {abbreviate_list(list(blocks), 3)}")
 
 
-def _list_joined(part: AgentNetwork, binding: RecognizedAgent, tree: Tree) -> list[str]:
+class _DenseLayer(NamedTuple):
+    """A dense layer of a policy: its name, its name in the file with its tensor's, its inputs and outputs."""
+
+    name: tuple[str, ...]
+    stored: tuple[str, ...]
+    widths: tuple[int, int]
+
+    def follows_in_sequential(self, other: _DenseLayer) -> bool:
+        """Return whether both are parts of one torch Sequential, whose other parts are between them."""
+        (*owner, before, weight), (*own, number, name) = (("", *each.stored) for each in (other, self))
+        numbered = weight == name == "weight" and all(map(_INDEX.fullmatch, (before, number)))
+        return numbered and owner == own and int(number) - int(before) > 1
+
+
+def _list_dense(part: AgentNetwork, binding: RecognizedAgent, tree: Tree) -> list[_DenseLayer]:
     moves = {move.target: move for move in binding.moves.moves}
-    names, widths = [], []
+    dense = []
     for position, layer in enumerate(part.layers):
         move = moves.get(canonical_weight_path(part, position, "kernel"))
         leaf = None if move is None else move.rule.leaf(tree[move.source])
-        if isinstance(leaf, Leaf):
-            names.append(layer.name)
-            widths.append((leaf.shape[0], leaf.shape[-1]))
-    return find_joined_layers(names, widths)
+        if isinstance(leaf, Leaf) and move is not None:
+            stored = tuple(tree.names[move.source].split("/"))
+            dense.append(_DenseLayer(layer.name, stored, (leaf.shape[0], leaf.shape[-1])))
+    return dense
+
+
+def _list_joined(part: AgentNetwork, binding: RecognizedAgent, tree: Tree) -> list[str]:
+    dense = _list_dense(part, binding, tree)
+    return find_joined_layers([layer.name for layer in dense], [layer.widths for layer in dense])
+
+
+def _is_user_written(binding: RecognizedAgent, recorded: Sidecar | None) -> bool:
+    """Return whether only code that no file contains connects the layers.
+
+    A configuration, a graph and the modules of a Sequential record what follows a layer. So does a sidecar
+    that a training program wrote, and one of a conversion for a source whose library or file decides it.
+    """
+    if {"activations", "hidden"} & binding.facts.origins.keys():
+        return False
+    source = None if recorded is None else recorded.source
+    if recorded is not None and recorded.activations and not recorded.is_assumed("activations"):
+        given = source is not None and recorded.is_given("activations")
+        if not given:
+            return False
+    layout = binding.layout if source is None else str(source.get("layout") or NO_LAYOUT)
+    if layout == NO_LAYOUT:
+        return True
+    with contextlib.suppress(UsageError):  # the layout of a package that is not installed here
+        table = getattr(plugins.find("layouts", layout).load(), "TABLE", None)
+        return bool(getattr(table, "user_written", False))
+    return True
+
+
+def _list_summable(part: AgentNetwork, binding: RecognizedAgent, tree: Tree) -> Iterator[str]:
+    """Yield the layers between two of the same width: their output may be added to their input."""
+    dense = _list_dense(part, binding, tree)
+    widths = [layer.widths[0] for layer in dense[:1]] + [layer.widths[1] for layer in dense]
+    for first, last in combinations(range(len(widths)), 2):
+        steps = pairwise(dense[first - 1 : last]) if first else ()
+        joined = first > 0 and all(two.follows_in_sequential(one) for one, two in steps)
+        if widths[first] == widths[last] and not joined:
+            yield from ("/".join(layer.name) for layer in dense[first:last])
 
 
 def _number(layer: AgentLayer) -> int | None:

@@ -421,6 +421,12 @@ def require_layers(
             found=f"{part.title} encodes them separately",
         )
     left = binding.unplaced.get(part.component, ())
+    if order := [each for each in left if each.startswith(schema.UNKNOWN_ORDER)]:
+        raise UnsupportedError(
+            f"{writing.library} numbers its layers, but {part.title} has layers in an unknown order",
+            found=order[0],
+            hint=schema.RECORDED_ORDER,
+        )
     if strange or left:
         kinds = "only dense layers" if names.norm is None else "only dense layers and layer norms"
         raise UnsupportedError(
