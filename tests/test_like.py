@@ -480,12 +480,8 @@ def test_what_old_interpreters_run_is_written_for_them() -> None:
             assert not isinstance(node, ast.NamedExpr | ast.Match), file
             if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):  # a union of dicts is 3.9
                 assert not any(isinstance(each, ast.Dict | ast.DictComp) for each in (node.left, node.right))
-            # `dataclasses.dataclass` accepts the settings of core/deferred.py from 3.10 on.
-            decorators = node.decorator_list if isinstance(node, ast.ClassDef) else ()
-            assert not any("dataclass" in ast.unparse(each) for each in decorators), file
-        if file.name != "deferred.py":  # of which no dataclass runs there
-            assert "removeprefix" not in file.read_text(), file
-            assert "zip(" not in file.read_text(), file  # strict is 3.10
+        for newer in ("removeprefix", "removesuffix", "zip(", "cached_property"):  # strict is 3.10
+            assert newer not in file.read_text(), (file, newer)
 
 
 PACKAGE = ROOT / "ckpttool"
