@@ -506,14 +506,12 @@ def assume_choices(agent: Agent, spec: EnvSpec | None) -> Agent:
     if spec is not None:
         choices = spec_choices(spec) or choices
         origin = f"{spec.id} has {choices.title} actions"
-        number, _ = count_actions(agent, spec)
-        open_ = schema.DUELING in agent.binding.facts.lacks
-        dueling = open_ and choices.single and width == number + 1
-        if not spec.choices or (width != number and not dueling):
+        settled = (
+            _settle_scores(agent, choices, width, count_actions(agent, spec)[0]) if spec.choices else None
+        )
+        if settled is None:
             return agent
-        if open_:
-            agent = _settle_dueling(agent, dueling=dueling)
-        choices = choices._replace(scores="value_first") if dueling else choices
+        agent, choices = settled
     origins = dict.fromkeys(("choices", "head"), f"assumed: {origin}")
     known = dataclasses.replace(
         agent.known,
@@ -524,13 +522,23 @@ def assume_choices(agent: Agent, spec: EnvSpec | None) -> Agent:
     return dataclasses.replace(agent, known=known)
 
 
-def _settle_dueling(agent: Agent, *, dueling: bool) -> Agent:
-    """Return the agent with what an environment shows of its network."""
-    binding = dataclasses.replace(agent.binding, facts=agent.binding.facts.without_lack(schema.DUELING))
-    ledger = tuple(each for each in agent.ledger if each != schema.DUELING)
-    why = "a dueling network of type avg: the outputs are the state's value, then advantages, less their mean"
-    more = sidecar.assumption_entries("architecture", (why,)) if dueling else ()
-    return dataclasses.replace(agent, binding=binding, ledger=sidecar.merge_entries(ledger, more))
+def _settle_scores(agent: Agent, choices: Choices, width: int, number: int) -> tuple[Agent, Choices] | None:
+    """Return agent and choices with what `number` actions show of `width` outputs; None if these do not fit."""
+    lacks, why = agent.binding.facts.lacks, ""
+    if width == number + 1 and schema.DUELING in lacks and choices.single:
+        choices = choices._replace(scores="value_first")
+        why = "a dueling network of type avg: the outputs are the state's value, then advantages, less their mean"
+    elif width != number:
+        if width % number or schema.QUANTILES not in lacks or not choices.single:
+            return None
+        choices = choices._replace(scores="quantiles_last")
+        why = f"the outputs are {width // number} quantiles of each action's value, whose mean counts"
+    open_ = (schema.DUELING, schema.QUANTILES)
+    binding = dataclasses.replace(agent.binding, facts=agent.binding.facts.without_lack(*open_))
+    ledger = tuple(each for each in agent.ledger if each not in open_)
+    more = sidecar.assumption_entries("architecture", (why,)) if why else ()
+    merged = sidecar.merge_entries(ledger, more)
+    return dataclasses.replace(agent, binding=binding, ledger=merged), choices
 
 
 def count_actions(agent: Agent, spec: EnvSpec | None) -> tuple[int, bool]:

@@ -266,13 +266,18 @@ def wrapper_entries(found: Sequence[WrapperSpec], where: str) -> Iterator[Ledger
 
 
 def find_contradictions(
-    recorded: Sidecar | None, read: Sidecar, stated: Mapping[str, NotUnderstood]
+    recorded: Sidecar | None,
+    read: Sidecar,
+    stated: Mapping[str, NotUnderstood],
+    *,
+    open_formula: bool = False,
 ) -> dict[str, LedgerEntry]:
     """Return an entry for each sidecar fact that contradicts the checkpoint, by name.
 
     A sidecar is bound only to the weights: editing its facts keeps the digest. So the checkpoint's own
     values win, unless a user gave the sidecar's. The same holds for a fact that the checkpoint states in a
-    form that is not understood.
+    form that is not understood. With `open_formula` the checkpoint has observation statistics without their
+    epsilon and limit, which the sidecar may have.
     """
     found: dict[str, LedgerEntry] = {}
     for name, each in stated.items():
@@ -289,7 +294,7 @@ def find_contradictions(
             continue
         if recorded is None or read.is_assumed(name) or recorded.is_assumed(name):
             continue
-        if _agree(name, values, own, origin):
+        if _agree(name, values, own, open_formula=open_formula or origin == _WEIGHTS):
             continue
         value = (
             f"{_describe_fact(name, values)} in the sidecar; the checkpoint contains "
@@ -302,14 +307,17 @@ def find_contradictions(
     return found
 
 
-def _agree(name: str, ones: Sequence[Any], others: Sequence[Any], origin: str) -> bool:
-    """Return whether two values of a fact are equal within float32 rounding."""
+def _agree(name: str, ones: Sequence[Any], others: Sequence[Any], *, open_formula: bool = False) -> bool:
+    """Return whether two values of a fact are equal within float32 rounding.
+
+    Observation statistics of an open formula are equal if mean and variance are: two tensors.
+    """
     one, other = ones[0], others[0]
     if name == "choices":
         return schema.Choices.read(one) == schema.Choices.read(other)
     if name == "network_activations":
         keys = one.keys() | other.keys()
-        return all(_agree("activations", [one.get(key, ())], [other.get(key, ())], origin) for key in keys)
+        return all(_agree("activations", [one.get(key, ())], [other.get(key, ())]) for key in keys)
     if name == "head":
         return bool(one == other) or "unit_tanh" in (one, other)  # the program scales the model's output
     if name == "activations":
@@ -319,11 +327,11 @@ def _agree(name: str, ones: Sequence[Any], others: Sequence[Any], origin: str) -
     if name == "action_low":
         return _all_close(list(zip(ones, others, strict=True)))
     rows = [(one[row], other[row]) for row in ("mean", "var")]
-    if origin == _WEIGHTS and _all_close(rows):
-        return True  # two tensors, whose formula no file contains
+    if open_formula and _all_close(rows):
+        return True
     spreads = [np.sqrt(np.asarray(n["var"]) + float(n.get("epsilon", 1e-8))) for n in (one, other)]
     limits = [[n.get("clip") or 0.0] for n in (one, other)]
-    same_limits = origin == _WEIGHTS or limits[0] == limits[1]
+    same_limits = open_formula or limits[0] == limits[1]
     return same_limits and _all_close([rows[0], (spreads[0], spreads[1])])
 
 
@@ -915,7 +923,10 @@ def build_agent(
     binding = tf_names.check_connections(binding, checkpoint.tree)
     tree = select_network_leaves(checkpoint.tree, binding)
     stated = binding.facts.stated
-    contradicted = find_contradictions(own.sidecar, read_metadata(binding, tree), stated)
+    norm = binding.facts.norm
+    contradicted = find_contradictions(
+        own.sidecar, read_metadata(binding, tree), stated, open_formula=norm is not None and norm.assumed
+    )
     wrong = {name: entry for name, entry in contradicted.items() if name not in facts.known}
     binding = binding.entered(*wrong.values())
     own = _drop_contradicted(own, [name for name, entry in wrong.items() if entry.decides])
