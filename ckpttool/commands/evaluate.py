@@ -8,6 +8,7 @@ import hashlib
 import importlib.metadata
 import itertools
 import json
+import math
 import os
 import platform
 import shlex
@@ -523,11 +524,13 @@ def assume_choices(agent: Agent, spec: EnvSpec | None) -> Agent:
 
 
 def _settle_scores(agent: Agent, choices: Choices, width: int, number: int) -> tuple[Agent, Choices] | None:
-    """Return agent and choices with what `number` actions show of `width` outputs; None if these do not fit."""
+    """Return agent and choices with what `number` actions show of `width` outputs; None if they do not fit."""
     lacks, why = agent.binding.facts.lacks, ""
     if width == number + 1 and schema.DUELING in lacks and choices.single:
         choices = choices._replace(scores="value_first")
-        why = "a dueling network of type avg: the outputs are the state's value, then advantages, less their mean"
+        why = (
+            "a dueling network of type avg: the outputs are a state's value, then advantages, less their mean"
+        )
     elif width != number:
         if width % number or schema.QUANTILES not in lacks or not choices.single:
             return None
@@ -1078,19 +1081,38 @@ def _fit_bounds(
             file=agent.checkpoint.path,
             expected=_format_shapes(spec.shapes),
             found=_format_shapes(wanted),
-            hint=_joined_inputs_hint(agent, place.env) if front is None else None,
+            hint=_joined_inputs_hint(agent, place.env, fits=obs_dim == spec.obs_dim)
+            if front is None
+            else _stack_hint(spec.shapes, wanted),
         )
     return read_action_bounds(agent, (spec.obs_dim, act_dim), spec)
 
 
-def _joined_inputs_hint(agent: Agent, env: str) -> str:
-    """Return how to play a policy of several inputs: from the file that records how they are joined."""
+def _joined_inputs_hint(agent: Agent, env: str, *, fits: bool) -> str:
+    """Return how to play a policy of several inputs: from the file that records how they are joined.
+
+    `fits` is whether all inputs together have the size of the policy's row.
+    """
     source = (agent.sidecar.source or {}).get("path") if agent.sidecar is not None else None
     beside = os.path.join(os.path.dirname(agent.checkpoint.path), str(source))
     if source and os.path.isfile(beside):
         return format_command("eval", beside, "--env", env)
+    if fits:
+        return f"add --wrapper {wrappers.FLATTENING} if training joined the inputs to one row in this order"
     joined = "this file does not record how several inputs are joined to one"
     return f"{joined}; play the checkpoint that it was converted from" if source else joined
+
+
+def _stack_hint(seen: Shapes, wanted: Shapes) -> str | None:
+    """Return how to play a policy of images that have several times the environment's channels."""
+    ours, theirs = (math.prod(shapes.get(OBS, ())) for shapes in (seen, wanted))
+    number = theirs // ours if ours else 0
+    for axis in (-1, 0) if number > 1 and len(seen[OBS]) == len(wanted[OBS]) == 3 else ():
+        stacked = [*seen[OBS]]
+        stacked[axis] *= number
+        if tuple(wanted[OBS]) in (tuple(stacked), (stacked[-1], *stacked[:-1])):
+            return f"add --wrapper VecFrameStack:n_stack={number} if the images are stacks of {number}"
+    return None
 
 
 def _format_shapes(shapes: Shapes) -> str:
@@ -1113,7 +1135,7 @@ def read_action_bounds(agent: Agent, sizes: tuple[int, int], spec: EnvSpec) -> A
             file=agent.checkpoint.path,
             expected=f"{format_count(spec.obs_dim, 'observation')} and {actions}",
             found=f"{obs_dim} and {act_dim}",
-            hint=None if discrete else _sizes_hint(spec, obs_dim, act_dim),
+            hint=None if discrete else _sizes_hint(agent, spec, obs_dim, act_dim),
         )
     return ActionBounds(spec.action_low.tolist(), spec.action_high.tolist(), f"{spec.id}'s action space")
 
@@ -1144,12 +1166,18 @@ def _require_same_choices(agent: Agent, width: int, spec: EnvSpec) -> bool:
     )
 
 
-def _sizes_hint(spec: EnvSpec, obs_dim: int, act_dim: int) -> str | None:
+def _sizes_hint(agent: Agent, spec: EnvSpec, obs_dim: int, act_dim: int) -> str | None:
     """Return possible reasons for the policy's size: another task, or values that training added."""
     other = environments.suggest_tasks(spec.id, obs_dim, act_dim)
     if act_dim != spec.action_dim or obs_dim <= spec.obs_dim or "wrappers" in spec.arguments:
         return other
-    options = ["--wrapper TimeFeatureWrapper if it is the time"] if obs_dim == spec.obs_dim + 1 else []
+    times = "--wrapper TimeFeatureWrapper or --wrapper TimeAwareObservation if it is the time"
+    options = [times] if obs_dim == spec.obs_dim + 1 else []
+    if (number := obs_dim // spec.obs_dim) * spec.obs_dim == obs_dim:
+        stacks = [f"--wrapper VecFrameStack:n_stack={number}"]
+        if len((agent.known.obs_norm or {}).get("mean", ())) != spec.obs_dim:  # else stacked outside of them
+            stacks.append(f"--wrapper FrameStackObservation:stack_size={number}")
+        options.append(f"{' or '.join(stacks)} if they are {number} observations")
     if environments.positions_explain_size(spec.id, spec.obs_dim, obs_dim):
         options.append(f"--adapter {POSITIONS} if the position")
     more = format_count(obs_dim - spec.obs_dim, "more observation")
