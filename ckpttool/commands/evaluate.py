@@ -524,7 +524,7 @@ def assume_choices(agent: Agent, spec: EnvSpec | None) -> Agent:
 
 
 def _settle_scores(agent: Agent, choices: Choices, width: int, number: int) -> tuple[Agent, Choices] | None:
-    """Return agent and choices with what `number` actions show of `width` outputs; None if they do not fit."""
+    """Return agent and choices with what a `number` of actions shows of the outputs; None if none fits."""
     lacks, why = agent.binding.facts.lacks, ""
     if width == number + 1 and schema.DUELING in lacks and choices.single:
         choices = choices._replace(scores="value_first")

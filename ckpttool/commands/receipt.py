@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from ckpttool.commands.plan import ConversionPlan
 
 # Policy facts recorded in a model's configuration or code, not in its weights.
-_RECORDED = frozenset(("activations", "head", "epsilon", "action_low", "action_high", "norm"))
+_RECORDED = frozenset(("activations", "head", "epsilon", "action_low", "action_high", "choices", "norm"))
 NO_OPTIONS: Mapping[str, Any] = MappingProxyType({})
 _LONGEST = 1000  # maximum text length in the sidecar, in characters
 

@@ -740,7 +740,7 @@ class WrappedVector(OuterVector):
         """Return the wrapped environments' observations of some rows; joined ones are [len(rows), n]."""
         inner = self._inner.obs
         if not self._joins:
-            return np.array(inner)[rows]
+            return np.asarray(np.array(inner)[rows])
         inputs = inner.values() if isinstance(inner, Mapping) else [inner]
         dtype = np.dtype(self._joined_type)
         return np.concatenate([each[rows].reshape(len(rows), -1).astype(dtype) for each in inputs], axis=1)

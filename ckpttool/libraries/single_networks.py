@@ -795,12 +795,20 @@ def _is_deviation(layer: ComponentLayer, dense: Sequence[ComponentLayer]) -> boo
 
 
 def _is_side_head(layer: ComponentLayer, dense: Sequence[ComponentLayer]) -> bool:
-    """Return whether, by their names, a layer is a value head beside a policy head."""
-    names = [each.name[-1].lower() for each in dense if each.name]
-    acting = any(_POLICY.search(name) or _MEAN.search(name) for name in names)
-    return acting and _is_critic(layer.name[-1:])
+    """Return whether, by their names, a layer is a value head beside a policy head.
+
+    A name of actions may also be an input's: such a head has the value's input.
+    """
+    if not _is_critic(layer.name[-1:]):
+        return False
+    names = [(each.name[-1].lower(), each.width_in == layer.width_in) for each in dense if each.name]
+    return any(
+        _POLICY.search(name) or _MEAN.search(name) or (beside and _ACTION_HEAD.search(name))
+        for name, beside in names
+    )
 
 
+_ACTION_HEAD = deferred.compile(r"(^|_)(action|actions|logits|probs?)(_|$)")
 _MEAN = deferred.compile(r"(^|_)(mean|mu|loc)(_|$)")
 
 
@@ -1091,10 +1099,14 @@ def _bind_traced(
 def _bind_computation(found: GraphComputation, checkpoint: Checkpoint) -> RecognizedAgent:
     """Return the binding of a recorded computation: a chain of layers, else a program."""
     origin, framework = _ORIGINS[checkpoint.format]
-    if found.choices is None and found.steps is not None:
+    if found.steps is not None:
         with contextlib.suppress(MappingError, UnsupportedError, UsageError):
             binding = _bind_traced(found.steps, checkpoint.tree, checkpoint.path, framework, origin)
             facts = binding.facts if found.norm is None else binding.facts.read(origin, norm=found.norm)
+            if found.choices is not None:
+                if facts.head != "identity":
+                    raise UnsupportedError("the scores of the actions are not the last layer")
+                facts = facts.read(origin, head="argmax", choices=found.choices)
             consumed = binding.consumed | frozenset(found.used)
             return replace(binding, facts=facts, consumed=consumed).noted(*found.notes)
     return _bind_program(found, checkpoint.tree, origin)
