@@ -658,7 +658,7 @@ print(json.dumps([{name: each.tolist() for name, each in obs.items()}, found.tol
 """
 
 
-@pytest.mark.parametrize("keys", [None, ["far"], ["near", "grid"], ["grid", "far"]])
+@pytest.mark.parametrize("keys", [None, ["near", "far", "grid"], ["far"], ["near", "grid"], ["grid", "far"]])
 def test_statistics_of_parts_are_applied_to_those_parts(keys: list[str] | None, tmp_path: Path) -> None:
     pytest.importorskip("stable_baselines3")
     drawn, expected = warm_sb3.asked(PARTS, str(tmp_path), json.dumps(keys))
@@ -667,6 +667,15 @@ def test_statistics_of_parts_are_applied_to_those_parts(keys: list[str] | None, 
     found, _ = policy_of(path, obs).step(obs)
     assert np.ptp(expected, axis=0).min() > 0.05
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+    assert in_process("convert", path, tmp_path / "row.pt").status == 0
+    rows = np.concatenate([obs[name].reshape(len(found), -1) for name in ("far", "grid", "near")], axis=1)
+    if keys is None or len(keys) == 3:
+        np.testing.assert_allclose(
+            load_agent(str(tmp_path / "row.pt")).act(rows), expected, rtol=1e-5, atol=1e-5
+        )
+    else:
+        with pytest.raises(UnsupportedError):
+            load_agent(str(tmp_path / "row.pt"))
     beside = restore_agent(path).known.obs_norm
     (tmp_path / "vecnormalize.pkl").rename(tmp_path / "statistics.pkl")
     given = restore_agent(path, facts=AgentFacts(obs_norm=str(tmp_path / "statistics.pkl"))).known.obs_norm

@@ -16,8 +16,7 @@ from torch import nn
 from ckpttool import convert, load_agent
 from ckpttool.commands.network_outputs import require_facts
 from ckpttool.commands.restore import canonical_tree, restore_agent
-from ckpttool.core import Tree, UnsupportedError, UsageError, display
-from ckpttool.core.errors import EnvironmentMismatchError
+from ckpttool.core import EnvironmentMismatchError, Tree, UnsupportedError, UsageError, display
 from ckpttool.formats import open_checkpoint
 from ckpttool.libraries import RecognizedAgent, d3rlpy, plan_torch, recognize_tree, schema
 from ckpttool.mapping import apply_plan

@@ -1163,6 +1163,17 @@ def _require_same_choices(agent: Agent, width: int, spec: EnvSpec) -> bool:
         else "a choice among discrete actions"
         if agent.known.head == "argmax"
         else format_count(width, "continuous action"),
+        hint=_first_actions_hint(known, theirs),
+    )
+
+
+def _first_actions_hint(known: Choices | None, theirs: Choices | None) -> str | None:
+    """Return what makes the actions of a policy and of its environment differ, if these count differently."""
+    if known is None or theirs is None or known.counts != theirs.counts:
+        return None
+    return (
+        f"the policy counts its actions from {abbreviate_list([*map(str, known.starts)], 3)}: play it in an "
+        "environment that takes these numbers"
     )
 
 
