@@ -790,6 +790,20 @@ def test_a_head_of_actions_acts_beside_a_value_head(name: str, tmp_path: Path) -
     np.testing.assert_array_equal(agent.act(obs), wanted)
 
 
+@pytest.mark.parametrize(("value", "advantage"), [("val", "adv"), ("value_head", "advantage_head")])
+def test_the_advantages_of_a_dueling_network_choose(value: str, advantage: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    trunk, one, heads = nn.Linear(4, 16), nn.Linear(16, 1), nn.Linear(16, 2)
+    net = nn.ModuleDict({"feature": nn.Sequential(trunk, nn.ReLU()), value: one, advantage: heads})
+    path = saved(tmp_path / "dqn.pt", {"q": net.state_dict()})
+    agent = load_agent(str(path), "CartPole-v1", facts=AgentFacts(activations="relu"))
+    obs = np.random.default_rng(0).normal(size=(200, 4)).astype(np.float32)
+    with torch.no_grad():
+        hidden = torch.relu(trunk(torch.from_numpy(obs)))
+        scores = one(hidden) + heads(hidden) - heads(hidden).mean(1, keepdim=True)
+    np.testing.assert_array_equal(agent.act(obs), scores.argmax(1).numpy())
+
+
 def test_an_input_of_actions_is_no_head(tmp_path: Path) -> None:
     parts = nn.ModuleDict({"fc1": nn.Linear(4, 8), "action_value": nn.Linear(2, 8), "q": nn.Linear(8, 1)})
     with pytest.raises(UsageError):

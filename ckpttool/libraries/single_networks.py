@@ -797,17 +797,22 @@ def _is_deviation(layer: ComponentLayer, dense: Sequence[ComponentLayer]) -> boo
 def _is_side_head(layer: ComponentLayer, dense: Sequence[ComponentLayer]) -> bool:
     """Return whether, by their names, a layer is a value head beside a policy head.
 
-    A name of actions may also be an input's: such a head has the value's input.
+    A name of actions may also be an input's: such a head has the value's input. The one value of a dueling
+    network is the same for all actions, which its advantages choose.
     """
     if not _is_critic(layer.name[-1:]):
         return False
     names = [(each.name[-1].lower(), each.width_in == layer.width_in) for each in dense if each.name]
     return any(
-        _POLICY.search(name) or _MEAN.search(name) or (beside and _ACTION_HEAD.search(name))
+        _POLICY.search(name)
+        or _MEAN.search(name)
+        or (beside and _ACTION_HEAD.search(name))
+        or (beside and layer.width_out == 1 and _ADVANTAGE.search(name))
         for name, beside in names
     )
 
 
+_ADVANTAGE = deferred.compile(r"(^|_)adv(antages?)?(_|$)")
 _ACTION_HEAD = deferred.compile(r"(^|_)(action|actions|logits|probs?)(_|$)")
 _MEAN = deferred.compile(r"(^|_)(mean|mu|loc)(_|$)")
 
