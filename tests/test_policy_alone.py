@@ -804,6 +804,17 @@ def test_the_advantages_of_a_dueling_network_choose(value: str, advantage: str, 
     np.testing.assert_array_equal(agent.act(obs), scores.argmax(1).numpy())
 
 
+def test_a_q_network_acts_beside_its_target(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    online, target = (nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)) for _ in range(2))
+    networks = {"online_network": online, "target_network": target}
+    content = {name: nn.ModuleDict({"model": each}).state_dict() for name, each in networks.items()}
+    path = saved(tmp_path / "ddqn.pt", {"algorithm": "ddqn", **content})
+    agent = load_agent(str(path), "CartPole-v1", facts=AgentFacts(activations="relu"))
+    obs = np.random.default_rng(0).normal(size=(200, 4)).astype(np.float32)
+    np.testing.assert_array_equal(agent.act(obs), online(torch.from_numpy(obs)).argmax(1).numpy())
+
+
 def test_an_input_of_actions_is_no_head(tmp_path: Path) -> None:
     parts = nn.ModuleDict({"fc1": nn.Linear(4, 8), "action_value": nn.Linear(2, 8), "q": nn.Linear(8, 1)})
     with pytest.raises(UsageError):

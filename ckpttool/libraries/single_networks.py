@@ -321,11 +321,11 @@ def _bind_by_names(
             file=file,
             found=abbreviate_list([n.title for n in networks], 8),
         )
+    inside = {group.name for each in networks for group in each.groups}
     if values:
         networks = [n for n in networks if not _SLOW.search("_".join(n.name).lower())] or networks
     network_, assumed = _choose_policy(networks, network, file, values=values)
     # Tensors outside all networks (a head, an observation normaliser) may belong to the policy.
-    inside = {group.name for each in networks for group in each.groups}
     beside = tuple(group for group in found if group.name not in inside)
     network_ = network_._replace(groups=(*network_.groups, *beside))
     if module is not None:
