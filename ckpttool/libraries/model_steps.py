@@ -31,6 +31,8 @@ _CONFIGURATION = "the model's configuration"
 class ChainStep(NamedTuple):
     """One step: a `layer` by its name, an `activation`, an `affine` map, or `unknown` with a reason.
 
+    `probabilities` of actions come last, and have the name of their function.
+
     The value of an activation is its name, NotUnderstood for another function that the configuration states,
     None where it states none.
     """
