@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +58,39 @@ def plain(actions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return np.array([each[0] for each in steps]), np.array([each[1] for each in steps])
 
 
+@pytest.fixture(scope="module")
+def parts() -> Iterator[Any]:
+    """An environment of several inputs, one of them discrete; `ID` is its id."""
+    gymnasium = importlib.import_module("gymnasium")
+    spaces = gymnasium.spaces
+
+    class Parts(gymnasium.Env):  # type: ignore[misc, name-defined]  # imported when it is installed
+        ID = "CkpttoolParts-v0"
+        observation_space = spaces.Dict(
+            speed=spaces.Box(-1, 1, (2,)), grid=spaces.Box(-1, 1, (2, 3)), kind=spaces.Discrete(4)
+        )
+        action_space = spaces.Box(-1, 1, (1,))
+
+        def look(self) -> dict[str, Any]:
+            draw = self.np_random.uniform
+            return {
+                "grid": draw(-1, 1, (2, 3)).astype("f4"),
+                "kind": int(self.np_random.integers(4)),
+                "speed": draw(-1, 1, 2).astype("f4"),
+            }
+
+        def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+            super().reset(seed=seed)
+            return self.look(), {}
+
+        def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+            return self.look(), float(action[0]), False, False, {}
+
+    gymnasium.register(Parts.ID, Parts)
+    yield Parts
+    del gymnasium.registry[Parts.ID]
+
+
 class TestFormulas:
     """What each wrapper shows, from the observations of the environment alone (see the module's sources)."""
 
@@ -98,6 +131,27 @@ class TestFormulas:
         for number, (found, _, _) in enumerate(played([named(name, **{argument: 3})], actions)):
             frames = [obs[at] if at >= 0 else blank for at in range(number - 2, number + 1)]
             np.testing.assert_array_equal(found, np.concatenate(frames))
+
+    @pytest.mark.parametrize("outer", [[], [("FrameStackObservation", {"stack_size": 2})]])
+    def test_flattened_inputs_are_those_of_the_library(
+        self, outer: list[tuple[str, dict[str, Any]]], parts: Any
+    ) -> None:
+        actions = actions_of(-1, 1)
+        chain = [("TimeLimit", {"max_episode_steps": 50}), ("FlattenObservation", {}), *outer]
+        seen = np.array([each[0] for each in played([named(n, **a) for n, a in chain], actions, parts.ID)])
+        library = importlib.import_module("gymnasium.wrappers")
+        env = parts()
+        for name, arguments in chain:
+            env = getattr(library, name)(env, **arguments)
+        rows = [env.reset(seed=3)[0], *(env.step(action)[0] for action in actions)]
+        np.testing.assert_array_equal(seen, np.array(rows).reshape(len(rows), -1))
+        assert seen.shape[1] == 12 * (1 + len(outer))
+
+    def test_inputs_that_another_wrapper_changes_are_not_flattened(self, parts: Any) -> None:
+        with pytest.raises(UnsupportedError):
+            played(
+                [named("FrameStack", num_stack=2), named("FlattenObservation")], actions_of()[:1], parts.ID
+            )
 
     def test_rescaled_actions_reach_the_bounds(self) -> None:
         actions = actions_of(-1, 1)
@@ -365,6 +419,16 @@ class TestFiles:
         ]
         ran = in_process(*command, *(["--wrapper", how.wrappers[0]] if how.wrappers else ()))
         assert ran.json()["returns"] == expected.rollout.returns.tolist()
+
+    @pytest.mark.parametrize(("norm", "stacks"), [(False, 2), (True, 1)])
+    def test_each_stack_that_a_hint_names_is_played(self, norm: bool, stacks: int, tmp_path: Path) -> None:
+        file, _ = agent(tmp_path, 9, "", norm=norm)
+        with pytest.raises(EnvironmentMismatchError) as caught:
+            evaluate(file, PENDULUM, Protocol(1))
+        named = re.findall(r"\w+:\w+=\d+", str(caught.value.hint))
+        assert len(named) == stacks
+        for wrapper in named:
+            assert evaluate(file, PENDULUM, Protocol(1, wrappers=(wrapper,))).rollout.steps == 200
 
     def test_statistics_of_another_size_are_refused_by_size(self, tmp_path: Path) -> None:
         recorded, _ = agent(tmp_path / "recorded", 9, "frame_stack: 3\nnormalize: true\n", norm=True)

@@ -354,6 +354,24 @@ def test_other_observations_are_refused(
     assert re.search(said, f"{caught.value.expected} {caught.value.found}")
 
 
+@pytest.mark.parametrize(("algorithm", "kind"), [("PPO", "Pictures"), ("SAC", "Mixed"), ("SAC", "Grid")])
+def test_a_loaded_agent_takes_the_observations_of_its_library(made: Any, algorithm: str, kind: str) -> None:
+    model, path = made(algorithm, kind)
+    grid = np.random.default_rng(1).uniform(-1, 1, (BATCH, 2, 5)).astype("f4")
+    seen: Any = grid if kind == "Grid" else observations(kind)
+    seen = seen["obs"] if kind == "Pictures" else seen
+    expected, _ = model.predict(seen, deterministic=True)
+    agent = load_agent(path)
+    np.testing.assert_allclose(agent.act(seen), expected, rtol=1e-5, atol=1e-5)
+    one = {name: rows[1] for name, rows in seen.items()} if isinstance(seen, dict) else seen[1]
+    np.testing.assert_allclose(agent.act(one), expected[1], rtol=1e-5, atol=1e-5)
+    if not isinstance(seen, dict):
+        found = agent.act(torch.from_numpy(seen)).numpy()
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+        with pytest.raises(EnvironmentMismatchError):
+            agent.act(np.swapaxes(seen, 1, 2)[:, 1:])
+
+
 def test_conversions_do_not_take_half_a_policy(made: Any, tmp_path: Path) -> None:
     model, path = made("SAC", "Mixed")
     ran = in_process("convert", path, tmp_path / "a.pt", "--json")
@@ -657,7 +675,7 @@ print(json.dumps([{name: each.tolist() for name, each in obs.items()}, found.tol
 """
 
 
-@pytest.mark.parametrize("keys", [None, ["far"], ["near", "grid"], ["grid", "far"]])
+@pytest.mark.parametrize("keys", [None, ["near", "far", "grid"], ["far"], ["near", "grid"], ["grid", "far"]])
 def test_statistics_of_parts_are_applied_to_those_parts(keys: list[str] | None, tmp_path: Path) -> None:
     pytest.importorskip("stable_baselines3")
     drawn, expected = warm_sb3.asked(PARTS, str(tmp_path), json.dumps(keys))
@@ -666,6 +684,15 @@ def test_statistics_of_parts_are_applied_to_those_parts(keys: list[str] | None, 
     found, _ = policy_of(path, obs).step(obs)
     assert np.ptp(expected, axis=0).min() > 0.05
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+    assert in_process("convert", path, tmp_path / "row.pt").status == 0
+    rows = np.concatenate([obs[name].reshape(len(found), -1) for name in ("far", "grid", "near")], axis=1)
+    if keys is None or len(keys) == 3:
+        np.testing.assert_allclose(
+            load_agent(str(tmp_path / "row.pt")).act(rows), expected, rtol=1e-5, atol=1e-5
+        )
+    else:
+        with pytest.raises(UnsupportedError):
+            load_agent(str(tmp_path / "row.pt"))
     beside = restore_agent(path).known.obs_norm
     (tmp_path / "vecnormalize.pkl").rename(tmp_path / "statistics.pkl")
     given = restore_agent(path, facts=AgentFacts(obs_norm=str(tmp_path / "statistics.pkl"))).known.obs_norm

@@ -692,6 +692,19 @@ def test_layers_of_a_list_are_named_by_class_in_a_weights_file(tmp_path: Path, c
         assert set(file["layers"]) == {group, "dense"}
 
 
+def test_a_lone_number_is_the_slope_of_a_prelu(tmp_path: Path) -> None:
+    import h5py
+    from torch import nn
+
+    # A norm of one number computes nothing.
+    net = nn.Sequential(nn.Linear(3, 8), nn.PReLU(), nn.Linear(8, 2))
+    done = converted(saved(tmp_path / "x.pt", net.state_dict()), tmp_path, to="keras")
+    assert done.written, done.report
+    with h5py.File(done.target) as file:
+        assert set(file["layers"]) == {"dense", "dense_1", "p_re_lu"}
+        np.testing.assert_array_equal(file["layers/p_re_lu/vars/0"], net[1].weight.detach().numpy())
+
+
 def test_arrays_that_are_no_layers_keep_their_axes_with_a_note(tmp_path: Path, golden: Golden) -> None:
     import pickle
 

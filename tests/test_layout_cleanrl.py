@@ -296,7 +296,8 @@ def test_discrete_agents_take_the_best_action(name: str, tmp_path: Path) -> None
     np.testing.assert_allclose(agent.scores(obs), wanted.numpy(), rtol=1e-5, atol=1e-6)
     np.testing.assert_array_equal(agent.act(obs), wanted.argmax(1).numpy())
     assert bool(agent.facts.env) == (name == "c51")
-    done = convert(str(path), str(tmp_path / "out.pt"))
-    assert done.written
-    again = load_agent(str(tmp_path / "out.pt"), None if name == "c51" else "CartPole-v1")
-    np.testing.assert_array_equal(again.act(obs), wanted.argmax(1).numpy())
+    for target in ("out.pt", "out.npz", *([] if name == "c51" else ["out.weights.h5"])):
+        done = convert(str(path), str(tmp_path / target))
+        assert done.written
+        again = load_agent(str(tmp_path / target), None if name == "c51" else "CartPole-v1")
+        np.testing.assert_array_equal(again.act(obs), wanted.argmax(1).numpy())

@@ -13,12 +13,12 @@ import pytest
 import torch
 from torch import nn
 
-from ckpttool import convert
+from ckpttool import convert, load_agent
 from ckpttool.commands.network_outputs import require_facts
 from ckpttool.commands.restore import canonical_tree, restore_agent
-from ckpttool.core import Tree, UnsupportedError, UsageError, display
+from ckpttool.core import EnvironmentMismatchError, Tree, UnsupportedError, UsageError, display
 from ckpttool.formats import open_checkpoint
-from ckpttool.libraries import RecognizedAgent, d3rlpy, plan_torch, recognize_tree
+from ckpttool.libraries import RecognizedAgent, d3rlpy, plan_torch, recognize_tree, schema
 from ckpttool.mapping import apply_plan
 from ckpttool.testing.layouts import same
 from tests.golden_texts import Golden
@@ -403,6 +403,23 @@ def test_quantiles_are_no_value_and_stay_apart(outputs: int, tmp_path: Path, gol
     again = recognize_tree(apply_plan(agent, plan_torch(binding, agent, {})), "x.pt")
     assert again is not None
     assert [part.title for part in again.parts] == [part.title for part in binding.parts]
+
+
+def test_the_number_of_actions_shows_quantiles(tmp_path: Path) -> None:
+    # DiscreteQRQFunction: reshape(-1, action_size, n_quantiles), and the mean of the last axis.
+    torch.manual_seed(0)
+    functions = nn.ModuleList([Head(4, 2 * 11)])
+    path = saved(tmp_path, "model.pt", {"q_funcs": functions.state_dict()})
+    assert schema.QUANTILES in load_agent(path).ledger
+    agent = load_agent(path, "CartPole-v1")
+    assert schema.QUANTILES not in agent.ledger
+    obs = observations(4)
+    with torch.no_grad():
+        wanted = functions[0](seen(obs)).reshape(-1, 2, 11).mean(2).argmax(1)
+    np.testing.assert_array_equal(agent.act(obs), wanted.numpy())
+    functions[0]._fc = nn.Linear(8, 5)
+    with pytest.raises(EnvironmentMismatchError):
+        load_agent(saved(tmp_path, "odd.pt", {"q_funcs": functions.state_dict()}), "CartPole-v1")
 
 
 @pytest.mark.parametrize(

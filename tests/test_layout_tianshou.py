@@ -255,9 +255,12 @@ def test_a_checkpoint_keeps_the_statistics(tmp_path: Path) -> None:
     known = restore_agent(str(tmp_path / "checkpoint.pth")).known
     assert known.is_read("obs_norm")
     assert known.origin("obs_norm") == "obs_rms"
-    done = convert(str(tmp_path / "checkpoint.pth"), str(tmp_path / "a.pt"), layout="tianshou")
-    assert done.report.complete
-    same(actions(tmp_path / "a.pt"), mapped(2 * np.tanh(run(policy.actor, seen)), "clip"))
+    # Without a layout, only the sidecar keeps the numbers of the statistics' class.
+    for layout, name in (("tianshou", "a.pt"), (None, "b.pt"), (None, "c.npz")):
+        done = convert(str(tmp_path / "checkpoint.pth"), str(tmp_path / name), layout=layout)
+        assert done.written
+        assert done.report.complete
+        same(actions(tmp_path / name), mapped(2 * np.tanh(run(policy.actor, seen)), "clip"))
 
 
 def trained() -> tuple[dict[str, Any], list[Any]]:

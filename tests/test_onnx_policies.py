@@ -145,6 +145,10 @@ HEADS = {
     "columns": lambda _m, x: x[:, 1:],
     "reshaped": lambda _m, x: x.reshape(-1, 2),
     "sigmoid": lambda _m, x: torch.sigmoid(x) * 2 - 1,
+    "centred": lambda _m, x: x - x.mean(dim=-1, keepdim=True),
+    "centred-and-weighted": lambda _m, x: (x - x.mean(dim=-1, keepdim=True)) * torch.tensor([2.0, 0.5]) * 3,
+    "dueling": lambda _m, x: x[:, :1] + x - x.mean(dim=-1, keepdim=True),
+    "dueling-less-mean": lambda _m, x: x[:, 1:] - x.mean(dim=-1, keepdim=True) + x,
 }
 LAYERS = {
     "relu": lambda: mlp(nn.ReLU),
@@ -329,11 +333,13 @@ def test_a_recurrent_policy_carries_its_state(
 
 REFUSED: dict[str, tuple[Any, str]] = {
     "argmin": (lambda _m, x: x.argmin(dim=-1, keepdim=True), "ArgMin"),
-    "softmax": (lambda _m, x: torch.softmax(x, dim=-1), "Softmax"),
+    "softmax": (lambda _m, x: torch.softmax(x, dim=-1) * 2, "Softmax"),
+    "softmax-of-rows": (lambda _m, x: torch.softmax(x, dim=0), "Softmax"),
     "exp": (lambda _m, x: torch.exp(x), "Exp"),
     "noise": (lambda _m, x: x + torch.randn_like(x), "RandomNormalLike"),
     "sorted": (lambda _m, x: x.sort(dim=-1)[0], "TopK"),
-    "mean": (lambda _m, x: x - x.mean(dim=-1, keepdim=True), "ReduceMean"),
+    "mean": (lambda _m, x: x - x.mean(dim=0, keepdim=True), "ReduceMean"),
+    "largest": (lambda _m, x: x - x.amax(dim=-1, keepdim=True), "ReduceMax"),
     "half": (lambda _m, x: x.half().float(), "Cast"),
 }
 
@@ -433,6 +439,29 @@ def test_an_exported_arg_max_chooses(after: Any, tmp_path: Path) -> None:
     np.testing.assert_array_equal(agent.act(obs), wanted.reshape(-1))
     with pytest.raises(EnvironmentMismatchError):
         load_agent(str(path), "Acrobot-v1")
+    with pytest.raises(EnvironmentMismatchError):
+        load_agent(str(path), "Pendulum-v1")
+
+
+@pytest.mark.parametrize(
+    "after",
+    [
+        lambda q: q.softmax(-1),
+        lambda q: q.log_softmax(1),
+        lambda q: (q.softmax(1), q.sum(1, keepdim=True)),
+        lambda q: q.softmax(-1).argmax(1),
+    ],
+    ids=["softmax", "log_softmax", "beside a value", "arg_max"],
+)
+def test_the_most_probable_action_is_played(after: Any, tmp_path: Path) -> None:
+    model = Greedy(after)
+    path = exported(model, tmp_path / "p.onnx", torch.randn(1, 4))
+    obs = np.random.default_rng(2).normal(size=(300, 4)).astype(np.float32)
+    with torch.no_grad():
+        scores = model.q(torch.from_numpy(obs)).numpy()
+    agent = load_agent(str(path), "CartPole-v1")
+    np.testing.assert_allclose(agent.scores(obs), scores, rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(agent.act(obs), scores.argmax(1))
     with pytest.raises(EnvironmentMismatchError):
         load_agent(str(path), "Pendulum-v1")
 

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 import ckpttool
+from ckpttool import load_agent
 from ckpttool.commands.convert import convert
 from ckpttool.commands.evaluate import Protocol, choose_environment, evaluate, prepare_agent
 from ckpttool.commands.evidence import NO_FACTS, AgentFacts
@@ -24,6 +25,7 @@ from ckpttool.commands.restore import restore_agent
 from ckpttool.core import CkpttoolError, Tree, UnsupportedError, UsageError
 from ckpttool.graphs.keras import read_document
 from ckpttool.libraries import graph_programs
+from ckpttool.libraries.schema import Choices
 from ckpttool.networks import numpy_backend
 from tests import policy_keras, tensorflow_child
 from tests.conftest import in_process
@@ -772,6 +774,81 @@ def test_a_conversion_carries_recorded_activations_into_the_sidecar(
         again = in_process("convert", tmp_path / target, tmp_path / "again.pt")
         assert again.status == 0, again.err
         close(played(tmp_path / "again.pt")[0], wanted(model))
+
+
+@pytest.mark.parametrize("name", ["action_head", "actions", "fc_logits", "action_probs"])
+def test_a_head_of_actions_acts_beside_a_value_head(name: str, tmp_path: Path) -> None:
+    # github.com/pytorch/examples, reinforcement_learning/actor_critic.py
+    torch.manual_seed(0)
+    trunk, head, value = nn.Linear(4, 128), nn.Linear(128, 2), nn.Linear(128, 1)
+    path = saved(
+        tmp_path / "a.pt", nn.ModuleDict({"affine1": trunk, name: head, "value_head": value}).state_dict()
+    )
+    agent = load_agent(str(path), "CartPole-v1", facts=AgentFacts(activations="relu"))
+    obs = np.random.default_rng(0).normal(size=(50, 4)).astype(np.float32)
+    wanted = head(torch.relu(trunk(torch.from_numpy(obs)))).argmax(1).numpy()
+    np.testing.assert_array_equal(agent.act(obs), wanted)
+
+
+@pytest.mark.parametrize(("value", "advantage"), [("val", "adv"), ("value_head", "advantage_head")])
+def test_the_advantages_of_a_dueling_network_choose(value: str, advantage: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    trunk, one, heads = nn.Linear(4, 16), nn.Linear(16, 1), nn.Linear(16, 2)
+    net = nn.ModuleDict({"feature": nn.Sequential(trunk, nn.ReLU()), value: one, advantage: heads})
+    path = saved(tmp_path / "dqn.pt", {"q": net.state_dict()})
+    agent = load_agent(str(path), "CartPole-v1", facts=AgentFacts(activations="relu"))
+    obs = np.random.default_rng(0).normal(size=(200, 4)).astype(np.float32)
+    with torch.no_grad():
+        hidden = torch.relu(trunk(torch.from_numpy(obs)))
+        scores = one(hidden) + heads(hidden) - heads(hidden).mean(1, keepdim=True)
+    np.testing.assert_array_equal(agent.act(obs), scores.argmax(1).numpy())
+
+
+def test_a_q_network_acts_beside_its_target(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    online, target = (nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)) for _ in range(2))
+    networks = {"online_network": online, "target_network": target}
+    content = {name: nn.ModuleDict({"model": each}).state_dict() for name, each in networks.items()}
+    path = saved(tmp_path / "ddqn.pt", {"algorithm": "ddqn", **content})
+    agent = load_agent(str(path), "CartPole-v1", facts=AgentFacts(activations="relu"))
+    obs = np.random.default_rng(0).normal(size=(200, 4)).astype(np.float32)
+    np.testing.assert_array_equal(agent.act(obs), online(torch.from_numpy(obs)).argmax(1).numpy())
+
+
+def test_an_input_of_actions_is_no_head(tmp_path: Path) -> None:
+    parts = nn.ModuleDict({"fc1": nn.Linear(4, 8), "action_value": nn.Linear(2, 8), "q": nn.Linear(8, 1)})
+    with pytest.raises(UsageError):
+        load_agent(
+            str(saved(tmp_path / "q.pt", parts.state_dict())),
+            "CartPole-v1",
+            facts=AgentFacts(activations="relu"),
+        )
+
+
+@pytest.mark.parametrize("last", [nn.Softmax(dim=-1), nn.LogSoftmax(dim=1)])
+@pytest.mark.parametrize("form", [_Forms.whole, _Forms.script])
+@pytest.mark.parametrize("target", [None, "b.pt", "b.npz", "b.weights.h5"])
+def test_the_most_probable_action_is_played(
+    form: Any, last: nn.Module, target: str | None, tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 4), last)
+    path = form(model, tmp_path)
+    if target is not None:
+        ran = in_process("convert", path, tmp_path / target)
+        assert ran.status == 0, ran.err
+        path = tmp_path / target
+    obs = observations()
+    agent = load_agent(str(path))
+    assert agent.choices == Choices((4,), (0,))
+    np.testing.assert_array_equal(agent.act(obs), model(torch.from_numpy(obs)).argmax(1).numpy())
+
+
+def test_probabilities_of_a_batch_are_no_policy(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 4), nn.Softmax(dim=0))
+    for form in (_Forms.whole, _Forms.script):
+        with pytest.raises(UnsupportedError):
+            load_agent(str(form(model, tmp_path)))
 
 
 class Skipping(Actor):

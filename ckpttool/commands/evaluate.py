@@ -8,6 +8,7 @@ import hashlib
 import importlib.metadata
 import itertools
 import json
+import math
 import os
 import platform
 import shlex
@@ -508,14 +509,12 @@ def assume_choices(agent: Agent, spec: EnvSpec | None) -> Agent:
     if spec is not None:
         choices = spec_choices(spec) or choices
         origin = f"{spec.id} has {choices.title} actions"
-        number, _ = count_actions(agent, spec)
-        open_ = schema.DUELING in agent.binding.facts.lacks
-        dueling = open_ and choices.single and width == number + 1
-        if not spec.choices or (width != number and not dueling):
+        settled = (
+            _settle_scores(agent, choices, width, count_actions(agent, spec)[0]) if spec.choices else None
+        )
+        if settled is None:
             return agent
-        if open_:
-            agent = _settle_dueling(agent, dueling=dueling)
-        choices = choices._replace(scores="value_first") if dueling else choices
+        agent, choices = settled
     origins = dict.fromkeys(("choices", "head"), f"assumed: {origin}")
     known = dataclasses.replace(
         agent.known,
@@ -526,13 +525,25 @@ def assume_choices(agent: Agent, spec: EnvSpec | None) -> Agent:
     return dataclasses.replace(agent, known=known)
 
 
-def _settle_dueling(agent: Agent, *, dueling: bool) -> Agent:
-    """Return the agent with what an environment shows of its network."""
-    binding = dataclasses.replace(agent.binding, facts=agent.binding.facts.without_lack(schema.DUELING))
-    ledger = tuple(each for each in agent.ledger if each != schema.DUELING)
-    why = "a dueling network of type avg: the outputs are the state's value, then advantages, less their mean"
-    more = sidecar.assumption_entries("architecture", (why,)) if dueling else ()
-    return dataclasses.replace(agent, binding=binding, ledger=sidecar.merge_entries(ledger, more))
+def _settle_scores(agent: Agent, choices: Choices, width: int, number: int) -> tuple[Agent, Choices] | None:
+    """Return agent and choices with what a `number` of actions shows of the outputs; None if none fits."""
+    lacks, why = agent.binding.facts.lacks, ""
+    if width == number + 1 and schema.DUELING in lacks and choices.single:
+        choices = choices._replace(scores="value_first")
+        why = (
+            "a dueling network of type avg: the outputs are a state's value, then advantages, less their mean"
+        )
+    elif width != number:
+        if width % number or schema.QUANTILES not in lacks or not choices.single:
+            return None
+        choices = choices._replace(scores="quantiles_last")
+        why = f"the outputs are {width // number} quantiles of each action's value, whose mean counts"
+    open_ = (schema.DUELING, schema.QUANTILES)
+    binding = dataclasses.replace(agent.binding, facts=agent.binding.facts.without_lack(*open_))
+    ledger = tuple(each for each in agent.ledger if each not in open_)
+    more = sidecar.assumption_entries("architecture", (why,)) if why else ()
+    merged = sidecar.merge_entries(ledger, more)
+    return dataclasses.replace(agent, binding=binding, ledger=merged), choices
 
 
 def count_actions(agent: Agent, spec: EnvSpec | None) -> tuple[int, bool]:
@@ -1072,19 +1083,38 @@ def _fit_bounds(
             file=agent.checkpoint.path,
             expected=_format_shapes(spec.shapes),
             found=_format_shapes(wanted),
-            hint=_joined_inputs_hint(agent, place.env) if front is None else None,
+            hint=_joined_inputs_hint(agent, place.env, fits=obs_dim == spec.obs_dim)
+            if front is None
+            else _stack_hint(spec.shapes, wanted),
         )
     return read_action_bounds(agent, (spec.obs_dim, act_dim), spec)
 
 
-def _joined_inputs_hint(agent: Agent, env: str) -> str:
-    """Return how to play a policy of several inputs: from the file that records how they are joined."""
+def _joined_inputs_hint(agent: Agent, env: str, *, fits: bool) -> str:
+    """Return how to play a policy of several inputs: from the file that records how they are joined.
+
+    `fits` is whether all inputs together have the size of the policy's row.
+    """
     source = (agent.sidecar.source or {}).get("path") if agent.sidecar is not None else None
     beside = os.path.join(os.path.dirname(agent.checkpoint.path), str(source))
     if source and os.path.isfile(beside):
         return format_command("eval", beside, "--env", env)
+    if fits:
+        return f"add --wrapper {wrappers.FLATTENING} if training joined the inputs to one row in this order"
     joined = "this file does not record how several inputs are joined to one"
     return f"{joined}; play the checkpoint that it was converted from" if source else joined
+
+
+def _stack_hint(seen: Shapes, wanted: Shapes) -> str | None:
+    """Return how to play a policy of images that have several times the environment's channels."""
+    ours, theirs = (math.prod(shapes.get(OBS, ())) for shapes in (seen, wanted))
+    number = theirs // ours if ours else 0
+    for axis in (-1, 0) if number > 1 and len(seen[OBS]) == len(wanted[OBS]) == 3 else ():
+        stacked = [*seen[OBS]]
+        stacked[axis] *= number
+        if tuple(wanted[OBS]) in (tuple(stacked), (stacked[-1], *stacked[:-1])):
+            return f"add --wrapper VecFrameStack:n_stack={number} if the images are stacks of {number}"
+    return None
 
 
 def _format_shapes(shapes: Shapes) -> str:
@@ -1107,7 +1137,7 @@ def read_action_bounds(agent: Agent, sizes: tuple[int, int], spec: EnvSpec) -> A
             file=agent.checkpoint.path,
             expected=f"{format_count(spec.obs_dim, 'observation')} and {actions}",
             found=f"{obs_dim} and {act_dim}",
-            hint=None if discrete else _sizes_hint(spec, obs_dim, act_dim),
+            hint=None if discrete else _sizes_hint(agent, spec, obs_dim, act_dim),
         )
     return ActionBounds(spec.action_low.tolist(), spec.action_high.tolist(), f"{spec.id}'s action space")
 
@@ -1135,15 +1165,32 @@ def _require_same_choices(agent: Agent, width: int, spec: EnvSpec) -> bool:
         else "a choice among discrete actions"
         if agent.known.head == "argmax"
         else format_count(width, "continuous action"),
+        hint=_first_actions_hint(known, theirs),
     )
 
 
-def _sizes_hint(spec: EnvSpec, obs_dim: int, act_dim: int) -> str | None:
+def _first_actions_hint(known: Choices | None, theirs: Choices | None) -> str | None:
+    """Return what makes the actions of a policy and of its environment differ, if these count differently."""
+    if known is None or theirs is None or known.counts != theirs.counts:
+        return None
+    return (
+        f"the policy counts its actions from {abbreviate_list([*map(str, known.starts)], 3)}: play it in an "
+        "environment that takes these numbers"
+    )
+
+
+def _sizes_hint(agent: Agent, spec: EnvSpec, obs_dim: int, act_dim: int) -> str | None:
     """Return possible reasons for the policy's size: another task, or values that training added."""
     other = environments.suggest_tasks(spec.id, obs_dim, act_dim)
     if act_dim != spec.action_dim or obs_dim <= spec.obs_dim or "wrappers" in spec.arguments:
         return other
-    options = ["--wrapper TimeFeatureWrapper if it is the time"] if obs_dim == spec.obs_dim + 1 else []
+    times = "--wrapper TimeFeatureWrapper or --wrapper TimeAwareObservation if it is the time"
+    options = [times] if obs_dim == spec.obs_dim + 1 else []
+    if (number := obs_dim // spec.obs_dim) * spec.obs_dim == obs_dim:
+        stacks = [f"--wrapper VecFrameStack:n_stack={number}"]
+        if len((agent.known.obs_norm or {}).get("mean", ())) != spec.obs_dim:  # else stacked outside of them
+            stacks.append(f"--wrapper FrameStackObservation:stack_size={number}")
+        options.append(f"{' or '.join(stacks)} if they are {number} observations")
     if environments.positions_explain_size(spec.id, spec.obs_dim, obs_dim):
         options.append(f"--adapter {POSITIONS} if the position")
     more = format_count(obs_dim - spec.obs_dim, "more observation")

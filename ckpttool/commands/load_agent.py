@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -452,7 +453,7 @@ class LoadedAgent:
 
         A `sampler` draws the network's noise.
         """
-        observations = self._encoded(observations)
+        observations = self._arranged(self._encoded(observations))
         single = self._is_single(observations)
         given: Any = observations
         if single and isinstance(observations, Mapping):
@@ -490,6 +491,18 @@ class LoadedAgent:
             values if choices is None or numbers.dtype.kind not in "iu" else encode_one_hot(numbers, choices)
         )
 
+    def _arranged(self, observations: Any) -> Any:
+        """Return the observations in the policy's shapes: images with channels first, a vector as one row.
+
+        stable_baselines3/common/policies.py, `obs_to_tensor`, and torch_layers.py, FlattenExtractor.
+        """
+        if not isinstance(observations, Mapping):
+            return _arrange(observations, next(iter(self._shapes.values())))
+        return {
+            name: _arrange(value, self._shapes[name]) if name in self._shapes else value
+            for name, value in observations.items()
+        }
+
     def _is_single(self, observations: Any) -> bool:
         """Return whether this is one observation; raise EnvironmentMismatchError for another rank."""
         name, shape = next(iter(self._shapes.items()))
@@ -519,6 +532,7 @@ class LoadedAgent:
         if self._one_hot:
             actions = np.asarray(self.act(observations.detach().cpu().numpy()))
             return as_tensor(actions).to(observations.device)
+        observations = self._arranged(observations)
         single = self._is_single(observations)
         rows = observations[None] if single else observations
 
@@ -559,3 +573,16 @@ def _make_discrete_space(spaces: Any, choices: Choices) -> Any:
 def _is_tensor(value: object) -> bool:
     """Return whether a value is a PyTorch tensor, without importing PyTorch."""
     return type(value).__module__.partition(".")[0] == _TORCH and hasattr(value, "detach")
+
+
+def _arrange(value: Any, shape: tuple[int, ...]) -> Any:
+    """Return one observation or a batch in the policy's shape, if it differs only in its axes."""
+    value = value if _is_tensor(value) or isinstance(value, np.ndarray) else np.asarray(value)
+    given = tuple(value.shape)
+    if given[-len(shape) :] == shape:
+        return value
+    if len(shape) == 3 and len(given) in (3, 4) and given[-3:] == (*shape[1:], shape[0]):
+        return value.movedim(-1, -3) if _is_tensor(value) else np.moveaxis(value, -1, -3)
+    if len(shape) == 1 and len(given) > 2 and math.prod(given[1:]) == shape[0]:
+        return value.reshape(given[0], *shape)
+    return value.reshape(shape) if len(shape) == 1 < len(given) and math.prod(given) == shape[0] else value

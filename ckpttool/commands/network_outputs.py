@@ -251,27 +251,29 @@ def available_backend(agent: Agent) -> str:
     return agent.framework if plugins.find("backends", agent.framework).available() else "numpy"
 
 
-def counterpart_title(part: AgentNetwork, other: Agent) -> str | None:
-    """Return the title of the other agent's network that should be equal; None if it has none.
+def counterpart_title(part: AgentNetwork, agent: Agent, other: Agent) -> str | None:
+    """Return the title of the other agent's network that should equal a part of `agent`; None without one.
 
-    The policy of a model's own graph (ONNX, TorchScript) may be a Q-network, which that does not show.
+    The only policy of a file without a layout (ONNX, TorchScript, weights) may be a Q-network, which that
+    does not show.
     """
     if other.part(part.title) is not None or not part.acts or part.component.endswith("_target"):
         return part.title if other.part(part.title) is not None else None
     policy = other.part(other.title("actor"))
-    if policy is None or not policy.acts or (policy.program is None) == (part.program is None):
+    alone = [each.binding.layout == NO_LAYOUT for each in (agent, other)]
+    if policy is None or not policy.acts or all(alone) or not any(alone):
         return None
     return policy.title if part.chooses or policy.chooses else None
 
 
 def shared_networks(a: Agent, b: Agent) -> list[str]:
     """Return the first agent's titles of the networks that both have."""
-    return [part.title for part in a.binding.parts if counterpart_title(part, b) is not None]
+    return [part.title for part in a.binding.parts if counterpart_title(part, a, b) is not None]
 
 
 def missing_networks(a: Agent, b: Agent) -> list[str]:
     """Return the titles of the networks that only the first agent has."""
-    return [part.title for part in a.binding.parts if counterpart_title(part, b) is None]
+    return [part.title for part in a.binding.parts if counterpart_title(part, a, b) is None]
 
 
 def pair_networks(
@@ -281,7 +283,7 @@ def pair_networks(
     found, skipped = {}, []
     for title in titles:
         part = a.part(title)
-        other = title if part is None else counterpart_title(part, b) or title
+        other = title if part is None else counterpart_title(part, a, b) or title
         try:
             found[title] = (
                 build_agent_network(a, b, title, assumed),
@@ -534,7 +536,7 @@ def _compare_network(title: str, left: Network, source: Agent, there: Agent) -> 
     part = source.part(title)
     try:
         right = build_agent_network(
-            there, source, title if part is None else counterpart_title(part, there) or title, []
+            there, source, title if part is None else counterpart_title(part, source, there) or title, []
         )
     except _CANNOT:
         return failed_parity(title)  # the source could run it

@@ -22,7 +22,7 @@ from ckpttool.core.deferred import NamedTuple
 from ckpttool.core.digests import Digest, digest_checkpoint
 from ckpttool.core.errors import CkpttoolError, UsageError, abbreviate_list
 from ckpttool.core.sidecar import Sidecar
-from ckpttool.core.tree import Leaf, Tree, ValueLeaf, json_value
+from ckpttool.core.tree import Leaf, Path, Tree, ValueLeaf, json_value
 from ckpttool.libraries.recognize import recognize_checkpoint
 from ckpttool.libraries.schema import (
     NO_LAYOUT,
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from ckpttool.commands.plan import ConversionPlan
 
 # Policy facts recorded in a model's configuration or code, not in its weights.
-_RECORDED = frozenset(("activations", "head", "epsilon", "action_low", "action_high", "norm"))
+_RECORDED = frozenset(("activations", "head", "epsilon", "action_low", "action_high", "choices", "norm"))
 NO_OPTIONS: Mapping[str, Any] = MappingProxyType({})
 _LONGEST = 1000  # maximum text length in the sidecar, in characters
 
@@ -131,7 +131,12 @@ def _portable_policy_facts(
     if any(path not in bound and not names[path].startswith("_all_variables/") for path in parameters):
         return None
     tree, again = select_network_leaves(checkpoint.tree, policy), recognize_single_policy(target)
-    if again is None or not _has_same_numbers(tree, select_network_leaves(target.tree, again)):
+    if again is None:
+        return None
+    # The only network of a file is an actor, also if the source has it as a Q-network that chooses actions.
+    acting, actor = policy.policy, again.policy
+    renamed = _rename_network(tree, acting.prefix, actor.prefix) if acting and actor else tree
+    if not _has_same_numbers(renamed, select_network_leaves(target.tree, again)):
         return None
     read = restore.read_metadata(policy, tree)
     recorded = _RECORDED if by_layout else _RECORDED & policy.facts.origins.keys()
@@ -140,6 +145,14 @@ def _portable_policy_facts(
     facts = {name: getattr(read, name) for name in sorted(recorded)}
     provenance = {name: read.provenance[name] for name in sorted(recorded) if name in read.provenance}
     return Sidecar("", **facts, provenance=provenance)
+
+
+def _rename_network(tree: Tree, prefix: Path, new: Path) -> Tree:
+    """Return a canonical agent with the network at `prefix` under another path."""
+    size = len(prefix)
+    return Tree(
+        {(*new, *path[size:]) if path[:size] == prefix else path: leaf for path, leaf in tree.items()}
+    )
 
 
 def _layout(target: Checkpoint) -> str | None:

@@ -290,7 +290,7 @@ def find_contradictions(
             continue
         if recorded is None or read.is_assumed(name) or recorded.is_assumed(name):
             continue
-        if _agree(name, values, own, origin) or (
+        if _agree(name, values, own, open_formula=origin == _WEIGHTS) or (
             name == "obs_norm" and _completes_statistics(values[0], facts.norm)
         ):
             continue
@@ -305,14 +305,17 @@ def find_contradictions(
     return found
 
 
-def _agree(name: str, ones: Sequence[Any], others: Sequence[Any], origin: str) -> bool:
-    """Return whether two values of a fact are equal within float32 rounding."""
+def _agree(name: str, ones: Sequence[Any], others: Sequence[Any], *, open_formula: bool = False) -> bool:
+    """Return whether two values of a fact are equal within float32 rounding.
+
+    Observation statistics of an open formula are equal if mean and variance are: two tensors.
+    """
     one, other = ones[0], others[0]
     if name == "choices":
         return schema.Choices.read(one) == schema.Choices.read(other)
     if name == "network_activations":
         keys = one.keys() | other.keys()
-        return all(_agree("activations", [one.get(key, ())], [other.get(key, ())], origin) for key in keys)
+        return all(_agree("activations", [one.get(key, ())], [other.get(key, ())]) for key in keys)
     if name == "head":
         return bool(one == other) or "unit_tanh" in (one, other)  # the program scales the model's output
     if name == "activations":
@@ -322,11 +325,11 @@ def _agree(name: str, ones: Sequence[Any], others: Sequence[Any], origin: str) -
     if name == "action_low":
         return _all_close(list(zip(ones, others, strict=True)))
     rows = [(one[row], other[row]) for row in ("mean", "var")]
-    if origin == _WEIGHTS and _all_close(rows):
-        return True  # two tensors, whose formula no file contains
+    if open_formula and _all_close(rows):
+        return True
     spreads = [np.sqrt(np.asarray(n["var"]) + float(n.get("epsilon", 1e-8))) for n in (one, other)]
     limits = [[n.get("clip") or 0.0] for n in (one, other)]
-    same_limits = origin == _WEIGHTS or limits[0] == limits[1]
+    same_limits = open_formula or limits[0] == limits[1]
     return same_limits and _all_close([rows[0], (spreads[0], spreads[1])])
 
 
@@ -355,7 +358,7 @@ def _with_recorded_formula(binding: RecognizedAgent, recorded: Sidecar | None) -
     norm, statistics = binding.facts.norm, None if recorded is None else recorded.obs_norm
     if norm is None or statistics is None or not _completes_statistics(statistics, norm):
         return binding
-    if _agree("obs_norm", [statistics], [_statistics_fact(norm)], ""):
+    if _agree("obs_norm", [statistics], [_statistics_fact(norm)]):
         return binding  # perhaps the same assumption, which a conversion made
     assumed = tuple(each for each in binding.moves.assumed if each != norm.assumed)
     facts = binding.facts._replace(norm=norm._replace(assumed=""))

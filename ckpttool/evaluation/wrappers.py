@@ -52,6 +52,9 @@ LIBRARIES: Final = (
 NONE: Final = "none"
 """Placeholder for "no wrapper" in a list of wrappers."""
 
+FLATTENING: Final = "FlattenObservation"
+"""Wrapper that joins several inputs, or several axes, to one row."""
+
 Bounds = tuple[np.ndarray, np.ndarray]
 """The lowest and the highest observation, [n] each."""
 
@@ -517,7 +520,7 @@ HARMLESS: Final = frozenset(
         "EnvCompatibility",
         "StepAPICompatibility",
         "ClipAction",
-        "FlattenObservation",
+        FLATTENING,
         "PlotActionWrapper",
     }
 )
@@ -526,6 +529,10 @@ _ON_IMAGES: Final = frozenset(
     {"VecFrameStack", "FrameStack", "FrameStackObservation", "TimeLimit", "FrameSkip"}
 )
 """Wrappers that are also played around observations of several axes."""
+_AROUND_ACTIONS: Final = frozenset(
+    {"TimeLimit", "FrameSkip", "RescaleAction", "ActionNoiseWrapper", "ActionSmoothingWrapper"}
+)
+"""Wrappers that do not change observations."""
 LIVES: Final = frozenset({"EpisodicLifeEnv"})
 """Wrappers that end an episode of training when a life is lost."""
 REWARDS: Final = frozenset(
@@ -675,6 +682,16 @@ class WrappedVector(OuterVector):
             )
         _, outer = split_game_wrappers(wrappers)
         played = [each for each in outer if each.title in _PLAYED]
+        self._joins = _joins_inputs(spec, wrappers)
+        if self._joins:
+            before = outer[: [each.title for each in outer].index(FLATTENING)]
+            if moved := [e.title for e in before if e.title in _PLAYED and e.title not in _AROUND_ACTIONS]:
+                raise UnsupportedError(
+                    f"{FLATTENING} is supported only inside wrappers that change observations",
+                    found=f"{FLATTENING} around {', '.join(moved)}",
+                )
+            spec = _join_inputs(spec)
+            ((_, _, self._joined_type),) = spec.observation
         images = list(spec.shapes) == [OBS] and len(spec.shapes[OBS]) > 1
         flat = [each.title for each in played if not images or each.title not in _ON_IMAGES]
         if flat and (list(spec.shapes) != [OBS] or images):
@@ -703,27 +720,36 @@ class WrappedVector(OuterVector):
     def reset(self, rows: np.ndarray, seeds: np.ndarray) -> None:
         """Start the episode of seeds[i] in rows[i]."""
         self._inner.reset(rows, seeds)
-        if not self._chain:
+        if not self._chain and not self._joins:
             self.obs = self._inner.obs
             return
-        obs = np.asarray(self._inner.obs)[rows]
+        obs = self._inner_rows(rows)
         for each in self._chain:
             obs = each.reset(obs, rows, seeds)
         cast(np.ndarray, self.obs)[rows] = obs
 
     def step(self, actions: np.ndarray, rows: np.ndarray) -> Outcome:
         """Advance `rows` by `actions[row]`; return rewards, terminated and truncated, each [len(rows)]."""
-        if not self._chain:
+        if not self._chain and not self._joins:
             return self._inner.step(actions, rows)
         obs, outcome = self._through(len(self._chain), actions, rows)
         cast(np.ndarray, self.obs)[rows] = obs
         return outcome
 
+    def _inner_rows(self, rows: np.ndarray) -> np.ndarray:
+        """Return the wrapped environments' observations of some rows; joined ones are [len(rows), n]."""
+        inner = self._inner.obs
+        if not self._joins:
+            return np.asarray(np.array(inner)[rows])
+        inputs = inner.values() if isinstance(inner, Mapping) else [inner]
+        dtype = np.dtype(self._joined_type)
+        return np.concatenate([each[rows].reshape(len(rows), -1).astype(dtype) for each in inputs], axis=1)
+
     def _through(self, depth: int, actions: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, Outcome]:
         """Step through the wrapper with that number: from the outside in, then back out."""
         if not depth:
             outcome = self._inner.step(actions, rows)
-            return np.array(self._inner.obs)[rows], outcome
+            return self._inner_rows(rows), outcome
         wrapper = self._chain[depth - 1]
         if isinstance(wrapper, FrameSkip):
             return self._repeated(wrapper.skip, depth - 1, actions, rows)
@@ -746,6 +772,27 @@ class WrappedVector(OuterVector):
             )
             rewards[going] += more
         return obs, (rewards, terminated, truncated)
+
+
+def _joins_inputs(spec: EnvSpec, wrappers: Iterable[WrapperSpec]) -> bool:
+    """Return whether a wrapper joins the environment's inputs or axes to one row."""
+    several = list(spec.shapes) != [OBS] or len(spec.shapes[OBS]) > 1
+    return several and any(each.title == FLATTENING for each in wrappers)
+
+
+def _join_inputs(spec: EnvSpec) -> EnvSpec:
+    """Return the sizes and bounds of one row of all inputs, in the order of the space.
+
+    gymnasium/spaces/utils.py, `flatten` and `flatten_space`.
+    """
+    dtype = np.result_type(*(dtype for _, _, dtype in spec.observation)).name
+    known: dict[str, Bounds] = {}
+    if spec.observation_bounds.keys() == spec.shapes.keys():
+        lows, highs = zip(*(spec.observation_bounds[name] for name in spec.shapes), strict=True)
+        low, high = (np.concatenate([np.ravel(end) for end in ends]) for ends in (lows, highs))
+        known = {OBS: (low, high)}
+    row = (OBS, (spec.obs_dim,), dtype)
+    return replace(spec, observation=(row,), observation_bounds=known, one_hot={}, encoded={})
 
 
 def split_game_wrappers(
@@ -773,7 +820,9 @@ def split_game_wrappers(
 
 def wrap_environments(vector: VectorEnv, wrappers: Sequence[WrapperSpec]) -> VectorEnv:
     """Return the wrapped environments; close the inner ones if wrapping fails."""
-    if not any(each.title in _PLAYED or each.title in REWARDS for each in wrappers):
+    if not any(each.title in _PLAYED or each.title in REWARDS for each in wrappers) and not _joins_inputs(
+        vector.spec, wrappers
+    ):
         return vector
     try:
         return WrappedVector(vector, wrappers)

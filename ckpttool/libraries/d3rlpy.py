@@ -506,6 +506,9 @@ def _refuse_combined(
     """Refuse Q-functions that do not choose alone; a configuration shows what several ones output."""
     if not any(part.chooses for part in binding.parts):
         return binding
+    if not configuration:
+        # Functions of mean values and of quantiles have the same names.
+        binding = replace(binding, facts=binding.facts.lacking(schema.QUANTILES))
     if found.has(f"{found.mark}imitator"):
         return binding.refused("critic", "an imitator that limits the choice of actions (BCQ)")
     if not configuration and sum(part.component == "critic" for part in binding.parts) > 1:

@@ -204,6 +204,8 @@ class _GraphLowering:
             )
         if name is None:
             name = others[0] if len(others) == 1 else _choose_action_output(others)
+        if name is None and len(probable := [each for each in others if self._is_probability(each)]) == 1:
+            name = probable[0]
         if name is None:
             likely = [each for each in others if not _ACTS_NOT.search(each.lower())]
             raise UsageError(
@@ -221,6 +223,12 @@ class _GraphLowering:
     def _is_state(self, name: str) -> bool:
         value = self.builder.values.get(name)
         return isinstance(value, ProgramValue) and value.ones == (0,)
+
+    def _is_probability(self, name: str) -> bool:
+        """Return whether an output are probabilities of actions."""
+        value = self.builder.values.get(name)
+        operation = self.builder.operation(value.number) if isinstance(value, ProgramValue) else None
+        return operation is not None and operation.kind == "softmax"
 
     def computation(self, name: str, notes: Sequence[str]) -> GraphComputation:
         """Return the computation of one output."""
@@ -270,11 +278,14 @@ class _GraphLowering:
     def _find_choices(self, output: ProgramValue) -> tuple[ProgramValue, Choices] | None:
         """Return the scores of discrete actions and the choices; None if the output is no such choice.
 
-        Each action is the number of the largest score, or of the largest in one of consecutive slices of the
+        The outputs are probabilities, of which the largest is chosen. Or each action is the number of the
+        largest score, or of the largest in one of consecutive slices of the
         scores, plus its first value.
         """
         at = self.builder.operation
         last = at(output.number)
+        if last is not None and last.kind == "softmax":
+            return self._scores_of(last.inputs[0], (output.shape[0],), (0,))
         numbers = last.inputs if last is not None and last.kind == "concat" else (output.number,)
         counts, starts, stop, sources = [], [], 0, set()
         for number in numbers:
@@ -291,9 +302,16 @@ class _GraphLowering:
                 if before is None or before.kind != "slice" or before.value["start"] != stop:
                     return None
                 source, stop = before.inputs[0], before.value["stop"]
-            sources.add(source)
+            probable = at(source)
+            sources.add(probable.inputs[0] if probable and probable.kind == "softmax" else source)
+        return self._scores_of(sources.pop(), counts, starts) if len(sources) == 1 else None
+
+    def _scores_of(
+        self, number: int, counts: Sequence[int], starts: Sequence[int]
+    ) -> tuple[ProgramValue, Choices] | None:
+        """Return the scores with a number, and the choices that they decide."""
         values = (value for value in self.builder.values.values() if isinstance(value, ProgramValue))
-        scores = next((each for each in values if {each.number} == sources and not each.ones), None)
+        scores = next((each for each in values if each.number == number and not each.ones), None)
         if scores is None or scores.shape != (sum(counts),):
             return None
         return scores, Choices(tuple(counts), tuple(starts), single=len(counts) == 1)

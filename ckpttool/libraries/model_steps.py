@@ -31,6 +31,8 @@ _CONFIGURATION = "the model's configuration"
 class ChainStep(NamedTuple):
     """One step: a `layer` by its name, an `activation`, an `affine` map, or `unknown` with a reason.
 
+    `probabilities` of actions come last, and have the name of their function.
+
     The value of an activation is its name, NotUnderstood for another function that the configuration states,
     None where it states none.
     """
@@ -153,6 +155,8 @@ def _read_head(
         return "identity", None, 0.0, ()
     if names == [("activation", "tanh")]:
         return "unit_tanh", None, 0.0, ()
+    if [kind for kind, _ in names] == ["probabilities"]:
+        return "argmax", None, 0.0, ()
     maps = [value for kind, value in names if kind == "affine"]
     if len(names) == 2 and names[0] == ("activation", "tanh") and len(maps) == 1:
         scale, offset = maps[0]
@@ -297,6 +301,8 @@ def _keras_activation(name: Name, activation: Any) -> ChainStep:
     """Return the step of an activation; a named one without an equivalent is unknown."""
     if isinstance(activation, str) and activation in KERAS_ACTIVATIONS:
         return ChainStep("activation", name, KERAS_ACTIVATIONS[activation])
+    if activation in ("softmax", "log_softmax"):
+        return ChainStep("probabilities", name, activation)
     if isinstance(activation, str) and any(activation in row.keras for row in ACTIVATION_KINDS.values()):
         return ChainStep("unknown", name, activation)
     if activation is None:
@@ -319,6 +325,7 @@ def _is_plain(cls: str, state: Mapping[str, Any]) -> bool:
 
 _SEQUENTIAL, _LINEAR = f"{TORCH_CLASSES}container.Sequential", f"{TORCH_CLASSES}linear.Linear"
 _NORM = f"{TORCH_CLASSES}normalization.LayerNorm"
+_PROBABILITIES = ("activation.Softmax", "activation.LogSoftmax")
 _PASSED = ("dropout.", "flatten.Flatten", "linear.Identity")
 
 
@@ -366,6 +373,8 @@ def _torch_steps(module: PickledModule, title: str) -> Iterator[ChainStep]:
             yield ChainStep("layer_norm", name, float(epsilon) if isinstance(epsilon, int | float) else 1e-5)
         elif short.startswith(_PASSED):
             continue
+        elif short in _PROBABILITIES and module.value(child, "dim") in (-1, 1, None):
+            yield ChainStep("probabilities", name, short.removeprefix("activation."))
         elif (activation := module.activation(child)) is not None:
             yield ChainStep("activation", name, activation)
         else:

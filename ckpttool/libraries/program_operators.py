@@ -38,7 +38,7 @@ _QUANTIZED = frozenset(("DequantizeLinear", "QuantizeLinear", "DynamicQuantizeLi
 _MOVES = frozenset(("Cast", "Concat", "Gather", "Reshape", "Shape", "Size", "Slice", "Squeeze", "Unsqueeze"))
 _COUNTS = frozenset(("Add", "Sub", "Mul", "Div", "ReduceProd"))
 # Operations that only stand for a part of a supported result.
-PARTIAL = frozenset(("arg_max", "cell"))
+PARTIAL = frozenset(("arg_max", "cell", "softmax"))
 
 
 class UnsupportedNodeError(Exception):
@@ -378,6 +378,8 @@ class ProgramBuilder:
             elif _is_gelu(terms):
                 negative = terms["x"].number < 0
                 layer = self.activation(self.affine(value.of, -1.0, 0) if negative else value.of, "gelu")
+            elif "m" in terms and terms.keys() <= {"x", "m"}:
+                layer = self.dense(value.of, _centring(value.of.shape[0], **terms))
         if layer is None:
             raise UnsupportedNodeError(value.node)
         return layer
@@ -401,6 +403,17 @@ def _constant(value: float) -> ProgramConstant:
     import numpy as np
 
     return ProgramConstant(np.full(1, value))
+
+
+def _centring(width: int, m: ProgramConstant, x: ProgramConstant | None = None) -> ProgramConstant:
+    """Return the matrix [n, n or 1] that multiplies a row's mean by `m`, and adds the row times `x`.
+
+    Both factors are numbers, or rows [n].
+    """
+    import numpy as np
+
+    mean = np.ones((width, 1)) @ m.array.reshape(1, -1).astype("float64") / width
+    return ProgramConstant(mean if x is None else mean + np.eye(width) * x.array.reshape(1, -1))
 
 
 def _is_norm(terms: Mapping[str, ProgramConstant]) -> bool:
@@ -689,7 +702,8 @@ def _arithmetic(b: ProgramBuilder, node: OperatorNode, one: Any, two: Any) -> An
 
 
 def _merge(b: ProgramBuilder, node: OperatorNode, one: ProgramValue, two: ProgramValue) -> Any:
-    """Combine two values, also one with its own sigmoid."""
+    """Combine two values, also one with its own sigmoid, and a number with each entry of a row."""
+    one, two = _widened(b, one, two), _widened(b, two, one)
     if one.shape != two.shape or one.ones != two.ones or node.op == "Div":
         return None
     for x, y in ((one, two), (two, one)) if node.op == "Mul" else ():
@@ -698,6 +712,15 @@ def _merge(b: ProgramBuilder, node: OperatorNode, one: ProgramValue, two: Progra
             return b.activation(x, "silu")
     two = b.affine(two, -1.0, 0) if node.op == "Sub" else two
     return b.merge("multiply" if node.op == "Mul" else "add", one, two)
+
+
+def _widened(b: ProgramBuilder, flow: ProgramValue, other: ProgramValue) -> ProgramValue:
+    """Return a number repeated as often as another value has entries; other values as they are."""
+    import numpy as np
+
+    if flow.shape != (1,) or len(other.shape) != 1 or other.shape == (1,) or flow.ones != other.ones:
+        return flow
+    return b.dense(flow, ProgramConstant(np.ones((1, *other.shape)))) or flow
 
 
 def _sum(b: ProgramBuilder, node: OperatorNode, *flows: Any) -> Any:
@@ -837,6 +860,12 @@ def _arg_max(b: ProgramBuilder, node: OperatorNode, flow: Any) -> Any:
     ):
         return None
     return b.add("arg_max", (1,) if setting("keepdims", 1) else (), flow, count=flow.shape[0], node=node)
+
+
+def _softmax(b: ProgramBuilder, node: OperatorNode, flow: Any) -> Any:
+    """Return probabilities: as a model's output, the largest score chooses among them."""
+    whole = not flow.ones and len(flow.shape) == 1 and node.attributes.get("axis", -1) in (-1, 1)
+    return b.add("softmax", flow.shape, flow, node=node) if whole else None
 
 
 # Movement.
@@ -1115,6 +1144,7 @@ _RULES: Mapping[str, _Rule] = {
     "LayerNormalization": _layer_norm,
     "BatchNormalization": _batch_norm,
     "ArgMax": _arg_max,
+    **dict.fromkeys(("Softmax", "LogSoftmax"), _softmax),
     "Split": _split,
     "Slice": _slice,
     "Gather": _gather,

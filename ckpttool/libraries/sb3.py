@@ -774,11 +774,13 @@ def _add_statistics(binding: RecognizedAgent, tree: Tree, name: str) -> Recogniz
         parts = _read_dict_statistics(found)
         if not parts:
             return binding
+        fronts = [front for component, front in binding.fronts.items() if component == "actor"]
+        rows = {each.name: each.size for front in fronts for each in front.streams if not each.image}
+        # In the order of the policy's inputs, in which a conversion has them as one row.
+        parts = {part: parts[part] for part in sorted(parts, key=[*rows, *parts].index)}
         mean, var = (
             schema.make_float64_tensor([n for part in parts.values() for n in part[i]]) for i in (0, 1)
         )
-        fronts = [front for component, front in binding.fronts.items() if component == "actor"]
-        rows = {each.name: each.size for front in fronts for each in front.streams if not each.image}
         sizes = {part: len(numbers[0]) for part, numbers in parts.items()}
         if any(rows.get(part) != size or len(parts[part][1]) != size for part, size in sizes.items()):
             facts = binding.facts.without_lack(STATISTICS_UNKNOWN).lacking(DICT_UNKNOWN)

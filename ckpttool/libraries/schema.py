@@ -204,6 +204,13 @@ HALVES = unknown_fact(
 DUELING = unknown_fact("architecture", "whether the network is dueling, with one output more than actions")
 """Unknown fact of a Q-network; the number of the environment's actions shows it."""
 
+QUANTILES = unknown_fact(
+    "action map",
+    "whether the outputs are quantiles of fewer actions, which the number of actions shows",
+    decides=True,
+)
+"""Unknown fact of a Q-network whose outputs may be values, or several quantiles of each value."""
+
 
 def make_settings_note(number: int, where: str = "") -> str:
     """Return the note that an agent's settings, at `where` in the file, were not converted."""

@@ -327,11 +327,11 @@ def _bind_by_names(
             file=file,
             found=abbreviate_list([n.title for n in networks], 8),
         )
+    inside = {group.name for each in networks for group in each.groups}
     if values:
         networks = [n for n in networks if not _SLOW.search("_".join(n.name).lower())] or networks
     network_, assumed = _choose_policy(networks, network, file, values=values)
     # Tensors outside all networks (a head, an observation normaliser) may belong to the policy.
-    inside = {group.name for each in networks for group in each.groups}
     beside = tuple(group for group in found if group.name not in inside)
     network_ = network_._replace(groups=(*network_.groups, *beside))
     if module is not None:
@@ -801,12 +801,25 @@ def _is_deviation(layer: ComponentLayer, dense: Sequence[ComponentLayer]) -> boo
 
 
 def _is_side_head(layer: ComponentLayer, dense: Sequence[ComponentLayer]) -> bool:
-    """Return whether, by their names, a layer is a value head beside a policy head."""
-    names = [each.name[-1].lower() for each in dense if each.name]
-    acting = any(_POLICY.search(name) or _MEAN.search(name) for name in names)
-    return acting and _is_critic(layer.name[-1:])
+    """Return whether, by their names, a layer is a value head beside a policy head.
+
+    A name of actions may also be an input's: such a head has the value's input. The one value of a dueling
+    network is the same for all actions, which its advantages choose.
+    """
+    if not _is_critic(layer.name[-1:]):
+        return False
+    names = [(each.name[-1].lower(), each.width_in == layer.width_in) for each in dense if each.name]
+    return any(
+        _POLICY.search(name)
+        or _MEAN.search(name)
+        or (beside and _ACTION_HEAD.search(name))
+        or (beside and layer.width_out == 1 and _ADVANTAGE.search(name))
+        for name, beside in names
+    )
 
 
+_ADVANTAGE = deferred.compile(r"(^|_)adv(antages?)?(_|$)")
+_ACTION_HEAD = deferred.compile(r"(^|_)(action|actions|logits|probs?)(_|$)")
 _MEAN = deferred.compile(r"(^|_)(mean|mu|loc)(_|$)")
 
 
@@ -1036,10 +1049,14 @@ def _bind_traced(
 def _bind_computation(found: GraphComputation, checkpoint: Checkpoint) -> RecognizedAgent:
     """Return the binding of a recorded computation: a chain of layers, else a program."""
     origin, framework = _ORIGINS[checkpoint.format]
-    if found.choices is None and found.steps is not None:
+    if found.steps is not None:
         with contextlib.suppress(MappingError, UnsupportedError, UsageError):
             binding = _bind_traced(found.steps, checkpoint.tree, checkpoint.path, framework, origin)
             facts = binding.facts if found.norm is None else binding.facts.read(origin, norm=found.norm)
+            if found.choices is not None:
+                if facts.head != "identity":
+                    raise UnsupportedError("the scores of the actions are not the last layer")
+                facts = facts.read(origin, head="argmax", choices=found.choices)
             consumed = binding.consumed | frozenset(found.used)
             return replace(binding, facts=facts, consumed=consumed).noted(*found.notes)
     return _bind_program(found, checkpoint.tree, origin)

@@ -463,10 +463,10 @@ def policy_network(
     `front` is the encoder before its layers; `seen` are the environment's observation shapes where they
     differ from the policy's: images with channels last, rows as grids.
     """
-    _, act_dim = layer_widths(agent, part)
+    obs_dim, act_dim = layer_widths(agent, part)
     if wiring.choices is None:
         _require_action_map(wiring, act_dim)
-    _require_rows(front, wiring)
+    _require_rows(front, wiring, obs_dim)
     builder = _start_policy(agent, part, wiring, front, seen)
     norms = read_encoder_norms(agent, part.component, front) if front is not None else {}
     values = [builder.last]
@@ -751,14 +751,20 @@ def value_network(agent: Tree, part: AgentNetwork, wiring: NetworkSettings) -> N
     return builder.done()
 
 
-def _require_rows(front: PolicyEncoder | None, wiring: NetworkSettings) -> None:
-    """Raise UnsupportedError for statistics of images, and for those of inputs that the policy lacks."""
+def _require_rows(front: PolicyEncoder | None, wiring: NetworkSettings, obs_dim: int) -> None:
+    """Raise UnsupportedError for statistics of images, and for those of inputs that the policy lacks.
+
+    Without an encoder a policy has all inputs as one row of `obs_dim` numbers, in the order of the
+    statistics.
+    """
     if wiring.obs_norm is None:
         return
     parts = wiring.obs_norm.get("parts")
     streams = () if front is None else front.streams
     rows = {stream.name: stream.size for stream in streams if not stream.image}
     if parts is None and (front is None or (len(streams) == 1 and rows)):
+        return
+    if parts is not None and front is None and sum(parts.values()) == obs_dim:
         return
     if parts is None or any(rows.get(name) != size for name, size in parts.items()):
         raise UnsupportedError(
