@@ -3,8 +3,9 @@
 The zoo's agents need the corpus beside the project, stable_baselines3 and, for ARS, QR-DQN, TQC and TRPO,
 sb3_contrib; the status is 1 if a prediction differs by more than 1e-6 of its scale: the largest output of the
 last layer, at least 1. The observations are normal; if the agent normalises, with its own mean and deviation.
-Of every library in tests/agent_truth that this interpreter, or one of `--python`, can import, one agent with
-random weights is made, and acts on observations some of which are large.
+Of every library in tests/agent_truth that this interpreter, or one of `--python`, can import, agents with
+random weights are made, and act on observations some of which are large: one of continuous actions, and all
+of tests/agent_truth/discrete.py, whose scores (values or logits) are compared, and whose actions must be equal.
 """
 
 from __future__ import annotations
@@ -123,11 +124,45 @@ def compare_libraries(folder: Path, pythons: Sequence[str]) -> Iterator[Row]:
             break
 
 
+def compare_discrete(
+    folder: Path, pythons: Sequence[str], backends: Sequence[str] | None = None
+) -> Iterator[Row]:
+    """Make the agents of discrete actions, and yield the differences of their scores; other actions are 1."""
+    from ckpttool.commands.evidence import AgentFacts
+    from ckpttool.commands.load_agent import load_agent
+    from ckpttool.core import UnsupportedError
+    from tests.agent_truth import discrete
+
+    for python in pythons:
+        command = [python, "-m", "tests.agent_truth.discrete", str(folder)]
+        subprocess.run(command, cwd=ROOT, capture_output=True, timeout=600)
+    obs = discrete.observations()
+    for name in discrete.AGENTS:
+        document = folder / f"{name.replace(' ', '_')}.json"
+        if not document.exists():
+            continue
+        case = json.loads(document.read_text())
+        actions, scores = (np.load(document.with_suffix(f".{end}.npy")) for end in ("actions", "scores"))
+        activation = dict(case["known"]).get("activation")
+        given = AgentFacts(activations=activation.split(",")) if activation else None
+        found = {}
+        try:
+            for backend in available() if backends is None else backends:
+                with load_agent(case["file"], case["env"], facts=given, backend=backend) as agent:
+                    title, scale = agent._action_title(), _scale(agent, obs)
+                    equal = np.array_equal(agent.act(obs), actions.reshape(agent.act(obs).shape))
+                    found[backend] = float(np.abs(agent.scores(obs) - scores).max()) / scale if equal else 1.0
+        except UnsupportedError as error:
+            print(f"refused: {name}: {error.found}")
+            continue
+        yield Row(name, title, scale, found)
+
+
 def _scale(agent: Any, obs: np.ndarray) -> float:
-    """Return the largest output of the last layer, at least 1; of discrete actions 1."""
-    if agent.choices is not None:
-        return 1.0
+    """Return the largest output of the last layer, at least 1."""
     open_ = agent._policy_network(agent._part, dataclasses.replace(agent._settings, head="identity"))
+    last = max(number for number, node in enumerate(open_.nodes) if type(node.layer).__name__ == "Dense")
+    open_ = dataclasses.replace(open_, nodes=open_.nodes[: last + 1], output=len(open_.inputs) + last)
     return max(1.0, float(np.abs(agent._backend.build(open_, "cpu").step(obs)[0]).max()))
 
 
@@ -161,10 +196,14 @@ def main() -> int:
         title = f"{Path(file).parent.parent.name} {Path(file).stem}"
         rows.append(compare(title, file, np.asarray(obs, np.float32), np.asarray(wanted)))
     print(table(rows))
+    pythons = [sys.executable, *arguments.python]
     with tempfile.TemporaryDirectory() as folder:
-        made = list(compare_libraries(Path(folder), [sys.executable, *arguments.python]))
+        made = list(compare_libraries(Path(folder), pythons))
     print(table(made))
-    worst = max(max(row.differences.values()) for row in (*rows, *made))
+    with tempfile.TemporaryDirectory() as folder:
+        choosing = list(compare_discrete(Path(folder), pythons))
+    print(table(choosing))
+    worst = max(max(row.differences.values()) for row in (*rows, *made, *choosing))
     print(f"\n{len(rows)} of {len(files)} agents, {ROWS} observations; largest difference {worst:.1e}")
     if arguments.document:
         head = (
@@ -176,7 +215,13 @@ def main() -> int:
             "One agent with random weights of each library, made and asked by the library itself\n"
             "(`tests/agent_truth`), on 64 observations, with the same measure:"
         )
-        DOCUMENT.write_text(f"# Predictions\n\n{head}\n\n{table(rows)}\n\n{more}\n\n{table(made)}\n")
+        last = (
+            f"Agents of discrete actions, which their libraries make with random weights\n"
+            f"(`tests/agent_truth/discrete.py`), on {ROWS} observations. All actions are equal; the differences are\n"
+            "those of values or logits, with the same measure:"
+        )
+        texts = ("# Predictions", head, table(rows), more, table(made), last, table(choosing))
+        DOCUMENT.write_text("\n\n".join(texts) + "\n")
     return int(worst > LIMIT)
 
 

@@ -1096,10 +1096,11 @@ def read_whole_numbers(found: object) -> tuple[int, ...]:
 
 
 def unpack_numbers(data: bytes, dtype: str) -> tuple[float, ...]:
-    """Return the little-endian float32 or float64 numbers in the bytes; a remainder is dropped."""
-    size = struct.calcsize(_CODES[dtype])
+    """Return the little-endian numbers in the bytes, of a float or integer type; a remainder is dropped."""
+    code = {**_CODES, **_WHOLE_CODES}[dtype]
+    size = struct.calcsize(code)
     count = len(data) // size
-    return struct.unpack(f"<{count}{_CODES[dtype]}", data[: count * size])
+    return struct.unpack(f"<{count}{code}", data[: count * size])
 
 
 def make_float32_tensor(values: Sequence[float]) -> Leaf:
