@@ -5,7 +5,7 @@ sb3_contrib; the status is 1 if a prediction differs by more than 1e-6 of its sc
 last layer, at least 1. The observations are normal; if the agent normalises, with its own mean and deviation.
 Of every library in tests/agent_truth that this interpreter, or one of `--python`, can import, agents with
 random weights are made, and act on observations some of which are large: one of continuous actions, and all
-of tests/agent_truth/discrete.py, whose scores (values or logits) are compared, and whose actions must be equal.
+of tests/agent_truth/discrete.py, whose values or logits are compared, and whose actions must be equal.
 """
 
 from __future__ import annotations
@@ -216,9 +216,9 @@ def main() -> int:
             "(`tests/agent_truth`), on 64 observations, with the same measure:"
         )
         last = (
-            f"Agents of discrete actions, which their libraries make with random weights\n"
-            f"(`tests/agent_truth/discrete.py`), on {ROWS} observations. All actions are equal; the differences are\n"
-            "those of values or logits, with the same measure:"
+            "Agents of discrete actions, which their libraries make with random weights\n"
+            f"(`tests/agent_truth/discrete.py`), on {ROWS} observations. All actions are equal;\n"
+            "the differences are those of values or logits, with the same measure:"
         )
         texts = ("# Predictions", head, table(rows), more, table(made), last, table(choosing))
         DOCUMENT.write_text("\n\n".join(texts) + "\n")

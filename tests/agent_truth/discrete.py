@@ -1,9 +1,9 @@
-"""Agents of discrete actions that RL libraries build with their own classes, and the actions that they choose.
+"""Agents of discrete actions that RL libraries build with their own classes, and their actions.
 
-`python -m tests.agent_truth.discrete FOLDER [NAME...]` writes those whose library can be imported and that the
-folder lacks: the agent's files, `NAME.json` (library, file, facts that no file contains, environment),
-`NAME.actions.npy` and `NAME.scores.npy`: the library's own actions for `observations()`, and what it chooses
-them by (values, or logits). Networks have odd widths and ELU where the library has a choice.
+`python -m tests.agent_truth.discrete FOLDER [NAME...]` writes those whose library can be imported and that
+the folder lacks: the agent's files, `NAME.json` (file, facts that no file contains, environment),
+`NAME.actions.npy` and `NAME.scores.npy`: the library's own actions for `observations()`, and the values or
+logits that it chooses them by. Networks have odd widths, and ELU where the library has a choice.
 """
 
 from __future__ import annotations
