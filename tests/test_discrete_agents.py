@@ -14,10 +14,11 @@ import pytest
 
 from ckpttool.commands.convert import convert
 from ckpttool.commands.evidence import NO_FACTS, AgentFacts
+from ckpttool.commands.export_onnx import export
 from ckpttool.commands.load_agent import load_agent
 from ckpttool.commands.restore import restore_agent
 from ckpttool.commands.verify import verify
-from ckpttool.core import EnvironmentMismatchError, UnsupportedError
+from ckpttool.core import CkpttoolError, EnvironmentMismatchError, UnsupportedError
 from tests import test_format_stable_baselines2 as sb2
 from tests.pickles import importable, instance, stand_in
 from tests.restored import without_a_way
@@ -618,15 +619,41 @@ def test_a_ppo_of_tf_agents_normalises_its_observations(tmp_path: Path) -> None:
     np.testing.assert_array_equal(agent.act(rows()), wanted.argmax(1))
 
 
-def test_a_categorical_dqn_of_tf_agents_is_refused_by_name(tmp_path: Path) -> None:
-    """categorical_q_network.py: a QNetwork in a network; no variable has min_q_value and max_q_value."""
-    inner = "agent/_q_network/_q_network"
+def categorical_dqn(folder: Path) -> tuple[str, Any]:
+    """Write categorical_q_network.py's QNetwork in a network, and return it with its layers.
+
+    No variable has min_q_value and max_q_value.
+    """
+    net, inner = mlp(ACTIONS * 11), "agent/_q_network/_q_network"
     names = [f"{inner}/_encoder/_postprocessing_layers/{n}" for n in (1, 2)] + [f"{inner}/_q_value_layer"]
-    arrays = arrays_of(mlp(ACTIONS * 11), names, ("kernel", "bias"))
-    path = checkpoint(tensorflow_tree(arrays), tmp_path / "ckpt-3")
-    with pytest.raises(UnsupportedError) as caught:
-        load_agent(path, "CartPole-v1")
-    assert "atoms" in str(caught.value.found)
+    return checkpoint(tensorflow_tree(arrays_of(net, names, ("kernel", "bias"))), folder / "ckpt-3"), net
+
+
+@pytest.mark.parametrize(("least", "most"), [(-10.0, 10.0), (-3.0, 7.0), (100.0, 500.0)])
+def test_the_best_action_of_equidistant_atoms_does_not_depend_on_their_values(
+    least: float, most: float, tmp_path: Path
+) -> None:
+    path, net = categorical_dqn(tmp_path)
+    with torch.no_grad():
+        shares = net(torch.from_numpy(rows())).view(len(rows()), ACTIONS, -1).softmax(2)
+        wanted = (shares.double() * torch.linspace(least, most, 11)).sum(2).numpy()
+    for backend in ("numpy", "torch"):
+        found = load_agent(path, "CartPole-v1", facts=AgentFacts(activations=("elu",)), backend=backend)
+        np.testing.assert_array_equal(found.act(rows()), wanted.argmax(1))
+    assert any("11 atoms" in each for each in found.assumed)
+    if most == 10:
+        require_close(found.scores(rows()), wanted)
+
+
+def test_without_an_environment_the_number_of_atoms_is_asked_for(tmp_path: Path) -> None:
+    path, _ = categorical_dqn(tmp_path)
+    facts = AgentFacts(activations=("elu",))
+    for call in (lambda: load_agent(path, facts=facts), lambda: export(path, f"{path}.onnx", facts=facts)):
+        with pytest.raises(CkpttoolError) as caught:
+            call()
+        assert "--env" in str(caught.value.hint)
+    with pytest.raises(EnvironmentMismatchError):
+        load_agent(path, "Acrobot-v1", facts=facts)
 
 
 def test_noisy_layers_that_rllib_samples_in_evaluation_are_refused(tmp_path: Path) -> None:

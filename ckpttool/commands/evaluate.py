@@ -498,7 +498,7 @@ def assume_choices(agent: Agent, spec: EnvSpec | None) -> Agent:
     environment (None) it is assumed only of a policy that is certainly discrete. Of a last
     layer that may have the deviations too, the means are taken if it has twice as many outputs as actions.
     """
-    agent = take_means(agent, *count_actions(agent, spec))
+    agent = _settle_atoms(take_means(agent, *count_actions(agent, spec)), spec)
     if not may_choose(agent) or (spec is None and agent.known.head != "argmax"):
         return agent
     choices, origin = one_choice(agent)
@@ -531,6 +531,47 @@ def _settle_dueling(agent: Agent, *, dueling: bool) -> Agent:
     why = "a dueling network of type avg: the outputs are the state's value, then advantages, less their mean"
     more = sidecar.assumption_entries("architecture", (why,)) if dueling else ()
     return dataclasses.replace(agent, binding=binding, ledger=sidecar.merge_entries(ledger, more))
+
+
+def _settle_atoms(agent: Agent, spec: EnvSpec | None) -> Agent:
+    """Return the agent with its atoms, if the environment or a file shows how many actions share its outputs.
+
+    Raise EnvironmentMismatchError for an environment that does not fit.
+    """
+    ends, part = agent.binding.facts.atom_range, agent.binding.policy
+    choices = schema.known_choices(agent.known) if spec is None else spec_choices(spec)
+    if ends is None or part is None or choices is None or not choices.single:
+        return agent
+    width, (actions,) = layer_widths(agent.tree, part)[1], choices.counts
+    number, rest = divmod(width, actions)
+    if rest or number < 2:  # noqa: PLR2004  # one atom is no distribution
+        raise EnvironmentMismatchError(
+            "the network's outputs are not atoms of these actions",
+            file=agent.checkpoint.path,
+            expected=f"actions that share {width} outputs",
+            found=choices.title,
+        )
+    support = tuple(np.linspace(*ends, number).tolist())
+    why = (
+        f"{number} atoms of each action with values from {ends[0]:g} to {ends[1]:g}, defaults of the library: "
+        "no file contains them, and the best action does not depend on them"
+    )
+    facts = agent.binding.facts._replace(atom_range=None)
+    known = dataclasses.replace(
+        agent.known,
+        choices=choices._replace(scores="atoms", support=support).document(),
+        head="argmax",
+        provenance={
+            **agent.known.provenance,
+            **({} if spec is None else {"choices": f"assumed: {spec.id} has {choices.title} actions"}),
+        },
+    )
+    return dataclasses.replace(
+        agent,
+        binding=dataclasses.replace(agent.binding, facts=facts),
+        known=known,
+        ledger=sidecar.merge_entries(agent.ledger, sidecar.assumption_entries("architecture", (why,))),
+    )
 
 
 def count_actions(agent: Agent, spec: EnvSpec | None) -> tuple[int, bool]:

@@ -592,6 +592,7 @@ class AgentMetadata(NamedTuple):
     stacked: int = 1
     distribution: ActionDistribution | None = None
     one_hot: Mapping[str, Choices] = MappingProxyType({})
+    atom_range: tuple[float, float] | None = None
     origins: Mapping[str, str] = MappingProxyType({})
     lacks: tuple[LedgerEntry, ...] = ()
     stated: Mapping[str, NotUnderstood] = MappingProxyType({})

@@ -475,7 +475,7 @@ def _tf_agents(kind: str) -> Any:
                 seen, acts, num_atoms=ATOMS, **layers
             )
             agent = _module(f"{agents}.categorical_dqn.categorical_dqn_agent").CategoricalDqnAgent(
-                steps, acts, categorical_q_network=net, optimizer=adam, min_q_value=LOW, max_q_value=HIGH
+                steps, acts, categorical_q_network=net, optimizer=adam
             )
         else:
             actor = _module(f"{networks}.actor_distribution_network").ActorDistributionNetwork(
