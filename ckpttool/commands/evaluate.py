@@ -544,7 +544,7 @@ def _settle_atoms(agent: Agent, spec: EnvSpec | None) -> Agent:
         return agent
     width, (actions,) = layer_widths(agent.tree, part)[1], choices.counts
     number, rest = divmod(width, actions)
-    if rest or number < 2:  # noqa: PLR2004  # one atom is no distribution
+    if rest or number < 2:  # one atom is no distribution
         raise EnvironmentMismatchError(
             "the network's outputs are not atoms of these actions",
             file=agent.checkpoint.path,
@@ -553,7 +553,7 @@ def _settle_atoms(agent: Agent, spec: EnvSpec | None) -> Agent:
         )
     support = tuple(np.linspace(*ends, number).tolist())
     why = (
-        f"{number} atoms of each action with values from {ends[0]:g} to {ends[1]:g}, defaults of the library: "
+        f"{number} atoms of each action with values from {ends[0]:g} to {ends[1]:g}, the library's defaults: "
         "no file contains them, and the best action does not depend on them"
     )
     facts = agent.binding.facts._replace(atom_range=None)

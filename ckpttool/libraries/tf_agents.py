@@ -204,9 +204,9 @@ def _read_bound(tree: Tree, place: Path, count: int) -> tuple[float, ...] | None
 # observations with tf_agents/utils/tensor_normalizer.py: epsilon 1e-3 inside the square root, then clipped to
 # [-5, 5]; PPO's own examples have tanh. tf_agents/networks/q_network.py (`_encoder`, `_q_value_layer`) and
 # categorical_q_network.py (a QNetwork with outputs for each atom of each action), policies/q_policy.py and
-# greedy_policy.py: the mode of the logits is the action. policies/categorical_q_policy.py: the best action has
-# the largest mean of `np.linspace(min_q_value, max_q_value, num_atoms)`, which no variable holds; because these
-# values are equidistant and increase, the best action does not depend on them. A Sequential
+# greedy_policy.py: the mode of the logits is the action. policies/categorical_q_policy.py: the best action
+# has the largest mean of `np.linspace(min_q_value, max_q_value, num_atoms)`, which no variable holds; because
+# these values are equidistant and increase, the best action does not depend on them. A Sequential
 # (agents/ddpg/examples/v2/train_eval.py) has the same layers under `_sequential_layers`.
 #
 # TD3's and SAC's agents pass the critics' variables to the optimizer in the order of their memory addresses
