@@ -6,6 +6,7 @@ import copy
 import json
 import pickle
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -656,6 +657,27 @@ def test_without_an_environment_the_number_of_atoms_is_asked_for(tmp_path: Path)
         load_agent(path, "Acrobot-v1", facts=facts)
 
 
+@pytest.mark.parametrize("to", ["tianshou", "cleanrl"])
+@pytest.mark.parametrize("source", ["tf_agents", "rllib"])
+def test_the_values_of_atoms_are_written_where_the_source_has_no_tensor(
+    source: str, to: str, tmp_path: Path
+) -> None:
+    torch.manual_seed(4)
+    if source == "rllib":
+        made = rllib_dqn(dueling=False, atoms=11)
+        path, facts, ends = made.saved(tmp_path), AgentFacts(), (-3, 7)
+    else:
+        path, facts, ends = categorical_dqn(tmp_path)[0], AgentFacts(activations=("elu",)), (-10, 10)
+    target = str(tmp_path / ("out.cleanrl_model" if to == "cleanrl" else "out.pt"))
+    given = replace(facts, env="CartPole-v1")
+    assert convert(path, target, to=to, facts=given, allow_missing=to == "cleanrl").written
+    saved = torch.load(target, weights_only=True)
+    support = saved["policy.support"] if to == "tianshou" else saved["model_weights"]["atoms"]
+    torch.testing.assert_close(support, torch.linspace(*ends, 11))
+    first, second = load_agent(path, "CartPole-v1", facts=facts), load_agent(target, "CartPole-v1")
+    require_close(second.scores(rows()), first.scores(rows()))
+
+
 def test_noisy_layers_that_rllib_samples_in_evaluation_are_refused(tmp_path: Path) -> None:
     shapes = {"w": (5, 2), "b": (2,), "sigma_w": (5, 2), "sigma_b": (2,)}
     weights = {f"advantage_module.A.{name}": np.ones(shape, "f4") for name, shape in shapes.items()}
@@ -680,12 +702,8 @@ def test_scaled_values_of_elegantrl_are_refused(tmp_path: Path) -> None:
 
 def test_a_dueling_network_of_keras_rl_has_one_output_more(tmp_path: Path) -> None:
     """rl/agents/dqn.py: a Lambda adds the first output to the others less their mean."""
-    net, facts = mlp(ACTIONS + 1), AgentFacts(activations=("elu",))
-    hdf5(arrays_of(net, ["dense", "dense_1", "dense_2"], ("kernel", "bias")), tmp_path / "dqn_weights.h5f")
-    path = str(tmp_path / "dqn_weights.h5f")
-    with torch.no_grad():
-        found = net(torch.from_numpy(rows()))
-        wanted = (found[:, :1] + found[:, 1:] - found[:, 1:].mean(1, keepdim=True)).numpy()
+    path, wanted = dueling_keras_rl(tmp_path)
+    facts = AgentFacts(activations=("elu",))
     for backend in ("numpy", "torch"):
         agent = load_agent(path, "CartPole-v1", facts=facts, backend=backend)
         require_close(agent.scores(rows()), wanted)
@@ -695,6 +713,36 @@ def test_a_dueling_network_of_keras_rl_has_one_output_more(tmp_path: Path) -> No
     assert any("dueling" in each.value for each in load_agent(path, facts=facts).ledger)
     with pytest.raises(EnvironmentMismatchError):
         load_agent(path, "MountainCar-v0", facts=facts)
+
+
+def dueling_keras_rl(folder: Path) -> tuple[str, np.ndarray]:
+    """Write rl/agents/dqn.py's model of one output more; return it with its values of `rows`."""
+    net = mlp(ACTIONS + 1)
+    hdf5(arrays_of(net, ["dense", "dense_1", "dense_2"], ("kernel", "bias")), folder / "dqn_weights.h5f")
+    with torch.no_grad():
+        found = net(torch.from_numpy(rows()))
+        wanted = found[:, :1] + found[:, 1:] - found[:, 1:].mean(1, keepdim=True)
+    return str(folder / "dqn_weights.h5f"), wanted.numpy()
+
+
+def test_a_dueling_network_of_keras_rl_moves_to_tianshou(tmp_path: Path) -> None:
+    path, wanted = dueling_keras_rl(tmp_path)
+    target, given = str(tmp_path / "there.pt"), AgentFacts(activations=("elu",), env="CartPole-v1")
+    assert convert(path, target, to="tianshou", facts=given).written
+    state = torch.load(target, weights_only=True)
+    assert state["policy.model.Q.model.0.weight"].shape == (ACTIONS, 5)
+    assert state["policy.model.V.model.0.weight"].shape == (1, 5)
+    require_close(tianshou_scores(state, torch.from_numpy(rows())).numpy(), wanted)
+    require_close(load_agent(target, "CartPole-v1").scores(rows()), wanted)
+
+
+@pytest.mark.parametrize("to", ["sb3", "cleanrl", "skrl"])
+def test_values_in_front_of_advantages_are_not_written_as_actions(to: str, tmp_path: Path) -> None:
+    path, _ = dueling_keras_rl(tmp_path)
+    given = AgentFacts(activations=("elu",), env="CartPole-v1")
+    with pytest.raises(UnsupportedError) as caught:
+        convert(path, str(tmp_path / ("there.zip" if to == "sb3" else "there")), to=to, facts=given)
+    assert caught.value.found == "value_first"
 
 
 @pytest.mark.parametrize(

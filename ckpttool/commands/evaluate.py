@@ -540,7 +540,7 @@ def _settle_atoms(agent: Agent, spec: EnvSpec | None) -> Agent:
     """
     ends, part = agent.binding.facts.atom_range, agent.binding.policy
     choices = schema.known_choices(agent.known) if spec is None else spec_choices(spec)
-    if ends is None or part is None or choices is None or not choices.single:
+    if ends is None or part is None or choices is None or not choices.single or choices.support:
         return agent
     width, (actions,) = layer_widths(agent.tree, part)[1], choices.counts
     number, rest = divmod(width, actions)

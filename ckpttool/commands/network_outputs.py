@@ -164,7 +164,8 @@ def derive_network_settings(
     require_facts(agent, other=other)
     known = agent.known if other is None else _complete_metadata(agent, other)
     facts = agent.binding.facts
-    if facts.atom_range is not None:
+    recorded = known_choices(known)
+    if facts.atom_range is not None and (recorded is None or recorded.scores != "atoms"):
         width = layer_widths(agent.tree, agent.binding.policy or agent.binding.parts[0])[1]
         raise UnsupportedError(
             "a categorical DQN: no file contains how many atoms each action has",

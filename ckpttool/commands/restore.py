@@ -125,6 +125,8 @@ def _is_answered(lack: LedgerEntry, recorded: Sidecar) -> bool:
     """
     if lack == sidecar.NO_ENVIRONMENT:
         return bool((recorded.env or {}).get("id"))
+    if lack == schema.DUELING:
+        return recorded.choices is not None
     name = next((name for name in _ANSWERS if _TOPIC_OF[name] == lack.what), None)
     if name is None:
         return False

@@ -725,11 +725,11 @@ def _add_wide(one: Wide, other: Wide) -> Wide:
 # Sources: stable_baselines3/common/atari_wrappers.py (all classes of the same names; AtariWrapper has their
 # order); CleanRL's scripts (dqn_atari.py, `make_env`) use the same classes from its atari_wrappers.py, and
 # gymnasium 0.28's wrappers/resize_observation.py and gray_scale_observation.py; gymnasium's
-# wrappers/atari_preprocessing.py. A lost life does not end an episode, and rewards are the game's own, with
-# those of the reset's steps: the library's Monitor, inside all of these, sums the same. With EpisodicLifeEnv a
-# lost life ends the library's episode, in evaluation too (rl_zoo3/enjoy.py makes the training environment):
-# its vector environment resets the wrappers around it, which press FIRE and empty their stacks, and the game
-# goes on.
+# wrappers/atari_preprocessing.py. A lost life does not end an episode, and rewards are the game's own,
+# those of the reset's steps too: the library's Monitor, inside all of these, sums the same. With
+# EpisodicLifeEnv a lost life ends the library's episode, also in evaluation (rl_zoo3/enjoy.py makes the
+# training environment): its vector environment resets the wrappers around it, which press FIRE and empty
+# their stacks, and the game goes on.
 
 ATARI_HINT = "pip install 'ckpttool[atari]'"
 RESTARTED = "/restarted"

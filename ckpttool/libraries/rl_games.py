@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import accumulate, pairwise
 
 from ckpttool.core.errors import UnsupportedError
 from ckpttool.core.kinds import ACTIVATION_SYNONYMS
@@ -232,8 +233,10 @@ def plan(binding: RecognizedAgent, agent: Tree, settings: Settings) -> Plan:
 _SAVED = key("model")
 
 
-def _network_row(place: str, trunk: str, last: str, parts: tuple[int, ...] = ()) -> NetworkRow:
+def _network_row(place: str, trunk: str, last: str, counts: tuple[int, ...] = ()) -> NetworkRow:
     names = LayerNames(f"a2c_network.{trunk}.{{s}}", f"a2c_network.{last}")
+    ends = pairwise(accumulate(counts, initial=0))
+    parts = {f"{names.last}.{choice}": outputs for choice, outputs in enumerate(ends)}
     return NetworkRow(place, (_SAVED,), names, parts=parts)
 
 

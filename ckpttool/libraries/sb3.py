@@ -1008,6 +1008,7 @@ def _make_array(numbers: Sequence[float] | float, dtype: str = "f8") -> PickleOb
 _WHOSE = "Stable-Baselines3"
 _PACKAGE = "stable_baselines3"
 QUANTILES: Scores = "quantiles"
+WRITTEN_SCORES: Mapping[Scores, Scores] = {"quantiles_last": QUANTILES}
 _VARIABLES = key("pytorch_variables")
 _MODULES = {name: "linear.Identity" if name == "linear" else cls for cls, name in TORCH_ACTIVATIONS.items()}
 _MEMBERS = {

@@ -150,6 +150,7 @@ _OTHER = {
 }
 # The parameter whose entries are one action's outputs, with what these are.
 QUANTILES: Scores = "quantiles_last"
+WRITTEN_SCORES: Mapping[Scores, Scores] = {"quantiles": QUANTILES, "value_first": "dueling"}
 _DISTRIBUTIONS: Mapping[str, Scores] = {"support": "atoms", "tau_hat": QUANTILES}
 _STREAMS: tuple[Scores, ...] = ("dueling", "dueling_atoms", "dueling_quantiles")
 _DUELING_DISTRIBUTIONS: Mapping[Scores, Scores] = {"atoms": "dueling_atoms", QUANTILES: "dueling_quantiles"}
@@ -454,7 +455,8 @@ def _make_q_table(binding: RecognizedAgent, agent: Tree) -> WritingTable:
     if quantiles:
         constants[key("tau_hat"),] = _make_midpoints(quantiles.number)
     if choices is not None and choices.support:
-        rows.append(SingleTensorRow("critic/q_support", (key("policy.support"),)))
+        atoms = replace(make_float32_tensor(choices.support), role="parameter")
+        rows.append(SingleTensorRow("critic/q_support", (key("policy.support"),), default=atoms))
     rows += _list_joined_rows(binding, agent) or [
         NetworkRow(place, (), LayerNames(pattern, pattern), quantiles and quantiles.swapped)
         for place, net in (("critic/q1", "policy.model"), ("critic_target/q1", "model_old.module"))
@@ -470,7 +472,7 @@ def _make_q_table(binding: RecognizedAgent, agent: Tree) -> WritingTable:
         values=False,
         constants=constants,
         containers=_STATES,
-        scores=("values", "atoms", "quantiles", QUANTILES, "branches", *_STREAMS),
+        scores=("values", "atoms", "quantiles", QUANTILES, "branches", "value_first", *_STREAMS),
         spaces=frozenset(("several",))
         if choices is not None and choices.scores == "branches"
         else frozenset(),
@@ -482,8 +484,19 @@ def _list_joined_rows(binding: RecognizedAgent, agent: Tree) -> list[NetworkRow]
     """Return the rows of a dueling Net, or of a BranchingNet; none for one chain of layers.
 
     The layers that all chains share come first. A Net may have none; a BranchingNet has at least one.
+    A last layer that gives the value and then the advantages becomes one layer of each stream.
     """
     choices = binding.facts.choices
+    if choices is not None and choices.scores == "value_first":
+        return [
+            NetworkRow(
+                place,
+                (),
+                LayerNames(f"{net}.model.model.{{s}}", ""),
+                parts={f"{net}.Q.model.0": (1, 1 + sum(choices.counts)), f"{net}.V.model.0": (0, 1)},
+            )
+            for place, net in (("critic/q1", "policy.model"), ("critic_target/q1", "model_old.module"))
+        ]
     acting = [part for part in binding.parts if part.chooses and part.state_value is not None]
     if not acting or choices is None:
         return []
