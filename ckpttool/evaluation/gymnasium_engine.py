@@ -1017,10 +1017,7 @@ class AtariWrapper(GameWrapper):
 
 
 class AtariPreprocessing(GameWrapper):
-    """Apply Gymnasium's preprocessing: the game's own grey screens, the maximum of two, resized.
-
-    `terminal_on_life_loss` only affects training: the library starts another game after a lost life.
-    """
+    """Apply Gymnasium's preprocessing: the game's own grey screens, the maximum of two, resized."""
 
     def __init__(
         self,
@@ -1029,7 +1026,6 @@ class AtariPreprocessing(GameWrapper):
         frame_skip: int = 4,
         screen_size: int = ATARI_SIDE,
         *,
-        terminal_on_life_loss: bool = False,  # noqa: ARG002
         grayscale_obs: bool = True,
         grayscale_newaxis: bool = False,
         scale_obs: bool = False,

@@ -623,6 +623,9 @@ def wrapper_arguments(wrapper: WrapperSpec) -> dict[str, Any]:
                 f"{wrapper.title} does not support padding {padding!r}", expected="reset or zero"
             )
         fixed = {"repeat_first": padding == "reset"}
+    if kind is gymnasium_engine.AtariPreprocessing:
+        # Of training only: the library starts another game after a lost life.
+        given.pop("terminal_on_life_loss", None)
     if kind is FrameStack and wrapper.title == "VecFrameStack" and given.pop("channels_order", None):
         raise UnsupportedError("a stated channels_order is not supported yet", found=wrapper.title)
     renamed = {names.get(name, name): value for name, value in given.items()}

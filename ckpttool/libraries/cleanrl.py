@@ -45,6 +45,8 @@ _MAP = ("action_scale", "action_bias")
 
 TABLE = LayoutTable(
     name="cleanrl",
+    plays=("TD3", "DDPG", "SAC", "PPO", "DQN", "C51"),
+    writes=("TD3", "DDPG", "SAC", "PPO", "DQN", "C51"),
     title="CleanRL's TD3, DDPG, SAC: a tuple of state_dicts; PPO, DQN, C51: one of them",
     framework="torch",
     components={"0": "actor", "1": "critic/q1", "2": "critic/q2"},

@@ -33,6 +33,8 @@ from ckpttool.mapping.rules import Move, Plan, Settings
 
 TABLE = LayoutTable(
     name="keras_rl",
+    plays=("DDPG", "DQN", "SARSA", "CEM"),
+    writes=("DDPG",),
     title="keras-rl's DDPG: NAME_actor.h5f, NAME_critic.h5f, or one of them; DQN, SARSA, CEM: NAME.h5f",
     framework="tensorflow",
     components={"actor": "actor", "critic": "critic/q1"},

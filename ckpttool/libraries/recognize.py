@@ -325,6 +325,10 @@ _LATE = "an action that enters after the first layer: its width is unknown witho
 _POLICIES, _CRITICS = ("actor", "actor_target"), ("critic", "critic_target")
 
 
+ANY = ("every recognised agent",)
+"""Of a layout that writes the agents of every library."""
+
+
 @dataclass(frozen=True, slots=True)
 class LayoutTable:
     """One library's naming of its agents.
@@ -340,7 +344,8 @@ class LayoutTable:
     optimizer's state if that is not its framework's own; `seen` names the real files (from other people, or
     written by the library itself) used to test the layout; it is empty if no real file was available.
     `statistics` names the place of the observation statistics that the layout reads; it is empty if it reads
-    none.
+    none. `plays` are the algorithms whose policies are played, `reads` those that are only read, and `writes`
+    those that a conversion writes, or ANY; "PPO" includes discrete actions, "continuous PPO" does not.
     """
 
     name: str
@@ -352,6 +357,9 @@ class LayoutTable:
     facts: AgentMetadata
     rooted: bool = False
     seen: str = ""
+    plays: tuple[str, ...] = ()
+    reads: tuple[str, ...] = ()
+    writes: tuple[str, ...] = ()
     statistics: str = ""
     branches: Mapping[str, str] = field(default_factory=dict)
     tensors: Mapping[str, str] = field(default_factory=dict)

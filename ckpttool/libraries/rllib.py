@@ -262,6 +262,7 @@ def _list_common_settings(binding: RecognizedAgent, agent: Tree, *, ppo: bool) -
 POLICY_TABLE = LayoutTable(
     name="rllib_policy",
     statistics="MeanStdFilter in the folder",
+    plays=("SAC", "PPO", "DDPG", "TD3", "DQN", "C51"),
     title="RLlib policy of the old API stack (SAC, PPO; DDPG, TD3; DQN)",
     framework="torch",
     components={},
@@ -571,6 +572,8 @@ _LAYER_NORM = 1e-3
 TABLE = LayoutTable(
     name="rllib",
     statistics="MeanStdFilter in the folder",
+    plays=("SAC", "PPO", "APPO", "DQN"),
+    writes=("SAC", "PPO whose deviation depends on the observation"),
     title="RLlib agent of the new API stack (SAC, PPO, APPO, DQN)",
     framework="torch",
     components={},

@@ -263,6 +263,8 @@ def _list_chains() -> dict[str, str]:
 TABLE = LayoutTable(
     name="tf_agents",
     statistics="PPO's in the file",
+    plays=("DDPG", "TD3", "SAC", "PPO", "REINFORCE", "DQN", "C51"),
+    writes=("DDPG", "TD3", "SAC"),
     title="TF-Agents: Checkpointer's or PolicySaver's DDPG, TD3, SAC, PPO, DQN",
     framework="tensorflow",
     components=_list_chains(),
