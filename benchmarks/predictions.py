@@ -159,11 +159,12 @@ def compare_discrete(
 
 
 def _scale(agent: Any, obs: np.ndarray) -> float:
-    """Return the largest output of the last layer, at least 1."""
+    """Return the largest output of the last layer, or angle whose cosine is taken, at least 1."""
     open_ = agent._policy_network(agent._part, dataclasses.replace(agent._settings, head="identity"))
+    angles = [np.pi * node.layer.number for node in open_.nodes if type(node.layer).__name__ == "Cosines"]
     last = max(number for number, node in enumerate(open_.nodes) if type(node.layer).__name__ == "Dense")
     open_ = dataclasses.replace(open_, nodes=open_.nodes[: last + 1], output=len(open_.inputs) + last)
-    return max(1.0, float(np.abs(agent._backend.build(open_, "cpu").step(obs)[0]).max()))
+    return max(1.0, *angles, float(np.abs(agent._backend.build(open_, "cpu").step(obs)[0]).max()))
 
 
 def table(rows: Sequence[Row]) -> str:

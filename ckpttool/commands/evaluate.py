@@ -79,6 +79,7 @@ from ckpttool.libraries import schema, single_networks
 from ckpttool.libraries.schema import NO_LAYOUT, AgentNetwork, Choices, PolicyEncoder
 from ckpttool.mapping.rules import AxisSlice
 from ckpttool.networks.build import (
+    FRACTIONS,
     NetworkSettings,
     Shapes,
     deviation_path,
@@ -821,6 +822,8 @@ def read_sampling(
                 hint="--stochastic draws the actions of an actor by its probabilities",
             )
         return settings.scores, ActionSampler(choices.counts, choices.starts, how.epsilon)
+    if choices is not None and choices.scores == "drawn_fractions":
+        return dataclasses.replace(settings, output="sample"), NormalSampler(FRACTIONS, uniform=True)
     if part.chooses:
         raise UnsupportedError(
             "a Q-network has no probabilities of actions",
@@ -861,6 +864,10 @@ def sampling_entries(agent: Agent, how: Protocol) -> Iterator[LedgerEntry]:
     drawn = schema.known_distribution(agent.known, agent.binding.facts)
     if how.stochastic and drawn is not None and drawn.assumed:
         yield LedgerEntry("assumed", "action map", drawn.assumed)
+    choices = schema.known_choices(agent.known)
+    if how.stochastic and choices is not None and choices.scores == "drawn_fractions":
+        value = f"{FRACTIONS} fractions are drawn for each action: sample_size, which no file contains"
+        yield LedgerEntry("assumed", "action map", value)
 
 
 # Two bounds are equal within float32 rounding.

@@ -256,7 +256,7 @@ class AgentNetwork(NamedTuple):
     networks of a policy of several: what is computed from them is in `Choices.scores`. `streams` are the
     inputs that a Q-function encodes separately, each with its number of layers: these come first, in that
     order. Their joined outputs go through the other layers, which may receive them again after the output
-    before them.
+    before them. `encoder` is the number of layers before fractions of quantiles join, 0 if no name shows it.
     """
 
     component: str
@@ -268,6 +268,7 @@ class AgentNetwork(NamedTuple):
     state_value: AgentNetwork | None = None
     streams: Streams = ()
     members: tuple[AgentNetwork, ...] = ()
+    encoder: int = 0
 
     @property
     def starts(self) -> tuple[int, ...]:
@@ -343,8 +344,9 @@ class Choices(NamedTuple):
     need the state's value; probabilities of "dueling_limited_atoms" are at least PROBABILITY_LIMIT.
     "branches" are advantages by one network for each choice, with one state value; "mean" and
     "mean_quantiles" are the values by several networks, whose mean counts. "value_first" are the state's
-    value, then the advantages. "bernoulli" has one logit for each choice of 0 or 1. `single` is false where
-    an action is an array (MultiDiscrete, MultiBinary).
+    value, then the advantages. "proposed_fractions" and "drawn_fractions" are quantiles at fractions that a
+    network gives (FQF) or that are drawn (IQN); another network embeds them. "bernoulli" has one logit for
+    each choice of 0 or 1. `single` is false where an action is an array (MultiDiscrete, MultiBinary).
     """
 
     counts: tuple[int, ...]
@@ -356,7 +358,12 @@ class Choices(NamedTuple):
     @property
     def of_several(self) -> bool:
         """Return whether several networks give the scores."""
-        return self.scores.startswith(("dueling", "branches", "mean"))
+        return self.scores.startswith(("dueling", "branches", "mean")) or self.has_fractions
+
+    @property
+    def has_fractions(self) -> bool:
+        """Return whether the scores are means of quantiles at fractions."""
+        return self.scores.endswith("fractions")
 
     @property
     def title(self) -> str:
@@ -734,9 +741,10 @@ class RecognizedAgent:
             first, *others = (each for each in ordered if each.component == part.component)
             several = Choices((), (), scores).of_several
             chooses = part.component in CRITICS and (part is first or not several)
-            valued = chooses and bool(others) and several and not scores.startswith("mean")
+            apart = scores.startswith("mean") or scores.endswith("fractions")
+            valued = chooses and bool(others) and several and not apart
             value = others.pop(-1 if scores == "branches" else 0) if valued else None
-            joined = chooses and scores.startswith(("mean", "branches"))
+            joined = chooses and (apart or scores == "branches")
             members = tuple(others) if joined else ()
             parts.append(part._replace(chooses=chooses, state_value=value, members=members))
         return replace(self, parts=tuple(parts))

@@ -65,8 +65,21 @@ _CRITICS = {"critic": "q1", "critic1": "q1", "critic2": "q2"}
 TABLE = LayoutTable(
     name="tianshou",
     statistics="obs_rms in the checkpoint",
-    plays=("TD3", "DDPG", "SAC", "TD3+BC", "PPO", "discrete SAC", "DQN", "C51", "QR-DQN", "Rainbow", "BDQ"),
-    reads=("IQN", "FQF"),
+    plays=(
+        "TD3",
+        "DDPG",
+        "SAC",
+        "TD3+BC",
+        "PPO",
+        "discrete SAC",
+        "DQN",
+        "C51",
+        "QR-DQN",
+        "Rainbow",
+        "BDQ",
+        "FQF",
+        "IQN (drawn)",
+    ),
     writes=("TD3", "DDPG", "SAC", "PPO", "DQN", "C51", "QR-DQN", "BDQ"),
     title="Tianshou's policy.pth (TD3, DDPG, SAC, TD3+BC; PPO and relatives; DQN, C51, QR-DQN, Rainbow, BDQ)",
     framework="torch",
@@ -144,13 +157,34 @@ _Q_NETWORKS = replace(
     tensors=dict.fromkeys(("policy/support", "support"), "critic/q_support"),
 )
 _STREAM = deferred.compile(r"(?:^|/)model/[QV]/")
+_DEEP_STREAM = deferred.compile(r"(?:^|/)model/[QV]/model/[1-9]")
 _MEANS = {"mu_W": "weight", "mu_bias": "bias"}
 _NOISE = frozenset(("sigma_W", "sigma_bias", "eps_p", "eps_q"))
-# Networks that are not chains, by a module that they have: what is refused, and the first layers.
-_OTHER = {
-    "propose_model": ("FQF's proposed fractions", "model/preprocess/model/model"),
-    "embed_model": ("IQN's fractions, which it samples in evaluation too", "model/preprocess/model/model"),
-}
+_FRACTION_NETS = (
+    ("policy/model", "critic"),
+    ("model", "critic"),
+    ("model_old/module", "critic_target"),
+    ("model_old", "critic_target"),
+)
+# IQN and FQF: an encoder and a head, the embedding of fractions between them, and FQF's network of these.
+_PROPOSALS = ("fraction_model", "propose_model")
+_FRACTIONS = replace(
+    _Q_NETWORKS,
+    components={
+        **{
+            f"{net}/preprocess/model/model+{net}/last/model": f"{component}/q1"
+            for net, component in _FRACTION_NETS
+        },
+        **{f"{net}/embed_model/net": f"{component}/q2" for net, component in _FRACTION_NETS},
+        **{f"{top}{name}": "critic/q3" for top in ("", "policy/") for name in _PROPOSALS},
+    },
+)
+_ENCODER = deferred.compile(r"(?:policy/)?model/preprocess/model/model/\d+/weight")
+_LINEAR = (
+    "no activation follows the last layer before the fractions, as in the library's examples: "
+    "its width is a Net's action_shape (test/discrete/test_fqf.py)"
+)
+_STREAMED = "the streams Q and V have the activation of the layers before them, which dueling_param may state"
 # The parameter whose entries are one action's outputs, with what these are.
 QUANTILES: Scores = "quantiles_last"
 WRITTEN_SCORES: Mapping[Scores, Scores] = {"quantiles": QUANTILES, "value_first": "dueling"}
@@ -223,7 +257,7 @@ def _bind_policy(tree: Tree) -> RecognizedAgent | None:
 def _bind_q_network(tree: Tree) -> RecognizedAgent | None:
     """Bind a Q-network as it is in evaluation: the means of noisy layers are its weights."""
     return bind_means(
-        tree, _MEANS, _NOISE, lambda each: _bind_values(each) or _bind_branches(each) or _refuse_other(each)
+        tree, _MEANS, _NOISE, lambda each: _bind_values(each) or _bind_branches(each) or _bind_fractions(each)
     )
 
 
@@ -245,17 +279,21 @@ def _bind_branches(tree: Tree) -> RecognizedAgent | None:
     return _add_statistics(binding.choosing(tree, "branches", where="model.branches"), tree)
 
 
-def _refuse_other(tree: Tree) -> RecognizedAgent | None:
-    """Return a binding that names the network of IQN or FQF, which cannot be run."""
+def _bind_fractions(tree: Tree) -> RecognizedAgent | None:
+    """Bind the networks of IQN, whose fractions are drawn, or of FQF, which has a network for them."""
     modules = {step for name in tree.names.values() for step in name.split("/")}
-    if "model_old" not in modules:
+    if not {"model_old", "embed_model"} <= modules:
         return None
-    for module, (reason, first) in _OTHER.items():
-        if module in modules:
-            components = {f"{top}{first}": "critic/q1" for top in ("", "policy/")}
-            binding = bind(tree, replace(_Q_NETWORKS, components=components))
-            return None if binding is None else binding.choosing(tree).refused("critic", reason)
-    return None
+    binding = bind(tree, _FRACTIONS)
+    titles = set() if binding is None else {part.title for part in binding.parts}
+    if binding is None or not {"critic/q1", "critic/q2"} <= titles:
+        return None
+    scores: Scores = "proposed_fractions" if "critic/q3" in titles else "drawn_fractions"
+    binding = binding.choosing(tree, scores, where="model.embed_model").assuming(_LINEAR)
+    weights = [name for name in tree.names.values() if _ENCODER.fullmatch(name)]
+    parts = tuple(part._replace(encoder=len(weights)) if part.acts else part for part in binding.parts)
+    left = frozenset(path for path, name in tree.names.items() if name in ("tau_hat", "policy/tau_hat"))
+    return _add_statistics(replace(binding, parts=parts, consumed=binding.consumed | left), tree)
 
 
 def _bind_values(tree: Tree) -> RecognizedAgent | None:
@@ -276,6 +314,8 @@ def _bind_values(tree: Tree) -> RecognizedAgent | None:
         return None
     if streams and not dueling:
         return binding.choosing(tree).refused("critic", "a dueling network of other layers than dense ones")
+    if any(_DEEP_STREAM.search(name) for name in names):
+        binding = binding.assuming(_STREAMED)
     for parameter, scores in _DISTRIBUTIONS.items():
         name = next((name for name in (parameter, f"policy/{parameter}") if name in names), None)
         leaf = None if name is None else tree[names[name]]

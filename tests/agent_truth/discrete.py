@@ -546,13 +546,16 @@ AGENTS: Mapping[str, DiscreteAgent] = {
         f"tianshou {kind}": DiscreteAgent("tianshou.algorithm", _tianshou(kind), ELU, ENV)
         for kind in ("dqn", "c51", "qrdqn", "ppo")
     },
-    # Layers of a dueling Net's streams, and those behind an embedding, have ReLU where nothing is stated.
+    # The layers of streams and heads have ReLU where nothing is stated.
     **{
         f"tianshou {kind}": DiscreteAgent(
             "tianshou.algorithm", _tianshou(kind), {"activation": "elu,elu,relu"}, ENV
         )
-        for kind in ("dueling", "rainbow", "fqf")
+        for kind in ("dueling", "rainbow")
     },
+    "tianshou fqf": DiscreteAgent(
+        "tianshou.algorithm", _tianshou("fqf"), {"activation": "elu,elu,linear,relu"}, ENV
+    ),
     "rllib DQN": DiscreteAgent("ray.rllib", _rl_module("dqn", dueling=False, **_DQN_SETTINGS)),
     "rllib dueling DQN": DiscreteAgent("ray.rllib", _rl_module("dqn", dueling=True, **_DQN_SETTINGS)),
     "rllib PPO": DiscreteAgent("ray.rllib", _rl_module("ppo")),
