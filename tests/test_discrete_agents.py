@@ -22,8 +22,7 @@ from ckpttool.commands.network_outputs import ActionBounds, derive_network_setti
 from ckpttool.commands.restore import restore_agent
 from ckpttool.commands.verify import verify
 from ckpttool.core import CkpttoolError, EnvironmentMismatchError, UnsupportedError
-from ckpttool.networks import numpy_backend, policy_network
-from ckpttool.networks.network import NOISE
+from ckpttool.networks import NOISE, numpy_backend, policy_network
 from tests import test_format_stable_baselines2 as sb2
 from tests.pickles import importable, instance, stand_in
 from tests.restored import without_a_way
