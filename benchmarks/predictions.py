@@ -17,7 +17,7 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -107,11 +107,14 @@ def compare_libraries(folder: Path, pythons: Sequence[str]) -> Iterator[Row]:
     from tests.agent_truth import matrix
     from tests.agent_truth.agents import generators
 
+    needed = {library: module.partition(".")[0] for library, (module, _) in generators().items()}
+    held = {python: _installed(python, {*needed.values()}) for python in pythons}
     recorded = [each for each in matrix.recorded().values() if each.state in (matrix.RIGHT, matrix.ASSUMED)]
     for library in generators():
         names = [each.agent for each in recorded if each.library == library]
         again = library.endswith(("_more", "_models")) or library in ("zoo", "variants")
-        for python in pythons if names and not again else ():
+        able = [python for python in pythons if needed[library] in held[python]]
+        for python in able if names and not again else ():
             command = [python, "-m", "tests.agent_truth.agents", str(folder), library, names[0]]
             done = subprocess.run(command, cwd=ROOT, capture_output=True, timeout=600)
             document = folder / f"{names[0]}.json"
@@ -124,6 +127,13 @@ def compare_libraries(folder: Path, pythons: Sequence[str]) -> Iterator[Row]:
             break
 
 
+def _installed(python: str, modules: Iterable[str]) -> set[str]:
+    """Return which of these packages an interpreter has."""
+    program = "import importlib.util, sys; print(*filter(importlib.util.find_spec, sys.argv[1:]))"
+    done = subprocess.run([python, "-c", program, *modules], check=True, capture_output=True, text=True)
+    return {*done.stdout.split()}
+
+
 def compare_discrete(
     folder: Path, pythons: Sequence[str], backends: Sequence[str] | None = None
 ) -> Iterator[Row]:
@@ -133,9 +143,12 @@ def compare_discrete(
     from ckpttool.core import UnsupportedError
     from tests.agent_truth import discrete
 
+    modules = {agent.module.partition(".")[0] for agent in discrete.AGENTS.values()}
     for python in pythons:
-        command = [python, "-m", "tests.agent_truth.discrete", str(folder)]
-        subprocess.run(command, cwd=ROOT, capture_output=True, timeout=600)
+        held = _installed(python, modules)
+        names = [n for n, each in discrete.AGENTS.items() if each.module.partition(".")[0] in held]
+        command = [python, "-m", "tests.agent_truth.discrete", str(folder), *names]
+        subprocess.run(command if names else [python, "-c", ""], cwd=ROOT, capture_output=True, timeout=600)
     obs = discrete.observations()
     for name in discrete.AGENTS:
         document = folder / f"{name.replace(' ', '_')}.json"
