@@ -64,12 +64,21 @@ print(json.dumps(answer))
 
 
 class Row(NamedTuple):
-    """One agent: the largest difference of a prediction by backend, relative to `scale`."""
+    """One agent: the largest difference of a prediction by backend, relative to `scale`.
+
+    `rounding` is the library's own difference from float64: cosines of large angles round in its float32 too.
+    """
 
     agent: str
     actions: str
     scale: float
     differences: Mapping[str, float]
+    rounding: float = 0.0
+
+    @property
+    def is_equal(self) -> bool:
+        """Return whether no backend differs by more than the limit, or twice the library's own rounding."""
+        return max(self.differences.values()) <= max(LIMIT, 2 * self.rounding)
 
 
 def predicted(files: Sequence[Path]) -> dict[str, list[Any]]:
@@ -165,10 +174,12 @@ def compare_discrete(
                     title, scale = agent._action_title(), _scale(agent, obs)
                     equal = np.array_equal(agent.act(obs), actions.reshape(agent.act(obs).shape))
                     found[backend] = float(np.abs(agent.scores(obs) - scores).max()) / scale if equal else 1.0
+            with load_agent(case["file"], case["env"], facts=given, dtype="float64") as agent:
+                rounding = float(np.abs(agent.scores(obs) - scores).max()) / scale
         except UnsupportedError as error:
             print(f"refused: {name}: {error.found}")
             continue
-        yield Row(name, title, scale, found)
+        yield Row(name, title, scale, found, rounding)
 
 
 def _scale(agent: Any, obs: np.ndarray) -> float:
@@ -191,7 +202,8 @@ def table(rows: Sequence[Row]) -> str:
     ]
     for row in rows:
         cells = (f"{row.differences[name]:.1e}" if row.differences[name] else "0" for name in names)
-        lines.append(f"| {row.agent} | {row.actions} | {' | '.join(cells)} |")
+        own = f" (its own rounding: {row.rounding:.1e})" if row.rounding > LIMIT else ""
+        lines.append(f"| {row.agent}{own} | {row.actions} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
@@ -236,7 +248,7 @@ def main() -> int:
         )
         texts = ("# Predictions", head, table(rows), more, table(made), last, table(choosing))
         DOCUMENT.write_text("\n\n".join(texts) + "\n")
-    return int(worst > LIMIT)
+    return int(not all(row.is_equal for row in (*rows, *made, *choosing)))
 
 
 if __name__ == "__main__":

@@ -122,7 +122,7 @@ def test_agents_of_discrete_actions_choose_as_their_library(module: str, tmp_pat
     subprocess.run(command, check=True, capture_output=True, timeout=300)
     rows = {row.agent: row for row in predictions.compare_discrete(tmp_path, [], ["numpy"])}
     assert rows.keys() == {*names}
-    assert all(row.differences["numpy"] <= predictions.LIMIT for row in rows.values())
+    assert all(row.is_equal for row in rows.values())
 
 
 @pytest.mark.torch

@@ -46,7 +46,7 @@ TABLE = LayoutTable(
         epsilon=1e-3,
         lacks=LEFT_OPEN["keras_rl"],
     ),
-    seen="DDPG on Pendulum from a public run; DDPG saved by keras-rl2 1.0.5 under TensorFlow 2.12",
+    seen="DDPG on Pendulum from a public run; DDPG, DQN saved by keras-rl2 1.0.5 under TensorFlow 2.12",
 )
 
 _MEMBERS = ("actor", "critic")

@@ -108,7 +108,7 @@ TABLE = LayoutTable(
     ),
     rooted=True,
     seen="TD3 and TD3+BC on Pendulum from public runs; all of them saved by 0.4.11, 0.5.1, 1.2.0 and 2.0.1"
-    " (DQN, C51, QR-DQN by the last three, Rainbow by 1.2.0, BDQ by 2.0.1)",
+    " (DQN, C51, QR-DQN by the last three, Rainbow by 1.2.0 and 2.0.1, BDQ, FQF, IQN by 2.0.1)",
     branches=_SIGMA,
     tensors={"alpha/_log_alpha": "temperature/log_alpha"},
 )
