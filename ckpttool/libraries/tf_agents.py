@@ -276,7 +276,7 @@ TABLE = LayoutTable(
     counters={"_train_step_counter": "total_it", "train_step": "total_it", "save_counter": "save_counter"},
     facts=AgentMetadata(head="affine", hidden="relu", epsilon=1e-3, lacks=LEFT_OPEN["tf_agents"]),
     rooted=True,
-    seen="DDPG, TD3, SAC (0.6.0 and 0.19.0), PPO, DQN, C51 (0.19.0) saved by the library, also as exported policies",
+    seen="DDPG, TD3, SAC (0.6.0 and 0.19.0), PPO, DQN, C51 (0.19.0) saved by the library, also exported",
     branches={"_stddev_projection_layer": "std"},
     tensors={
         "_log_alpha": "temperature/log_alpha",
