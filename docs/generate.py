@@ -16,6 +16,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -113,9 +114,9 @@ def _shown(name: str, value: int) -> str:
 LAYOUTS = """# Layouts
 
 <!-- Made by `python docs/generate.py` from the tables of layouts; do not edit it by hand. -->
-What each layout reads, plays and writes, where it reads observation statistics, whether it carries
-optimizers, and the files and versions that it was compared with, which the library or other people wrote.
-Facts, action maps and refusals: [libraries](libraries.md).
+What each layout reads and writes, whether its networks are played, where it reads observation statistics,
+whether it carries optimizers, and the files and versions that it was compared with, which the library or
+other people wrote. Facts, action maps and refusals: [libraries](libraries.md).
 
 | layout | reads | plays | writes | statistics | optimizer | compared with |
 |---|---|---|---|---|---|---|
@@ -123,13 +124,11 @@ Facts, action maps and refusals: [libraries](libraries.md).
 
 
 def layouts_page() -> str:
-    """Return the table of the built-in layouts."""
-    from ckpttool.core import plugins
+    """Return the table of the built-in layouts, and that of their algorithms."""
     from ckpttool.libraries import recognize
 
     rows = []
-    for plugin in plugins.BUILT_IN["layouts"]:
-        layout = plugin.load()
+    for layout in built_in_layouts():
         table = layout.TABLE
         never = ", ".join(sorted(recognize.list_never_run_components(layout)))
         columns = (
@@ -142,7 +141,43 @@ def layouts_page() -> str:
             table.seen or "the source only",
         )
         rows.append(f"| {' | '.join(columns)} |")
-    return LAYOUTS + "\n".join(rows) + "\n"
+    return LAYOUTS + "\n".join(rows) + f"\n\n## Algorithms\n\n{algorithms_table()}"
+
+
+def built_in_layouts() -> list[Any]:
+    """Return the modules of the built-in layouts."""
+    from ckpttool.core import plugins
+
+    return [plugin.load() for plugin in plugins.BUILT_IN["layouts"]]
+
+
+def algorithms_table() -> str:
+    """Return what each layout plays, only reads and writes, and the targets that write it."""
+    from ckpttool.commands.options import TARGETS
+
+    rows = ["| layout | read and played | read only | written | by |", "|---|---|---|---|---|"]
+    for layout in built_in_layouts():
+        table = layout.TABLE
+        targets = [
+            f"`--to {name}`" for name, kind in TARGETS.items() if kind.layout == table.name and table.writes
+        ]
+        names = (", ".join(each) or "-" for each in (table.plays, table.reads, table.writes, targets))
+        rows.append(f"| `{table.name}` | {' | '.join(names)} |")
+    return "\n".join(rows) + "\n"
+
+
+README_MARKS = (
+    "<!-- algorithms: made by `python docs/generate.py` -->\n",
+    "<!-- end of the algorithms -->\n",
+)
+
+
+def readme_page() -> str:
+    """Return README.md with the table of algorithms between its marks."""
+    first, last = README_MARKS
+    before, _, rest = (ROOT / "README.md").read_text(encoding="utf-8").partition(first)
+    _, _, after = rest.partition(last)
+    return f"{before}{first}\n{algorithms_table()}\n{last}{after}"
 
 
 def gpu_pages() -> dict[str, str]:
@@ -170,6 +205,7 @@ def main() -> int:
         "cli.md": commands_page,
         "kinds.md": kinds.page(),
         "layouts.md": layouts_page(),
+        "../README.md": readme_page(),
         "limits.md": limits_page(),
         "api.md": faces.page(),
         "dataflow.svg": dataflow_picture(),
@@ -189,7 +225,7 @@ def main() -> int:
         else:
             file.unlink()
     for file in old:
-        sys.stderr.write(f"{file.relative_to(ROOT)} is out of date: python docs/generate.py\n")
+        sys.stderr.write(f"{file.resolve().relative_to(ROOT)} is out of date: python docs/generate.py\n")
     return 1 if old else 0
 
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from benchmarks import predictions
 from tests import tensorflow_child
-from tests.agent_truth import libraries, matrix, tf_actors
+from tests.agent_truth import discrete, libraries, matrix, tf_actors
 
 
 def test_no_recorded_agent_is_wrong_without_a_word():
@@ -103,6 +106,23 @@ def test_agents_of_a_library_have_the_recorded_verdicts(library, tmp_path):
     assert len(found) == len(names)
     for each in found:
         assert each.state == known[each.agent].state, each.words
+
+
+CHOOSING = sorted({agent.module for agent in discrete.AGENTS.values()})
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("module", CHOOSING)
+def test_agents_of_discrete_actions_choose_as_their_library(module: str, tmp_path: Path) -> None:
+    if not discrete.importable(module):
+        pytest.skip(f"{module} cannot be imported")
+    names = [name for name, agent in discrete.AGENTS.items() if agent.module == module]
+    # A process of its own: libraries make optimizers, which a process with TensorFlow cannot.
+    command = [sys.executable, "-m", "tests.agent_truth.discrete", str(tmp_path), *names]
+    subprocess.run(command, check=True, capture_output=True, timeout=300)
+    rows = {row.agent: row for row in predictions.compare_discrete(tmp_path, [], ["numpy"])}
+    assert rows.keys() == {*names}
+    assert all(row.is_equal for row in rows.values())
 
 
 @pytest.mark.torch

@@ -299,11 +299,11 @@ def invader(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return model, path
 
 
-def make_library_env(seed: int = 0) -> Any:
-    gymnasium_engine.register_games(INVADERS, ())
+def make_library_env(seed: int = 0, game: str = INVADERS, *, terminal: bool = False) -> Any:
+    gymnasium_engine.register_games(game, ())
     env_util = importlib.import_module("stable_baselines3.common.env_util")
     vec_env = importlib.import_module("stable_baselines3.common.vec_env")
-    env = env_util.make_atari_env(INVADERS, 1, wrapper_kwargs={"terminal_on_life_loss": False})
+    env = env_util.make_atari_env(game, 1, wrapper_kwargs={"terminal_on_life_loss": terminal})
     env.seed(seed)
     return vec_env.VecFrameStack(env, 4)
 
@@ -316,10 +316,11 @@ CHAIN = (WrapperSpec("AtariWrapper", {}), WrapperSpec("VecFrameStack", {"n_stack
 def test_frames_and_actions_are_those_of_the_library(invader: Any) -> None:
     model, path = invader
     theirs = make_library_env(7)
+    whole = WrapperSpec("AtariWrapper", {"terminal_on_life_loss": False})
     obs = theirs.reset()
     agent = load_agent(str(path))
     chosen = []
-    with environments.make_vector_env(INVADERS, 1, wrappers=CHAIN) as ours:
+    with environments.make_vector_env(INVADERS, 1, wrappers=(whole, CHAIN[1])) as ours:
         row = np.arange(1)
         ours.reset(row, np.array([7]))
         for _ in range(200):
@@ -337,13 +338,92 @@ def test_frames_and_actions_are_those_of_the_library(invader: Any) -> None:
 
 
 @needs_games
+@pytest.mark.parametrize("game", ["BreakoutNoFrameskip-v4", INVADERS])
+def test_a_game_goes_on_after_a_lost_life_as_in_the_library(game: str) -> None:
+    """The library's episode ends with a life: its stack is emptied, FIRE is pressed, the game goes on."""
+    theirs = make_library_env(7, game, terminal=True)
+    obs = theirs.reset()
+    lives, total = 0, 0.0
+    with environments.make_vector_env(game, 1, wrappers=CHAIN) as ours:
+        row = np.arange(1)
+        ours.reset(row, np.array([7]))
+        for action in np.random.default_rng(1).integers(2, 4, 1500).tolist():
+            np.testing.assert_array_equal(np.asarray(ours.obs), obs)
+            obs, _, done, info = theirs.step(np.array([action]))
+            rewards, ended, _ = ours.step(np.array([[action]]), row)
+            total, over = total + float(rewards[0]), "episode" in info[0]
+            lives += bool(done[0])
+            assert bool(ended[0]) == over
+            if over:
+                assert total == info[0]["episode"]["r"]
+                break
+    assert over
+    assert lives > 2
+
+
+@needs_games
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {},
+        {"noop_max": 0},
+        {"frame_skip": 1, "screen_size": 60},
+        {"grayscale_newaxis": True},
+        {"grayscale_obs": False},
+    ],
+)
+def test_preprocessing_of_gymnasium_is_that_of_the_library(arguments: dict[str, Any]) -> None:
+    gymnasium = importlib.import_module("gymnasium")
+    gymnasium_engine.register_games(INVADERS, ())
+    theirs = gymnasium.wrappers.AtariPreprocessing(gymnasium.make(INVADERS), **arguments)
+    obs, seen = theirs.reset(seed=3)[0], set()
+    with environments.make_vector_env(
+        INVADERS, 1, wrappers=[WrapperSpec("gymnasium.wrappers.AtariPreprocessing", arguments)]
+    ) as ours:
+        ours.reset(np.arange(1), np.array([3]))
+        for action in np.random.default_rng(0).integers(0, 6, 60):
+            np.testing.assert_array_equal(np.asarray(ours.obs)[0], obs)
+            obs, reward, ended, _, _ = theirs.step(int(action))
+            rewards, over, _ = ours.step(np.array([[action]]), np.arange(1))
+            assert (float(rewards[0]), bool(over[0])) == (reward, ended)
+            seen.add(obs.tobytes())
+    assert len(seen) > 1
+
+
+@needs_games
+def test_an_agent_plays_behind_the_preprocessing_of_gymnasium(tmp_path: Path) -> None:
+    path, _ = save_cleanrl("dqn", tmp_path / "a.cleanrl_model")
+    chain = ("AtariPreprocessing", "FrameStackObservation:stack_size=4")
+    result = evaluate(path, INVADERS, Protocol(episodes=1, wrappers=chain))
+    assert result.rollout.lengths[0] > 20
+    used = {entry.value for entry in result.ledger if entry.what == "wrapper" and entry.use == "used"}
+    assert len(used) == len(chain)
+
+
+@needs_games
+@pytest.mark.parametrize(
+    ("game", "arguments", "error"),
+    [
+        ("ALE/SpaceInvaders-v5", {}, UsageError),
+        (INVADERS, {"scale_obs": True}, UnsupportedError),
+        (INVADERS, {"noop_max": -1}, UsageError),
+    ],
+)
+def test_other_preprocessing_of_gymnasium_is_refused(
+    game: str, arguments: dict[str, Any], error: type[CkpttoolError]
+) -> None:
+    with pytest.raises(error):
+        environments.make_vector_env(game, 1, wrappers=[WrapperSpec("AtariPreprocessing", arguments)])
+
+
+@needs_games
 @pytest.mark.slow
 def test_returns_of_seeded_episodes_are_those_of_the_library(invader: Any) -> None:
     model, path = invader
     library = importlib.import_module("stable_baselines3.common.evaluation")
     wanted = []
     for seed in (1000, 1001, 1002):
-        env = make_library_env(seed)
+        env = make_library_env(seed, terminal=True)
         returns, _ = library.evaluate_policy(model, env, n_eval_episodes=1, return_episode_rewards=True)
         wanted += returns
     result = evaluate(str(path), INVADERS, Protocol(episodes=3))
@@ -366,7 +446,7 @@ def test_stated_preprocessing_is_used(invader: Any, tmp_path: Path) -> None:
     ran = in_process("eval", tmp_path / "agent.zip", "--env", INVADERS, "--episodes", "1", "--json")
     assert ran.status == 0, ran.err
     ledger = [entry for entry in ran.json()["ledger"] if entry["what"] == "wrapper"]
-    assert {entry["use"] for entry in ledger} == {"used", "not used"}
+    assert {entry["use"] for entry in ledger} == {"used"}
     assert all("config.yml" in entry["where"] for entry in ledger)
 
 

@@ -26,13 +26,16 @@ from ckpttool.networks import (
     Concat,
     ConstantRow,
     Convolution,
+    Cosines,
     Exp,
     Flatten,
     Multiply,
     Network,
     Node,
     QuantileMean,
+    Repeat,
     Slice,
+    Softmax,
     StateSlot,
     Transpose,
     stack_networks,
@@ -672,6 +675,7 @@ def rows_of_layers() -> dict[str, Network]:
         "atoms": chain(4, dense(4, 12), AtomMean(np.linspace(-1, 1, 6, dtype=np.float32))),
         "limited atoms": chain(4, dense(4, 12), AtomMean(np.linspace(-1, 1, 6, dtype=np.float32), 0.1)),
         "deviation": chain(4, ConstantRow(np.linspace(-1, 1, 3, dtype=np.float32)), Exp()),
+        "fractions": chain(4, dense(4, 3), Softmax(), Cosines(5), dense(5, 2), Flatten(), Repeat(2)),
     }
     return NETWORKS | {"one": chain(4, dense(4, 3)), "wide": WIDE} | choices
 

@@ -6,6 +6,7 @@ import copy
 import json
 import pickle
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,11 +14,15 @@ import numpy as np
 import pytest
 
 from ckpttool.commands.convert import convert
+from ckpttool.commands.evaluate import Protocol, evaluate, read_sampling
 from ckpttool.commands.evidence import NO_FACTS, AgentFacts
+from ckpttool.commands.export_onnx import export
 from ckpttool.commands.load_agent import load_agent
+from ckpttool.commands.network_outputs import ActionBounds, derive_network_settings
 from ckpttool.commands.restore import restore_agent
 from ckpttool.commands.verify import verify
-from ckpttool.core import EnvironmentMismatchError, UnsupportedError
+from ckpttool.core import CkpttoolError, EnvironmentMismatchError, UnsupportedError
+from ckpttool.networks import NOISE, numpy_backend, policy_network
 from tests import test_format_stable_baselines2 as sb2
 from tests.pickles import importable, instance, stand_in
 from tests.restored import without_a_way
@@ -618,15 +623,62 @@ def test_a_ppo_of_tf_agents_normalises_its_observations(tmp_path: Path) -> None:
     np.testing.assert_array_equal(agent.act(rows()), wanted.argmax(1))
 
 
-def test_a_categorical_dqn_of_tf_agents_is_refused_by_name(tmp_path: Path) -> None:
-    """categorical_q_network.py: a QNetwork in a network; no variable has min_q_value and max_q_value."""
-    inner = "agent/_q_network/_q_network"
+def categorical_dqn(folder: Path) -> tuple[str, Any]:
+    """Write categorical_q_network.py's QNetwork in a network, and return it with its layers.
+
+    No variable has min_q_value and max_q_value.
+    """
+    net, inner = mlp(ACTIONS * 11), "agent/_q_network/_q_network"
     names = [f"{inner}/_encoder/_postprocessing_layers/{n}" for n in (1, 2)] + [f"{inner}/_q_value_layer"]
-    arrays = arrays_of(mlp(ACTIONS * 11), names, ("kernel", "bias"))
-    path = checkpoint(tensorflow_tree(arrays), tmp_path / "ckpt-3")
-    with pytest.raises(UnsupportedError) as caught:
-        load_agent(path, "CartPole-v1")
-    assert "atoms" in str(caught.value.found)
+    return checkpoint(tensorflow_tree(arrays_of(net, names, ("kernel", "bias"))), folder / "ckpt-3"), net
+
+
+@pytest.mark.parametrize(("least", "most"), [(-10.0, 10.0), (-3.0, 7.0), (100.0, 500.0)])
+def test_the_best_action_of_equidistant_atoms_does_not_depend_on_their_values(
+    least: float, most: float, tmp_path: Path
+) -> None:
+    path, net = categorical_dqn(tmp_path)
+    with torch.no_grad():
+        shares = net(torch.from_numpy(rows())).view(len(rows()), ACTIONS, -1).softmax(2)
+        wanted = (shares.double() * torch.linspace(least, most, 11)).sum(2).numpy()
+    for backend in ("numpy", "torch"):
+        found = load_agent(path, "CartPole-v1", facts=AgentFacts(activations=("elu",)), backend=backend)
+        np.testing.assert_array_equal(found.act(rows()), wanted.argmax(1))
+    assert any("11 atoms" in each for each in found.assumed)
+    if most == 10:
+        require_close(found.scores(rows()), wanted)
+
+
+def test_without_an_environment_the_number_of_atoms_is_asked_for(tmp_path: Path) -> None:
+    path, _ = categorical_dqn(tmp_path)
+    facts = AgentFacts(activations=("elu",))
+    for call in (lambda: load_agent(path, facts=facts), lambda: export(path, f"{path}.onnx", facts=facts)):
+        with pytest.raises(CkpttoolError) as caught:
+            call()
+        assert "--env" in str(caught.value.hint)
+    with pytest.raises(EnvironmentMismatchError):
+        load_agent(path, "Acrobot-v1", facts=facts)
+
+
+@pytest.mark.parametrize("to", ["tianshou", "cleanrl"])
+@pytest.mark.parametrize("source", ["tf_agents", "rllib"])
+def test_the_values_of_atoms_are_written_where_the_source_has_no_tensor(
+    source: str, to: str, tmp_path: Path
+) -> None:
+    torch.manual_seed(4)
+    if source == "rllib":
+        made = rllib_dqn(dueling=False, atoms=11)
+        path, facts, ends = made.saved(tmp_path), AgentFacts(), (-3, 7)
+    else:
+        path, facts, ends = categorical_dqn(tmp_path)[0], AgentFacts(activations=("elu",)), (-10, 10)
+    target = str(tmp_path / ("out.cleanrl_model" if to == "cleanrl" else "out.pt"))
+    given = replace(facts, env="CartPole-v1")
+    assert convert(path, target, to=to, facts=given, allow_missing=to == "cleanrl").written
+    saved = torch.load(target, weights_only=True)
+    support = saved["policy.support"] if to == "tianshou" else saved["model_weights"]["atoms"]
+    torch.testing.assert_close(support, torch.linspace(*ends, 11))
+    first, second = load_agent(path, "CartPole-v1", facts=facts), load_agent(target, "CartPole-v1")
+    require_close(second.scores(rows()), first.scores(rows()))
 
 
 def test_noisy_layers_that_rllib_samples_in_evaluation_are_refused(tmp_path: Path) -> None:
@@ -653,12 +705,8 @@ def test_scaled_values_of_elegantrl_are_refused(tmp_path: Path) -> None:
 
 def test_a_dueling_network_of_keras_rl_has_one_output_more(tmp_path: Path) -> None:
     """rl/agents/dqn.py: a Lambda adds the first output to the others less their mean."""
-    net, facts = mlp(ACTIONS + 1), AgentFacts(activations=("elu",))
-    hdf5(arrays_of(net, ["dense", "dense_1", "dense_2"], ("kernel", "bias")), tmp_path / "dqn_weights.h5f")
-    path = str(tmp_path / "dqn_weights.h5f")
-    with torch.no_grad():
-        found = net(torch.from_numpy(rows()))
-        wanted = (found[:, :1] + found[:, 1:] - found[:, 1:].mean(1, keepdim=True)).numpy()
+    path, wanted = dueling_keras_rl(tmp_path)
+    facts = AgentFacts(activations=("elu",))
     for backend in ("numpy", "torch"):
         agent = load_agent(path, "CartPole-v1", facts=facts, backend=backend)
         require_close(agent.scores(rows()), wanted)
@@ -670,22 +718,158 @@ def test_a_dueling_network_of_keras_rl_has_one_output_more(tmp_path: Path) -> No
         load_agent(path, "MountainCar-v0", facts=facts)
 
 
-@pytest.mark.parametrize(
-    ("parts", "reason"),
-    [
-        (("preprocess__model__model", "last__model", "embed_model__net"), "IQN"),
-        (("preprocess__model__model", "last__model", "embed_model__net", "propose_model__net"), "FQF"),
-    ],
-)
-def test_other_networks_of_tianshou_are_refused_by_name(
-    parts: tuple[str, ...], reason: str, tmp_path: Path
-) -> None:
-    """As the modules of utils/net/discrete.py and common.py are called."""
-    names = [f"{net}__{part}" for net in ("model", "model_old") for part in parts]
-    torch.save(named(**{name: mlp(2) for name in names}).state_dict(), tmp_path / "policy.pth")
+def dueling_keras_rl(folder: Path) -> tuple[str, np.ndarray]:
+    """Write rl/agents/dqn.py's model of one output more; return it with its values of `rows`."""
+    net = mlp(ACTIONS + 1)
+    hdf5(arrays_of(net, ["dense", "dense_1", "dense_2"], ("kernel", "bias")), folder / "dqn_weights.h5f")
+    with torch.no_grad():
+        found = net(torch.from_numpy(rows()))
+        wanted = found[:, :1] + found[:, 1:] - found[:, 1:].mean(1, keepdim=True)
+    return str(folder / "dqn_weights.h5f"), wanted.numpy()
+
+
+def test_a_dueling_network_of_keras_rl_moves_to_tianshou(tmp_path: Path) -> None:
+    path, wanted = dueling_keras_rl(tmp_path)
+    target, given = str(tmp_path / "there.pt"), AgentFacts(activations=("elu",), env="CartPole-v1")
+    assert convert(path, target, to="tianshou", facts=given).written
+    state = torch.load(target, weights_only=True)
+    assert state["policy.model.Q.model.0.weight"].shape == (ACTIONS, 5)
+    assert state["policy.model.V.model.0.weight"].shape == (1, 5)
+    require_close(tianshou_scores(state, torch.from_numpy(rows())).numpy(), wanted)
+    require_close(load_agent(target, "CartPole-v1").scores(rows()), wanted)
+
+
+@pytest.mark.parametrize("to", ["sb3", "cleanrl", "skrl"])
+def test_values_in_front_of_advantages_are_not_written_as_actions(to: str, tmp_path: Path) -> None:
+    path, _ = dueling_keras_rl(tmp_path)
+    given = AgentFacts(activations=("elu",), env="CartPole-v1")
     with pytest.raises(UnsupportedError) as caught:
-        load_agent(str(tmp_path / "policy.pth"))
-    assert reason in str(caught.value.found)
+        convert(path, str(tmp_path / ("there.zip" if to == "sb3" else "there")), to=to, facts=given)
+    assert caught.value.found == "value_first"
+
+
+class Fractions(nn.Module):
+    """utils/net/discrete.py: ImplicitQuantileNetwork, or with `proposes` FullQuantileFunction (FQF)."""
+
+    def __init__(self, *, cosines: int = 13, number: int = 9, proposes: bool = True) -> None:
+        super().__init__()
+        linear = nn.Linear(5, 6)  # the width is a Net's action_shape: no activation follows
+        self.net = named(
+            preprocess__model__model=nn.Sequential(nn.Linear(OBS, 5), nn.ELU(), linear),
+            last__model=nn.Sequential(nn.Linear(6, 7), nn.ELU(), nn.Linear(7, ACTIONS)),
+            embed_model__net=nn.Sequential(nn.Linear(cosines, 6), nn.ReLU()),
+        )
+        self.fractions = named(net=nn.Linear(6, number)) if proposes else None
+        self.steps = torch.pi * torch.arange(1, cosines + 1)
+        for weight in self.parameters():
+            weight.data *= 2
+
+    def save(self, path: Path, version: str = "2.x") -> str:
+        online, target = ("policy.model", "model_old.module") if version == "2.x" else ("model", "model_old")
+        names = {"2.x": "policy.fraction_model", "1.x": "fraction_model", "0.x": "propose_model"}
+        state = {
+            f"{top}.{name}": tensor.clone()
+            for top in (online, target)
+            for name, tensor in self.net.state_dict().items()
+        }
+        if self.fractions is not None:
+            state |= {f"{names[version]}.{name}": t for name, t in self.fractions.state_dict().items()}
+        torch.save(state | {"tau_hat": torch.zeros(1, 9, 1)}, path)
+        return str(path)
+
+    def quantiles(self, encoded: Any, fractions: Any) -> Any:
+        embedded = self.net.embed_model.net(torch.cos(fractions[..., None] * self.steps))
+        return self.net.last.model(encoded[:, None] * embedded)
+
+    @torch.no_grad()
+    def scores(self, obs: np.ndarray, fractions: Any = None) -> np.ndarray:
+        """Return the values [n, actions]; of drawn fractions [n, number] those with equal weights."""
+        encoded = self.net.preprocess.model.model(torch.from_numpy(obs))
+        if self.fractions is None:
+            return np.asarray(self.quantiles(encoded, fractions).mean(1))
+        shares = self.fractions.net(encoded).softmax(1)
+        ends = nn.functional.pad(shares.cumsum(1), (1, 0))
+        middles = (ends[:, :-1] + ends[:, 1:]) / 2
+        return np.asarray((shares[..., None] * self.quantiles(encoded, middles)).sum(1))
+
+
+@pytest.mark.parametrize("version", ["0.x", "1.x", "2.x"])
+def test_fractions_that_a_network_proposes_are_those_of_fqf(version: str, tmp_path: Path) -> None:
+    torch.manual_seed(4)
+    network = Fractions()
+    path, wanted = network.save(tmp_path / "policy.pth", version), network.scores(rows())
+    assert len(set(wanted.argmax(1))) == ACTIONS
+    for activations in (("elu",), ("elu", "linear", "elu")):
+        facts = AgentFacts(activations=activations)
+        for backend in ("numpy", "torch") if version == "2.x" else ("numpy",):
+            found = load_agent(path, "CartPole-v1", facts=facts, backend=backend)
+            # The cosines of up to 13 pi.
+            assert np.abs(found.scores(rows()) - wanted).max() <= 1e-6 * 13 * np.pi
+            np.testing.assert_array_equal(found.act(rows()), wanted.argmax(1))
+    for env in ("MountainCar-v0", "Acrobot-v1"):
+        with pytest.raises(EnvironmentMismatchError):
+            load_agent(path, env, facts=facts)
+
+
+def test_an_exported_fqf_chooses_the_same(tmp_path: Path) -> None:
+    torch.manual_seed(4)
+    network = Fractions()
+    path, target = network.save(tmp_path / "policy.pth"), str(tmp_path / "out.onnx")
+    export(path, target, facts=AgentFacts(activations=("elu",), env="CartPole-v1"))
+    runtime = pytest.importorskip("onnxruntime").InferenceSession(target)
+    chosen = runtime.run(["action"], {"obs": rows()})[0][:, 0]
+    np.testing.assert_array_equal(chosen, network.scores(rows()).argmax(1))
+
+
+def test_a_copy_of_fqf_has_the_names_of_its_library(tmp_path: Path) -> None:
+    """Its target, whose fractions are the online network's, is not compared alone."""
+    torch.manual_seed(4)
+    network, target = Fractions(), str(tmp_path / "out.pt")
+    path, facts = network.save(tmp_path / "policy.pth"), AgentFacts(activations=("elu",))
+    assert convert(path, target, to="torch", facts=facts).written
+    np.testing.assert_array_equal(load_agent(target).act(rows()), network.scores(rows()).argmax(1))
+    assert verify(path, target, facts=facts).within
+
+
+@pytest.mark.parametrize("to", ["tianshou", "skrl"])
+def test_networks_of_fractions_are_not_written(to: str, tmp_path: Path) -> None:
+    path = Fractions().save(tmp_path / "policy.pth")
+    facts = AgentFacts(activations=("elu",), env="CartPole-v1")
+    with pytest.raises(UnsupportedError) as caught:
+        convert(path, str(tmp_path / "out.pt"), to=to, facts=facts)
+    assert caught.value.found == "proposed_fractions"
+
+
+def test_fractions_of_iqn_are_drawn(tmp_path: Path) -> None:
+    """The library draws them in evaluation too, so that no action is certain."""
+    torch.manual_seed(4)
+    network = Fractions(proposes=False)
+    path, facts = network.save(tmp_path / "policy.pth"), AgentFacts(activations=("elu",))
+    with pytest.raises(UnsupportedError) as caught:
+        load_agent(path, "CartPole-v1", facts=facts)
+    assert "--stochastic" in str(caught.value.hint)
+    result = evaluate(path, "CartPole-v1", Protocol(episodes=3, stochastic=True), facts=facts)
+    assert any("sample_size" in each for each in result.assumed)
+    again = evaluate(path, "CartPole-v1", Protocol(episodes=3, stochastic=True), facts=facts)
+    assert again.rollout.returns.tolist() == result.rollout.returns.tolist()
+
+
+def test_drawn_fractions_are_inputs_of_the_network(tmp_path: Path) -> None:
+    torch.manual_seed(4)
+    network = Fractions(proposes=False)
+    path = network.save(tmp_path / "policy.pth")
+    agent = restore_agent(path, facts=AgentFacts(activations=("elu",)))
+    part = agent.playable("critic/q1")
+    settings, _ = derive_network_settings(agent, ActionBounds((), (), None))
+    settings, sampler = read_sampling(agent, part, settings, Protocol(stochastic=True))
+    built = numpy_backend.build(policy_network(agent.tree, part, settings))
+    streams = [np.random.default_rng(number) for number in range(len(rows()))]
+    given = sampler.with_noise(rows(), streams)
+    fractions = torch.from_numpy(given[NOISE]).float()
+    assert 0 <= fractions.min() < 0.01 < 0.99 < fractions.max() <= 1
+    wanted = network.scores(rows(), fractions).argmax(1)
+    found, _ = built.step({name: each.astype(np.float32) for name, each in given.items()})
+    np.testing.assert_array_equal(found[:, 0], wanted)
 
 
 def bdq(path: Path) -> Callable[[np.ndarray], np.ndarray]:

@@ -330,6 +330,7 @@ def test_a_converted_rainbow_acts_the_same(tmp_path: Path) -> None:
     assert caught.value.found == "dueling_limited_atoms"
 
 
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # TensorDict's, of the library's own calls
 @pytest.mark.parametrize("name", ["DQN", "RainbowDQN", "DDPG", "TD3", "PPO", "PPO-discrete"])
 def test_the_library_acts_the_same(name: str, tmp_path: Path) -> None:
     if importlib.util.find_spec("agilerl") is None:
@@ -337,7 +338,8 @@ def test_the_library_acts_the_same(name: str, tmp_path: Path) -> None:
     with warnings.catch_warnings(action="ignore"):
         from agilerl import algorithms
 
-    kind, discrete = name.partition("-")[0], name in ("DQN", "PPO-discrete")
+    kind, discrete = name.partition("-")[0], name in ("DQN", "RainbowDQN", "PPO-discrete")
+    playing = {"training": False} if kind == "RainbowDQN" else {}
     config = {
         "latent_dim": 9,
         "encoder_config": {"hidden_size": [17], "activation": "Tanh"},
@@ -353,5 +355,5 @@ def test_the_library_acts_the_same(name: str, tmp_path: Path) -> None:
             output = agent.actor.head_net.wrapped(agent.actor.encoder(torch.from_numpy(rows()))).numpy()
             wanted = output.argmax(1) if discrete else output.clip(BOX.low, BOX.high)
         else:
-            wanted = agent.get_action(rows(), *([] if discrete else [False]))
+            wanted = agent.get_action(rows(), *([] if discrete else [False]), **playing)
     close(found.act(rows()), wanted)

@@ -396,8 +396,9 @@ def forward(path: str, obs: np.ndarray, *names: str) -> np.ndarray:
         ({"n": 3, "start": 0}, (3,)),
         ({"n": np.int64(4), "start": np.int64(-1)}, (4,)),
         ({"nvec": np.array([2, 3]), "start": np.array([0, 1])}, (2, 3)),
+        ({"spaces": [{"n": np.int64(2), "dtype": None}, {"n": np.int64(3), "dtype": None}]}, (2, 3)),
     ],
-    ids=["odd", "first action", "several"],
+    ids=["odd", "first action", "several", "tuple"],
 )
 @pytest.mark.parametrize("shared", [True, False])
 def test_logits_of_ppo_are_not_divided(
@@ -436,7 +437,16 @@ def test_dqn_has_values_or_advantages(dueling: bool, tmp_path: Path) -> None:
     np.testing.assert_array_equal(agent.act(observations()), wanted.argmax(1))
 
 
-@pytest.mark.parametrize("space", [{"n": 0}, {"n": "2"}, {"nvec": np.array([[2, 3]], np.float32)}])
+@pytest.mark.parametrize(
+    "space",
+    [
+        {"n": 0},
+        {"n": "2"},
+        {"nvec": np.array([[2, 3]], np.float32)},
+        {"spaces": [{"n": 2}, {"low": np.zeros(1)}]},
+        {"spaces": [{"n": 2}, {"nvec": np.array([2, 3])}]},
+    ],
+)
 def test_an_unclear_number_of_actions_is_refused(space: dict[str, object], tmp_path: Path) -> None:
     layers = {**mlp("encoder.encoder", OBS), "pi.net.mlp.0": (HIDDEN, 2)}
     with pytest.raises(CkpttoolError):

@@ -41,9 +41,9 @@ def network(name: str, inputs: int, outputs: int, seed: int) -> dict[str, np.nda
     }
 
 
-def serialized(numbers: tuple[float, ...]) -> str:
+def serialized(numbers: tuple[float, ...], dtype: type[np.generic] = np.float32) -> str:
     stream = io.BytesIO()
-    np.save(stream, np.asarray(numbers, np.float32))
+    np.save(stream, np.asarray(numbers, dtype))
     return base64.b64encode(zlib.compress(stream.getvalue())).decode()
 
 
@@ -245,7 +245,42 @@ def test_logits_of_discrete_actions_are_not_divided(count: int) -> None:
     np.testing.assert_array_equal(kernel.array().T, logits)
 
 
-def test_discrete_actions_of_an_unclear_number_are_refused() -> None:
-    space = f"{POLICY}/policy_spec/action_space/space"
-    binding = bound(torch_tree({**network("", OBS, 4, 1), f"{space}/space": "multi-discrete"}))
+SPACE = f"{POLICY}/policy_spec/action_space/space"
+TUPLE = {
+    f"{SPACE}/spaces/{n}/{key}": value for n in (0, 1) for key, value in (("space", "discrete"), ("n", n + 2))
+}
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {
+            f"{SPACE}/space": "multi-discrete",
+            f"{SPACE}/nvec": serialized((2, 3), np.int64),
+            f"{SPACE}/dtype": "<i8",
+        },
+        {f"{SPACE}/space": "tuple", **TUPLE},
+    ],
+    ids=["array", "tuple"],
+)
+def test_several_discrete_actions_are_chosen_each(said: dict[str, Any]) -> None:
+    binding = bound(torch_tree({**network("", OBS, 5, 1), **said}))
+    assert binding.facts.choices == Choices((2, 3), (0, 0), single=False)
+    assert not binding.unplaced
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {f"{SPACE}/space": "multi-discrete"},
+        {f"{SPACE}/space": "multi-discrete", f"{SPACE}/nvec": serialized((2, 3)), f"{SPACE}/dtype": "<i8"},
+        {f"{SPACE}/space": "multi-binary", f"{SPACE}/n": 4},
+        {f"{SPACE}/space": "tuple", **TUPLE, f"{SPACE}/spaces/1/space": "multi-binary"},
+        {f"{SPACE}/space": "tuple", **TUPLE, f"{SPACE}/spaces/1/space": "box"},
+        {f"{SPACE}/space": "dict", f"{SPACE}/spaces/0/n": 4},
+    ],
+    ids=["no number", "another type", "binary", "binary in a tuple", "box in a tuple", "dict"],
+)
+def test_discrete_actions_of_an_unclear_number_are_refused(said: dict[str, Any]) -> None:
+    binding = bound(torch_tree({**network("", OBS, 4, 1), **said}))
     assert binding.unplaced["actor"]

@@ -6,6 +6,7 @@ import contextlib
 import importlib
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import permutations
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,9 @@ from ckpttool.commands.convert import ConversionResult, convert
 from ckpttool.commands.evidence import AgentFacts
 from ckpttool.commands.general_conversion import without_optimizers
 from ckpttool.commands.load_agent import load_agent
+from ckpttool.commands.options import TARGETS
 from ckpttool.commands.plan import recognize_source_agent
-from ckpttool.core import EnvironmentMismatchError, UnsupportedError, UsageError
+from ckpttool.core import CkpttoolError, EnvironmentMismatchError, UnsupportedError, UsageError, plugins
 from ckpttool.formats import open_checkpoint
 from ckpttool.formats import sb3 as sb3_format
 from ckpttool.libraries import schema, tianshou
@@ -28,6 +30,7 @@ from tests.pickles import instance
 
 torch = pytest.importorskip("torch")
 
+SAMPLE = Path(__file__).parent.parent / "sample_ckpts" / "td3_pendulum_torch" / "ckpt-15000.pt"
 OBS, ACTIONS, HIDDEN, ATOMS, QUANTILES = 4, 2, (7, 5), 11, 9
 PPO, CONTINUOUS, DQN, C51, QRDQN = "ppo", "continuous ppo", "dqn", "c51", "qrdqn"
 SUFFIX = {"sb3": ".zip", "cleanrl": ".cleanrl_model"}
@@ -773,3 +776,32 @@ def test_the_hint_counts_actions_not_their_quantiles(tmp_path: Path) -> None:
     with pytest.raises(UsageError) as caught:
         evaluate(save(tmp_path, QRDQN, "sb3"))
     assert str(caught.value.hint).endswith("--env CartPole-v1")
+
+
+ALGORITHMS = {PPO: "PPO", CONTINUOUS: "continuous PPO", DQN: "DQN", C51: "C51", QRDQN: "QR-DQN", "td3": "TD3"}
+HEADS = ("identity", "clip", "affine", "clip_affine")
+
+
+@pytest.mark.parametrize("kind", ALGORITHMS)
+@pytest.mark.parametrize("target", [name for name, each in TARGETS.items() if each.agent and name != "sb3"])
+def test_the_tables_list_what_is_written(kind: str, target: str, tmp_path: Path) -> None:
+    """A continuous policy is written if its action map, which is stated here, is one of the target's.
+
+    Without its value it is one of behaviour cloning.
+    """
+    table = plugins.find("layouts", TARGETS[target].layout).load().TABLE
+    listed = {*table.writes} | ({"continuous PPO"} if {"PPO", "BC"} & {*table.writes} else set())
+    path, given = str(SAMPLE), [AgentFacts()]
+    if kind != "td3":
+        path, given = save(tmp_path, kind, "tianshou"), [AgentFacts(activations="tanh")]
+    if kind == CONTINUOUS:
+        given = [replace(given[0], head=head, action_low=-1.0, action_high=1.0) for head in HEADS]
+    written, refused = [], []
+    for number, facts in enumerate(given):
+        there = str(tmp_path / f"there{number}{SUFFIX.get(target, TARGETS[target].ending)}")
+        options = {"allow_missing": True, "sync": False, "optimizer": () if kind == "td3" else ("none",)}
+        try:
+            written.append(convert(path, there, to=target, facts=facts, **options).written)
+        except CkpttoolError as error:
+            refused.append(error)
+    assert any(written) == (ALGORITHMS[kind] in listed), refused

@@ -291,12 +291,12 @@ def _write_code(
     return (*lines, f"actions = {name}.act(model, observations)") if "\ndef act(" in code else lines
 
 
-def _with_order_of_quantiles(made: Sidecar, layout: str) -> Sidecar:
-    """Return the sidecar with the order in which the target's library has quantiles and actions."""
-    order = getattr(plugins.find("layouts", layout).load(), "QUANTILES", None)
-    if order is None or made.choices is None or not made.choices["scores"].startswith("quantiles"):
+def _with_scores_of(made: Sidecar, layout: str) -> Sidecar:
+    """Return the sidecar with what the outputs of the target's library are, e.g. quantiles in its order."""
+    renamed: Mapping[str, str] = getattr(plugins.find("layouts", layout).load(), "WRITTEN_SCORES", {})
+    if made.choices is None or made.choices["scores"] not in renamed:
         return made
-    return replace(made, choices={**made.choices, "scores": order})
+    return replace(made, choices={**made.choices, "scores": renamed[made.choices["scores"]]})
 
 
 def _with_spaces(
@@ -326,6 +326,8 @@ def _with_spaces(
         return own, (f"no spaces were read, because {env} cannot be created: {error.message}",)
     agent = assume_choices(agent, spec)
     bounds, choices = read_action_bounds(agent, layer_widths(agent.tree, part), spec), spec_choices(spec)
+    # What the environment shows of the outputs: atoms, or a state's value before the advantages.
+    choices = schema.known_choices(agent.known) or choices
     observed = {
         name: (low.reshape(-1).tolist(), high.reshape(-1).tolist())
         for name, (low, high) in spec.observation_bounds.items()
@@ -426,7 +428,7 @@ class _TargetWriter:
         if options.fold_normalizer:
             recorded = {**made.provenance, "obs_norm": "given: folded into the first layers"}
             made = replace(made, obs_norm=None, provenance=recorded)
-        made = _with_order_of_quantiles(made, self.request.kind.layout)
+        made = _with_scores_of(made, self.request.kind.layout)
         if options.code is not None:
             self.code = self._agent_code(made, (own.sha256, written.sha256), found)
         if not options.verify or binding is None:

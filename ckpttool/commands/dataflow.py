@@ -400,6 +400,10 @@ def _strip(
     """Return the strip of one network, None if it has no layer."""
     front = binding.fronts.get(part.component)
     streams: tuple[tuple[FlowStage, ...], ...] = ()
+    if part.encoder and len(builder.facts.hidden) == 1:
+        (name,), last = builder.facts.hidden, part.encoder - 1
+        hidden = tuple("linear" if number == last else name for number in range(len(part.layers)))
+        builder.facts = replace(builder.facts, hidden=hidden)
     notes = [] if front is None else [*front.assumed]
     if part.program is not None:
         _add_program(builder, part.program)
@@ -428,7 +432,10 @@ def _add_inputs(
     builder: _StripBuilder, part: AgentNetwork, binding: RecognizedAgent, sizes: tuple[int, int] | None
 ) -> int | None:
     """Add the observation, and the action of a Q-function; return the action's size if it joins later."""
-    first = _dense_shapes(part, builder.shapes)[0][0]
+    first, choices = _dense_shapes(part, builder.shapes)[0][0], builder.facts.choices
+    if choices is not None and choices.has_fractions and not part.acts:
+        builder.add("input", "cosines of a fraction" if part.head == "q2" else "encoded obs", (first,))
+        return None
     critic = part.component.startswith("critic")
     if not critic or sizes is None or first not in (sizes[0], sum(sizes)):
         name = "features" if binding.fronts else "obs, action" if critic else "obs"
@@ -569,15 +576,7 @@ def _add_output(builder: _StripBuilder, part: AgentNetwork, binding: RecognizedA
         builder.add("output", "one score per action")
         return
     if facts.choices is not None:
-        counts, scores = facts.choices.counts, facts.choices.scores
-        if scores.startswith("dueling") or scores == "value_first":
-            builder.add("map", "plus value minus mean", (sum(counts),))
-        if scores not in ("values", "dueling", "value_first", "bernoulli"):
-            kind = scores.removeprefix("dueling_").partition("_")[0]
-            builder.add("map", f"mean of {kind}", (sum(counts),))
-        builder.add("map", "Q" if part.chooses else "logits", detail=format_shape(builder.last))
-        builder.add("map", "above 0" if scores == "bernoulli" else "argmax", (len(counts),))
-        builder.add("output", "action", detail=facts.choices.title)
+        _add_choice(builder, facts.choices, part)
         return
     origin = facts.assumed.get("head", "")
     if facts.head == "argmax":  # the file has no list of the actions
@@ -592,6 +591,21 @@ def _add_output(builder: _StripBuilder, part: AgentNetwork, binding: RecognizedA
     if facts.head in ("identity", "unit_tanh"):
         bounds = "" if facts.head == "identity" else "-1 to 1"
     builder.add("output", "action", detail=bounds, note=whole)
+
+
+def _add_choice(builder: _StripBuilder, choices: schema.Choices, part: AgentNetwork) -> None:
+    """Add what the outputs become the scores of actions by, and the choice among them."""
+    actions, scores = sum(choices.counts), choices.scores
+    if scores.startswith("dueling") or scores == "value_first":
+        builder.add("map", "plus value minus mean", (actions,))
+    if choices.has_fractions:
+        builder.add("map", "mean of quantiles at fractions", (actions,))
+    elif scores not in ("values", "dueling", "value_first", "bernoulli"):
+        kind = scores.removeprefix("dueling_").partition("_")[0]
+        builder.add("map", f"mean of {kind}", (actions,))
+    builder.add("map", "Q" if part.chooses else "logits", detail=format_shape(builder.last))
+    builder.add("map", "above 0" if scores == "bernoulli" else "argmax", (len(choices.counts),))
+    builder.add("output", "action", detail=choices.title)
 
 
 def format_bounds(low: Sequence[float], high: Sequence[float]) -> str:

@@ -81,6 +81,7 @@ from ckpttool.libraries import schema, single_networks
 from ckpttool.libraries.schema import NO_LAYOUT, AgentNetwork, Choices, PolicyEncoder
 from ckpttool.mapping.rules import AxisSlice
 from ckpttool.networks.build import (
+    FRACTIONS,
     NetworkSettings,
     Shapes,
     deviation_path,
@@ -501,7 +502,7 @@ def assume_choices(agent: Agent, spec: EnvSpec | None) -> Agent:
     environment (None) it is assumed only of a policy that is certainly discrete. Of a last
     layer that may have the deviations too, the means are taken if it has twice as many outputs as actions.
     """
-    agent = take_means(agent, *count_actions(agent, spec))
+    agent = _settle_atoms(take_means(agent, *count_actions(agent, spec)), spec)
     if not may_choose(agent) or (spec is None and agent.known.head != "argmax"):
         return agent
     choices, origin = one_choice(agent)
@@ -544,6 +545,47 @@ def _settle_scores(agent: Agent, choices: Choices, width: int, number: int) -> t
     more = sidecar.assumption_entries("architecture", (why,)) if why else ()
     merged = sidecar.merge_entries(ledger, more)
     return dataclasses.replace(agent, binding=binding, ledger=merged), choices
+
+
+def _settle_atoms(agent: Agent, spec: EnvSpec | None) -> Agent:
+    """Return the agent with its atoms, if the environment or a file shows how many actions share its outputs.
+
+    Raise EnvironmentMismatchError for an environment that does not fit.
+    """
+    ends, part = agent.binding.facts.atom_range, agent.binding.policy
+    choices = schema.known_choices(agent.known) if spec is None else spec_choices(spec)
+    if ends is None or part is None or choices is None or not choices.single or choices.support:
+        return agent
+    width, (actions,) = layer_widths(agent.tree, part)[1], choices.counts
+    number, rest = divmod(width, actions)
+    if rest or number < 2:  # one atom is no distribution
+        raise EnvironmentMismatchError(
+            "the network's outputs are not atoms of these actions",
+            file=agent.checkpoint.path,
+            expected=f"actions that share {width} outputs",
+            found=choices.title,
+        )
+    support = tuple(np.linspace(*ends, number).tolist())
+    why = (
+        f"{number} atoms of each action with values from {ends[0]:g} to {ends[1]:g}, the library's defaults: "
+        "no file contains them, and the best action does not depend on them"
+    )
+    facts = agent.binding.facts._replace(atom_range=None)
+    known = dataclasses.replace(
+        agent.known,
+        choices=choices._replace(scores="atoms", support=support).document(),
+        head="argmax",
+        provenance={
+            **agent.known.provenance,
+            **({} if spec is None else {"choices": f"assumed: {spec.id} has {choices.title} actions"}),
+        },
+    )
+    return dataclasses.replace(
+        agent,
+        binding=dataclasses.replace(agent.binding, facts=facts),
+        known=known,
+        ledger=sidecar.merge_entries(agent.ledger, sidecar.assumption_entries("architecture", (why,))),
+    )
 
 
 def count_actions(agent: Agent, spec: EnvSpec | None) -> tuple[int, bool]:
@@ -793,6 +835,8 @@ def read_sampling(
                 hint="--stochastic draws the actions of an actor by its probabilities",
             )
         return settings.scores, ActionSampler(choices.counts, choices.starts, how.epsilon)
+    if choices is not None and choices.scores == "drawn_fractions":
+        return dataclasses.replace(settings, output="sample"), NormalSampler(FRACTIONS, uniform=True)
     if part.chooses:
         raise UnsupportedError(
             "a Q-network has no probabilities of actions",
@@ -833,6 +877,10 @@ def sampling_entries(agent: Agent, how: Protocol) -> Iterator[LedgerEntry]:
     drawn = schema.known_distribution(agent.known, agent.binding.facts)
     if how.stochastic and drawn is not None and drawn.assumed:
         yield LedgerEntry("assumed", "action map", drawn.assumed)
+    choices = schema.known_choices(agent.known)
+    if how.stochastic and choices is not None and choices.scores == "drawn_fractions":
+        value = f"{FRACTIONS} fractions are drawn for each action: sample_size, which no file contains"
+        yield LedgerEntry("assumed", "action map", value)
 
 
 # Two bounds are equal within float32 rounding.

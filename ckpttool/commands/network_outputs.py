@@ -164,6 +164,15 @@ def derive_network_settings(
     require_facts(agent, other=other)
     known = agent.known if other is None else _complete_metadata(agent, other)
     facts = agent.binding.facts
+    recorded = known_choices(known)
+    if facts.atom_range is not None and (recorded is None or recorded.scores != "atoms"):
+        width = layer_widths(agent.tree, agent.binding.policy or agent.binding.parts[0])[1]
+        raise UnsupportedError(
+            "a categorical DQN: no file contains how many atoms each action has",
+            file=agent.checkpoint.path,
+            found=f"{width} outputs",
+            hint="--env ID, where ID is the environment: its number of actions shows it",
+        )
     sidecars = [each.sidecar for each in (agent, other) if each is not None]
     assumed = list(restore.assumed_entries(agent.binding, known, *sidecars))
     epsilon = known.norm_epsilon(facts.epsilon) if agent.binding.has_norms else facts.epsilon
@@ -290,7 +299,8 @@ def pair_networks(
                 build_agent_network(b, a, other, assumed),
             )
         except (MappingError, UnsupportedError) as error:
-            if part is None or part.acts or len(titles) == 1:
+            online = part is None or (part.acts and not part.component.endswith("_target"))
+            if online or len(titles) == 1:
                 raise
             skipped.append(f"{title} is not compared: {error.message}")
     return found, skipped

@@ -125,6 +125,8 @@ def _is_answered(lack: LedgerEntry, recorded: Sidecar) -> bool:
     """
     if lack == sidecar.NO_ENVIRONMENT:
         return bool((recorded.env or {}).get("id"))
+    if lack == schema.DUELING:
+        return recorded.choices is not None
     name = next((name for name in _ANSWERS if _TOPIC_OF[name] == lack.what), None)
     if name is None:
         return False
@@ -258,10 +260,10 @@ def wrapper_entries(found: Sequence[WrapperSpec], where: str) -> Iterator[Ledger
             yield LedgerEntry(
                 "not used", "wrapper", f"{shown}: returns are sums of the unchanged rewards", where
             )
-        elif each.title not in (*wrappers.HARMLESS, *wrappers.LIVES):
+        elif each.title not in wrappers.HARMLESS:
             yield LedgerEntry("used", "wrapper", shown, where)
         if wrappers.ends_with_life(each):
-            value = f"{each.title}: an episode ends with the game, and FIRE is not pressed after a lost life"
+            value = f"{each.title}: an episode ends with the game, not with a life"
             yield LedgerEntry("not used", "wrapper", value, where)
 
 

@@ -310,6 +310,8 @@ Scores = Literal[
     "mean",
     "mean_quantiles",
     "value_first",
+    "proposed_fractions",
+    "drawn_fractions",
     "bernoulli",
 ]
 """What discrete actions are chosen by (libraries/schema.py, Choices)."""

@@ -278,6 +278,8 @@ class VectorEnv:
     """the latest observation of every row, updated in place; zeros before a reset"""
     agreement: Agreement | None = None
     """agreement with Gymnasium; None for Gymnasium itself, or if it was not measured"""
+    restarted: np.ndarray | None = None
+    """bool [num_envs], rows whose wrappers of a game began anew in the last step; None where none do"""
 
     def __init__(self, num_envs: int) -> None:
         """Raise UsageError for an invalid number of environments."""
@@ -372,6 +374,7 @@ class GymVector(VectorEnv):
             raise
         self.obs = self.spec.zeros(num_envs)
         self._put = self._put_many if isinstance(self.obs, Mapping) else self._put_one
+        self.restarted: np.ndarray = np.zeros(num_envs, np.bool_)
         # Rows without an episode never get an environment.
         self._envs: list[Any] = [first] + [None] * (num_envs - 1)
         self._forgetful = type(getattr(first, "unwrapped", first)).__module__.startswith(FORGETFUL)
@@ -395,10 +398,11 @@ class GymVector(VectorEnv):
             np.empty(len(rows), np.bool_),
         )
         for place, row in enumerate(rows.tolist()):
-            obs, rewards[place], ends[place], cuts[place], _ = self._envs[row].step(
+            obs, rewards[place], ends[place], cuts[place], info = self._envs[row].step(
                 self._to_action(actions[row])
             )
             self._put(row, obs)
+            self.restarted[row] = info.get(RESTARTED, False)
         return rewards, ends, cuts
 
     def frame(self, row: int) -> np.ndarray:
@@ -720,11 +724,17 @@ def _add_wide(one: Wide, other: Wide) -> Wide:
 #
 # Sources: stable_baselines3/common/atari_wrappers.py (all classes of the same names; AtariWrapper has their
 # order); CleanRL's scripts (dqn_atari.py, `make_env`) use the same classes from its atari_wrappers.py, and
-# gymnasium 0.28's wrappers/resize_observation.py and gray_scale_observation.py. A lost life does not end
-# an episode, and rewards are the game's own, those of the reset's steps included: the library's Monitor,
-# inside all of these, sums the same.
+# gymnasium 0.28's wrappers/resize_observation.py and gray_scale_observation.py; gymnasium's
+# wrappers/atari_preprocessing.py. A lost life does not end an episode, and rewards are the game's own,
+# those of the reset's steps too: the library's Monitor, inside all of these, sums the same. With
+# EpisodicLifeEnv a lost life ends the library's episode, also in evaluation (rl_zoo3/enjoy.py makes the
+# training environment): its vector environment resets the wrappers around it, which press FIRE and empty
+# their stacks, and the game goes on.
 
 ATARI_HINT = "pip install 'ckpttool[atari]'"
+RESTARTED = "/restarted"
+"""Key of a step's info: the wrappers began anew because a life was lost."""
+_LOST = "/life lost"
 ATARI_SIDE = 84
 """Height and width of images in Mnih et al. 2015, the default of every library."""
 
@@ -777,13 +787,15 @@ class GameWrapper:
 
 
 class _RewardSum(GameWrapper):
-    """Sum the game's rewards since its reset, until they are read."""
+    """Sum the game's rewards since its reset, until they are read; count the games."""
 
-    total = 0.0
+    total = last = 0.0
+    games = 0
 
     def reset(self, **options: Any) -> tuple[np.ndarray, dict[str, Any]]:
-        """Start at zero."""
-        self.total = 0.0
+        """Start at zero; `last` is what was not read of the game before."""
+        self.last, self.total = self.total, 0.0
+        self.games += 1
         return super().reset(**options)
 
     def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
@@ -803,7 +815,50 @@ class _OwnRewards(GameWrapper):
     def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
         """Return the game's rewards since the last step; the first ones include those of the reset."""
         obs, _, terminated, truncated, info = super().step(action)
+        if info.get(_LOST) and not (terminated or truncated):
+            games = self._rewards.games
+            obs, _ = self.env.reset()
+            if self._rewards.games > games:
+                # The game ended while its wrappers pressed buttons.
+                return obs, self._rewards.last, True, False, info
+            info = {**info, RESTARTED: True}
         reward, self._rewards.total = self._rewards.total, 0.0
+        return obs, reward, terminated, truncated, info
+
+
+def _ended(terminated: bool, truncated: bool, info: Mapping[str, Any]) -> bool:
+    """Return whether the library's episode ended in a step: with the game, or with a life."""
+    return bool(terminated or truncated or info.get(_LOST))
+
+
+class EpisodicLifeEnv(GameWrapper):
+    """Mark the step in which a life is lost; a reset after it advances the game by one step."""
+
+    def __init__(self, env: Any) -> None:
+        super().__init__(env)
+        self._actions()
+        self._lives, self._going = 0, False
+
+    def reset(self, **options: Any) -> tuple[np.ndarray, dict[str, Any]]:
+        """Go on after a lost life; else, and with a seed, start a game."""
+        obs, info = np.zeros(0), dict[str, Any]()
+        going = self._going and options.get("seed") is None
+        if going:
+            obs, _, terminated, truncated, info = self.env.step(0)
+            going = not (terminated or truncated)
+        if not going:
+            obs, info = self.env.reset(**options)
+        self._lives = self.env.unwrapped.ale.lives()
+        return obs, info
+
+    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        """Advance by the action."""
+        obs, reward, terminated, truncated, info = self.env.step(action)
+        self._going = not (terminated or truncated)
+        lives = self.env.unwrapped.ale.lives()
+        if 0 < lives < self._lives:
+            info = {**info, _LOST: True}
+        self._lives = lives
         return obs, reward, terminated, truncated, info
 
 
@@ -841,7 +896,7 @@ class NoopResetEnv(GameWrapper):
         obs, info = np.zeros(0), {}
         for _ in range(int(self.env.unwrapped.np_random.integers(1, self._most + 1))):
             obs, _, terminated, truncated, info = self.env.step(0)
-            if terminated or truncated:
+            if _ended(terminated, truncated, info):
                 obs, info = self.env.reset(**options)
         return obs, info
 
@@ -863,7 +918,7 @@ class MaxAndSkipEnv(GameWrapper):
             if number >= self._skip - 2:
                 self._images[number - self._skip] = obs
             rewards += float(reward)
-            if terminated or truncated:
+            if _ended(terminated, truncated, info):
                 break
         return self._images.max(axis=0), rewards, terminated, truncated, info
 
@@ -880,7 +935,7 @@ class FireResetEnv(GameWrapper):
         obs, info = self.env.reset(**options)
         for action in (1, 2) if self._fires else ():
             obs, _, terminated, truncated, info = self.env.step(action)
-            if terminated or truncated:
+            if _ended(terminated, truncated, info):
                 self.env.reset(**options)
         return obs, info
 
@@ -937,7 +992,7 @@ class GrayScaleObservation(GameWrapper):
 
 
 class AtariWrapper(GameWrapper):
-    """Apply Stable-Baselines3's chain; `terminal_on_life_loss` and `clip_reward` only affect training."""
+    """Apply Stable-Baselines3's chain; `clip_reward` only affects training."""
 
     def __init__(
         self,
@@ -946,7 +1001,7 @@ class AtariWrapper(GameWrapper):
         frame_skip: int = 4,
         screen_size: int = ATARI_SIDE,
         *,
-        terminal_on_life_loss: bool = True,  # noqa: ARG002
+        terminal_on_life_loss: bool = True,
         clip_reward: bool = True,  # noqa: ARG002
         action_repeat_probability: float = 0.0,
     ) -> None:
@@ -956,7 +1011,73 @@ class AtariWrapper(GameWrapper):
             env = NoopResetEnv(env, noop_max)
         if frame_skip > 1:
             env = MaxAndSkipEnv(env, frame_skip)
+        if terminal_on_life_loss:
+            env = EpisodicLifeEnv(env)
         super().__init__(WarpFrame(FireResetEnv(env), screen_size, screen_size))
+
+
+class AtariPreprocessing(GameWrapper):
+    """Apply Gymnasium's preprocessing: the game's own grey screens, the maximum of two, resized."""
+
+    def __init__(
+        self,
+        env: Any,
+        noop_max: int = 30,
+        frame_skip: int = 4,
+        screen_size: int = ATARI_SIDE,
+        *,
+        grayscale_obs: bool = True,
+        grayscale_newaxis: bool = False,
+        scale_obs: bool = False,
+    ) -> None:
+        super().__init__(env if noop_max == 0 else NoopResetEnv(env, noop_max))
+        self._actions()
+        if scale_obs:
+            raise UnsupportedError("AtariPreprocessing with scale_obs, images of fractions")
+        own = getattr(env.unwrapped, "_frameskip", None)
+        if frame_skip > 1 and own != 1:
+            raise UsageError(
+                "AtariPreprocessing repeats actions, and the game does it itself",
+                expected="a NoFrameskip game, or one with frameskip=1",
+                found=f"frameskip {own}",
+                hint="--wrapper AtariPreprocessing:frame_skip=1",
+            )
+        self._opencv, self._size = _import_opencv(), (screen_size, screen_size)
+        self._skip, self._grey = frame_skip, grayscale_obs
+        channels = (3,) if not grayscale_obs else (1,) if grayscale_newaxis else ()
+        self.observation_space = self._bytes_of_shape(*self._size, *channels)
+        shape = env.observation_space.shape
+        self._screens = np.zeros((2, *(shape[:2] if grayscale_obs else shape)), np.uint8)
+
+    def reset(self, **options: Any) -> tuple[np.ndarray, dict[str, Any]]:
+        """Start an episode, wait, and return its screen."""
+        _, info = self.env.reset(**options)
+        self._read_screen(0)
+        self._screens[1] = 0
+        return self._image(), info
+
+    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        """Advance by the repeated action, or to the end of the episode."""
+        rewards, terminated, truncated, info = 0.0, False, False, {}
+        for number in range(self._skip):
+            _, reward, terminated, truncated, info = self.env.step(action)
+            rewards += float(reward)
+            if terminated or truncated:
+                break
+            if number >= self._skip - 2:
+                self._read_screen(self._skip - 1 - number)
+        return self._image(), rewards, terminated, truncated, info
+
+    def _read_screen(self, number: int) -> None:
+        ale, screen = self.env.unwrapped.ale, self._screens[number]
+        (ale.getScreenGrayscale if self._grey else ale.getScreenRGB)(screen)
+
+    def _image(self) -> np.ndarray:
+        if self._skip > 1:
+            np.maximum(self._screens[0], self._screens[1], out=self._screens[0])
+        cv2 = self._opencv
+        image = cv2.resize(self._screens[0], self._size, interpolation=cv2.INTER_AREA)
+        return np.asarray(image).reshape(self.observation_space.shape)
 
 
 def wrap_game(env: Any, wrappers: Sequence[tuple[type[GameWrapper], dict[str, Any]]]) -> Any:

@@ -72,14 +72,23 @@ class ActionSampler:
 
 @dataclass(frozen=True, slots=True)
 class NormalSampler:
-    """Standard normal numbers [rows, width] with which a network draws its actions, its input NOISE."""
+    """Random numbers [rows, width] with which a network draws its actions, its input NOISE.
+
+    They are standard normal, or with `uniform` from 0 to 1.
+    """
 
     width: int
+    uniform: bool = False
 
     def draw(self, streams: Sequence[np.random.Generator | None]) -> np.ndarray:
         """Return the numbers of one step: row i from streams[i], zeros for None."""
         rows = (
-            np.zeros(self.width) if each is None else each.standard_normal(self.width) for each in streams
+            np.zeros(self.width)
+            if each is None
+            else each.random(self.width)
+            if self.uniform
+            else each.standard_normal(self.width)
+            for each in streams
         )
         return np.stack(list(rows))
 

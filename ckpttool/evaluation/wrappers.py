@@ -100,6 +100,9 @@ class Wrapper:
     def begin(self, rows: np.ndarray, seeds: np.ndarray) -> None:
         """Prepare new episodes, before their first observations."""
 
+    def restart(self, rows: np.ndarray, obs: np.ndarray) -> None:
+        """Forget earlier observations of rows whose game goes on after a lost life; `obs` follow it."""
+
     def action(self, actions: np.ndarray, rows: np.ndarray) -> np.ndarray:  # noqa: ARG002
         """Return the actions for the wrapped environments; actions [num_envs, action_dim]."""
         return actions
@@ -273,10 +276,14 @@ class FrameStack(Wrapper):
         """Return the size of that many observations."""
         return n_stack * obs
 
+    def restart(self, rows: np.ndarray, obs: np.ndarray) -> None:
+        """Empty the stacks of the rows."""
+        self._frames[rows] = obs[:, None] if self._repeat else self._blank
+
     def observe(self, obs: np.ndarray, rows: np.ndarray, actions: np.ndarray | None) -> np.ndarray:
         """Append the observation; return the stacks of the rows in the shape of the policy's observations."""
         if actions is None:
-            self._frames[rows] = obs[:, None] if self._repeat else self._blank
+            self.restart(rows, obs)
         self._frames[rows] = frames = _shift_rows(self._frames[rows], obs[:, None])
         frames = np.moveaxis(frames, 1, -2) if self._channels_last else frames
         return frames.reshape(len(rows), *self._shape)
@@ -472,6 +479,8 @@ _PLAYED: Final[Mapping[str, tuple[type[Wrapper | GameWrapper], Mapping[str, str]
     "TimeLimit": (TimeLimit, {}, {}),
     "FrameSkip": (FrameSkip, {}, {}),
     "AtariWrapper": (gymnasium_engine.AtariWrapper, {}, {}),
+    "AtariPreprocessing": (gymnasium_engine.AtariPreprocessing, {}, {}),
+    "EpisodicLifeEnv": (gymnasium_engine.EpisodicLifeEnv, {}, {}),
     "StickyActionEnv": (gymnasium_engine.StickyActionEnv, {}, {}),
     "NoopResetEnv": (gymnasium_engine.NoopResetEnv, {}, {}),
     "MaxAndSkipEnv": (gymnasium_engine.MaxAndSkipEnv, {}, {}),
@@ -533,8 +542,6 @@ _AROUND_ACTIONS: Final = frozenset(
     {"TimeLimit", "FrameSkip", "RescaleAction", "ActionNoiseWrapper", "ActionSmoothingWrapper"}
 )
 """Wrappers that do not change observations."""
-LIVES: Final = frozenset({"EpisodicLifeEnv"})
-"""Wrappers that end an episode of training when a life is lost."""
 REWARDS: Final = frozenset(
     {"NormalizeReward", "ClipReward", "ClipRewardEnv", "TransformReward", "DelayedRewardWrapper"}
 )
@@ -546,24 +553,26 @@ NORMALIZERS: Final = frozenset({"VecNormalize", "NormalizeObservation"})
 def is_known_wrapper(wrapper: WrapperSpec) -> bool:
     """Return whether the wrapper's effect on an agent is known."""
     ours = "." not in wrapper.name or wrapper.name.startswith(LIBRARIES)
-    return ours and wrapper.title in {*_PLAYED, *HARMLESS, *REWARDS, *NORMALIZERS, *LIVES}
+    return ours and wrapper.title in {*_PLAYED, *HARMLESS, *REWARDS, *NORMALIZERS}
 
 
 def with_frame_skip(wrapper: WrapperSpec, count: int) -> WrapperSpec:
     """Return the wrapper with another number of frames per action, if it is one that repeats actions."""
-    name = {"AtariWrapper": "frame_skip", "MaxAndSkipEnv": "skip"}.get(wrapper.title)
+    name = {
+        "MaxAndSkipEnv": "skip",
+        **dict.fromkeys(("AtariWrapper", "AtariPreprocessing"), "frame_skip"),
+    }.get(wrapper.title)
     return wrapper if name is None else replace(wrapper, arguments={**wrapper.arguments, name: count})
 
 
 def ends_with_life(wrapper: WrapperSpec) -> bool:
-    """Return whether the wrapper ended an episode of training when a life was lost."""
-    ends = wrapper.arguments.get("terminal_on_life_loss", True)
-    return wrapper.title in LIVES or (wrapper.title == "AtariWrapper" and ends is not False)
+    """Return whether an episode of training ended when a life was lost, and another game began."""
+    return wrapper.title == "AtariPreprocessing" and bool(wrapper.arguments.get("terminal_on_life_loss"))
 
 
 def list_wrapper_names() -> list[str]:
     """Return the names of all wrappers with a known effect on an agent."""
-    return sorted({*_PLAYED, *HARMLESS, *REWARDS, *LIVES})
+    return sorted({*_PLAYED, *HARMLESS, *REWARDS})
 
 
 def changes_size(wrappers: Iterable[WrapperSpec]) -> bool:
@@ -621,6 +630,9 @@ def wrapper_arguments(wrapper: WrapperSpec) -> dict[str, Any]:
                 f"{wrapper.title} does not support padding {padding!r}", expected="reset or zero"
             )
         fixed = {"repeat_first": padding == "reset"}
+    if kind is gymnasium_engine.AtariPreprocessing:
+        # Of training only: the library starts another game after a lost life.
+        given.pop("terminal_on_life_loss", None)
     if kind is FrameStack and wrapper.title == "VecFrameStack" and given.pop("channels_order", None):
         raise UnsupportedError("a stated channels_order is not supported yet", found=wrapper.title)
     renamed = {names.get(name, name): value for name, value in given.items()}
@@ -749,7 +761,11 @@ class WrappedVector(OuterVector):
         """Step through the wrapper with that number: from the outside in, then back out."""
         if not depth:
             outcome = self._inner.step(actions, rows)
-            return self._inner_rows(rows), outcome
+            obs = self._inner_rows(rows)
+            if self._inner.restarted is not None and (lost := self._inner.restarted[rows]).any():
+                for each in self._chain:
+                    each.restart(rows[lost], obs[lost])
+            return obs, outcome
         wrapper = self._chain[depth - 1]
         if isinstance(wrapper, FrameSkip):
             return self._repeated(wrapper.skip, depth - 1, actions, rows)

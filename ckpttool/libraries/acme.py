@@ -42,6 +42,8 @@ from ckpttool.mapping.rules import Plan, Settings
 
 TABLE = LayoutTable(
     name="acme",
+    plays=("DDPG", "D4PG", "DMPO"),
+    writes=("DDPG",),
     title="Acme's TensorFlow agents (DDPG, D4PG, DMPO) with Sonnet networks: learner or snapshots",
     framework="tensorflow",
     components={

@@ -32,6 +32,7 @@ from ckpttool.mapping.rules import Fill, constant_tensor
 TABLE = LayoutTable(
     name="agilerl",
     statistics="in the file (RSNorm)",
+    plays=("DQN", "CQN", "Rainbow", "DDPG", "TD3", "PPO"),
     title="AgileRL's DQN, CQN, Rainbow, DDPG, TD3, PPO: network_info with modules and optimizers",
     framework="torch",
     components={},

@@ -24,6 +24,7 @@ from ckpttool.libraries.schema import (
     EncoderInput,
     PolicyEncoder,
     RecognizedAgent,
+    make_float32_tensor,
     require_action_bounds,
 )
 from ckpttool.libraries.write import (
@@ -44,6 +45,8 @@ _MAP = ("action_scale", "action_bias")
 
 TABLE = LayoutTable(
     name="cleanrl",
+    plays=("TD3", "DDPG", "SAC", "PPO", "DQN", "C51"),
+    writes=("TD3", "DDPG", "SAC", "PPO", "DQN", "C51"),
     title="CleanRL's TD3, DDPG, SAC: a tuple of state_dicts; PPO, DQN, C51: one of them",
     framework="torch",
     components={"0": "actor", "1": "critic/q1", "2": "critic/q2"},
@@ -251,7 +254,8 @@ def _make_q_table(binding: RecognizedAgent) -> WritingTable:
     rows: list[NetworkRow | SingleTensorRow] = [_sequential_row("critic/q1", "network", *entry)]
     arguments: dict[str, float | str] = {}
     if support:
-        rows.append(SingleTensorRow("critic/q_support", (_WEIGHTS, key("atoms"))))
+        atoms = replace(make_float32_tensor(support), role="buffer")
+        rows.append(SingleTensorRow("critic/q_support", (_WEIGHTS, key("atoms")), default=atoms))
         arguments = {"n_atoms": len(support), "v_min": support[0], "v_max": support[-1]}
     if support and binding.facts.env is not None:
         arguments["env_id"] = binding.facts.env

@@ -36,6 +36,8 @@ from ckpttool.mapping.rules import Plan, Settings
 TABLE = LayoutTable(
     name="elegantrl",
     statistics="in the file",
+    plays=("TD3", "DDPG", "SAC", "PPO", "A2C", "DQN", "double DQN", "dueling DQN", "D3QN"),
+    writes=("TD3", "DDPG", "SAC", "continuous PPO"),
     title="ElegantRL's act.pth, cri.pth, actor__N.pt (since 0.3.5): one network per file",
     framework="torch",
     components={"actor": "actor", "critic": "critic/q1", "value": "value"},

@@ -33,6 +33,8 @@ from ckpttool.mapping.rules import Move, Plan, Settings
 
 TABLE = LayoutTable(
     name="keras_rl",
+    plays=("DDPG", "DQN", "SARSA", "CEM"),
+    writes=("DDPG",),
     title="keras-rl's DDPG: NAME_actor.h5f, NAME_critic.h5f, or one of them; DQN, SARSA, CEM: NAME.h5f",
     framework="tensorflow",
     components={"actor": "actor", "critic": "critic/q1"},
@@ -45,7 +47,7 @@ TABLE = LayoutTable(
         epsilon=1e-3,
         lacks=LEFT_OPEN["keras_rl"],
     ),
-    seen="DDPG on Pendulum from a public run; DDPG saved by keras-rl2 1.0.5 under TensorFlow 2.12",
+    seen="DDPG on Pendulum from a public run; DDPG, DQN saved by keras-rl2 1.0.5 under TensorFlow 2.12",
 )
 
 _MEMBERS = ("actor", "critic")

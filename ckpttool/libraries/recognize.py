@@ -396,6 +396,10 @@ _LATE = "an action that enters after the first layer: its width is unknown witho
 _POLICIES, _CRITICS = ("actor", "actor_target"), ("critic", "critic_target")
 
 
+ANY = ("every recognised agent",)
+"""Of a layout that writes the agents of every library."""
+
+
 @dataclass(frozen=True, slots=True)
 class LayoutTable:
     """One library's naming of its agents.
@@ -413,6 +417,8 @@ class LayoutTable:
     `statistics` names the place of the observation statistics that the layout reads; it is empty if it reads
     none. `user_written` means that users write the networks: the library's code shows neither the order of
     their layers nor whether it adds outputs to others.
+    none. `plays` are the algorithms whose policies are played, `reads` those that are only read, and `writes`
+    those that a conversion writes, or ANY; "PPO" includes discrete actions, "continuous PPO" does not.
     """
 
     name: str
@@ -424,6 +430,9 @@ class LayoutTable:
     facts: AgentMetadata
     rooted: bool = False
     seen: str = ""
+    plays: tuple[str, ...] = ()
+    reads: tuple[str, ...] = ()
+    writes: tuple[str, ...] = ()
     statistics: str = ""
     branches: Mapping[str, str] = field(default_factory=dict)
     tensors: Mapping[str, str] = field(default_factory=dict)

@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import accumulate, pairwise
 
 from ckpttool.core.errors import UnsupportedError
 from ckpttool.core.kinds import ACTIVATION_SYNONYMS
@@ -55,6 +56,8 @@ _STATISTICS = {"running_mean": "mean", "running_var": "var", "count": "count"}
 TABLE = LayoutTable(
     name="rl_games",
     statistics="in the file",
+    plays=("A2C", "PPO"),
+    writes=("A2C", "PPO"),
     title="rl_games' A2C and PPO: model with a2c_network (actor_mlp, mu and sigma or logits, value), epoch",
     framework="torch",
     components={},
@@ -232,8 +235,10 @@ def plan(binding: RecognizedAgent, agent: Tree, settings: Settings) -> Plan:
 _SAVED = key("model")
 
 
-def _network_row(place: str, trunk: str, last: str, parts: tuple[int, ...] = ()) -> NetworkRow:
+def _network_row(place: str, trunk: str, last: str, counts: tuple[int, ...] = ()) -> NetworkRow:
     names = LayerNames(f"a2c_network.{trunk}.{{s}}", f"a2c_network.{last}")
+    ends = pairwise(accumulate(counts, initial=0))
+    parts = {f"{names.last}.{choice}": outputs for choice, outputs in enumerate(ends)}
     return NetworkRow(place, (_SAVED,), names, parts=parts)
 
 

@@ -25,6 +25,7 @@ from ckpttool.mapping.rules import Move
 
 TABLE = LayoutTable(
     name="rlgraph",
+    plays=("SAC",),
     title="RLgraph's SAC: policy, sac-value-network, log_alpha",
     framework="tensorflow",
     components={},

@@ -262,6 +262,7 @@ def _list_common_settings(binding: RecognizedAgent, agent: Tree, *, ppo: bool) -
 POLICY_TABLE = LayoutTable(
     name="rllib_policy",
     statistics="MeanStdFilter in the folder",
+    plays=("SAC", "PPO", "DDPG", "TD3", "DQN", "C51"),
     title="RLlib policy of the old API stack (SAC, PPO; DDPG, TD3; DQN)",
     framework="torch",
     components={},
@@ -273,7 +274,7 @@ POLICY_TABLE = LayoutTable(
 _POLICY_DQN = POLICY_TABLE.facts._replace(head="argmax", hidden="tanh")
 _POLICY_PPO = POLICY_TABLE.facts._replace(head="clip_affine", hidden="tanh")
 _LARGEST = 1 << 16  # size limit of an unpacked bound in bytes
-_DTYPES = {"<f4": "float32", "<f8": "float64"}
+_DTYPES = {"<f4": "float32", "<f8": "float64", "<i4": "int32", "<i8": "int64"}
 _SMALL = 1e-8  # rllib/utils/numpy.py, SMALL_NUMBER
 
 Said = Mapping[str, Leaf | ValueLeaf]
@@ -425,13 +426,20 @@ def _bounds(facts: AgentMetadata, recorded: Said, policy: str) -> AgentMetadata:
 
 
 def _add_policy_choices(binding: RecognizedAgent, recorded: Said, policy: str) -> RecognizedAgent:
-    """Return the binding with discrete actions, if the policy's space has them (gymnasium's to_dict)."""
+    """Return the binding with discrete actions, if the policy's space has them (serialization.py)."""
     where = f"{policy}policy_spec/action_space/space"
     kind = _text(recorded, f"{policy}policy_spec/action_space/type") or _text(recorded, f"{where}/space")
-    if kind not in ("discrete", "multi-discrete"):
+    counts: tuple[int, ...] = ()
+    if kind in (None, "box"):
         return binding
-    counts = schema.read_whole_numbers(recorded.get(f"{where}/n"))
-    choices = schema.make_choices(counts, single=True)
+    if kind == "discrete":
+        counts = schema.read_whole_numbers(recorded.get(f"{where}/n"))
+    elif kind == "multi-discrete":
+        dtype = _text(recorded, f"{where}/dtype")
+        counts = tuple(map(int, _array(_text(recorded, f"{where}/nvec"), dtype)))
+    elif kind == "tuple":
+        counts = _count_tuple_choices(recorded, f"{where}/spaces/")
+    choices = schema.make_choices(counts, single=kind == "discrete")
     if choices is None or binding.facts.head not in (_POLICY_PPO.head, _POLICY_DQN.head):
         return binding.refused("actor", schema.DISCRETE_CHOICE)
     if binding.facts.choices is not None:
@@ -439,6 +447,19 @@ def _add_policy_choices(binding: RecognizedAgent, recorded: Said, policy: str) -
         choices = choices._replace(scores=known.scores, support=known.support)
     facts = binding.facts.read(where, head="argmax", choices=choices)
     return replace(rejoin_last_layer(binding), facts=facts)
+
+
+def _count_tuple_choices(recorded: Said, spaces: str) -> tuple[int, ...]:
+    """Return the number of values of each Discrete space in a Tuple; none if another space is among them."""
+    fields = [name.removeprefix(spaces).split("/") for name in recorded if name.startswith(spaces)]
+    counts = [
+        schema.read_whole_numbers(recorded.get(f"{spaces}{number}/n"))
+        for number in range(len({place for place, *_ in fields}))
+    ]
+    # MultiBinary, too, has a number.
+    kinds = {_text(recorded, f"{spaces}{place}/space") for place, *_ in fields}
+    plain = kinds <= {None, "discrete"} and all(len(field) == 2 for field in fields)
+    return tuple(each[0] for each in counts) if plain and all(len(each) == 1 for each in counts) else ()
 
 
 def _array_bounds(recorded: Said, space: str) -> tuple[tuple[float, ...], ...]:
@@ -543,6 +564,7 @@ POLICY = LibraryPlugin(POLICY_TABLE, recognize_policy)
 
 _MODULES = "learner_group/learner/rl_module"
 _ARGUMENTS_FILE = "class_and_ctor_args.pkl"
+_TUPLE = "/action_space/spaces/"
 # First segments in a module's own folder: SAC's, PPO's.
 _ENCODERS = ("pi_encoder", "encoder")
 _LAYER_NORM = 1e-3
@@ -550,6 +572,8 @@ _LAYER_NORM = 1e-3
 TABLE = LayoutTable(
     name="rllib",
     statistics="MeanStdFilter in the folder",
+    plays=("SAC", "PPO", "APPO", "DQN"),
+    writes=("SAC", "PPO whose deviation depends on the observation"),
     title="RLlib agent of the new API stack (SAC, PPO, APPO, DQN)",
     framework="torch",
     components={},
@@ -718,9 +742,11 @@ def read_companion(binding: RecognizedAgent, file: str, tree: Tree) -> Recognize
     low, high = (read_numbers(_find_only(recorded, f"action_space/{end}")) for end in ("low", "high"))
     facts = facts.bounded(_ARGUMENTS_FILE, low, high) or facts
     counts = [_find_only(recorded, f"action_space/{name}") for name in ("n", "nvec")]
-    if any(each is not None for each in counts):
+    several = {name.partition(_TUPLE)[0] for name in recorded if _TUPLE in name}
+    if any(each is not None for each in counts) or several:
         numbers = [schema.read_whole_numbers(each) for each in counts]
-        choices = schema.make_choices(numbers[0] or numbers[1], single=bool(numbers[0]))
+        numbers += [_count_tuple_choices(recorded, name + _TUPLE) for name in several]
+        choices = schema.make_choices(next(filter(None, numbers), ()), single=bool(numbers[0]))
         if choices is None or facts.head not in (_PPO.head, "argmax"):
             return binding.refused("actor", schema.DISCRETE_CHOICE)
         if facts.choices is not None:

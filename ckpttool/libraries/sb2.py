@@ -320,6 +320,8 @@ def _observation_limit(binding: RecognizedAgent) -> float:
 TABLE = LayoutTable(
     name="stable_baselines2",
     statistics="vecnormalize.pkl; DDPG's in the file",
+    plays=("TD3", "DDPG", "SAC", "DQN", "PPO2", "A2C", "ACER", "ACKTR", "PPO1", "TRPO"),
+    writes=("TD3", "DDPG", "SAC"),
     title="Stable-Baselines 2 agent (TD3, DDPG, SAC; DQN; PPO2, A2C, ACER, ACKTR, PPO1, TRPO)",
     framework="tensorflow",
     components={name: name for name in (*schema.NETWORKS, *schema.VALUES)},

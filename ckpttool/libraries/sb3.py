@@ -1009,6 +1009,7 @@ def _make_array(numbers: Sequence[float] | float, dtype: str = "f8") -> PickleOb
 _WHOSE = "Stable-Baselines3"
 _PACKAGE = "stable_baselines3"
 QUANTILES: Scores = "quantiles"
+WRITTEN_SCORES: Mapping[Scores, Scores] = {"quantiles_last": QUANTILES}
 _VARIABLES = key("pytorch_variables")
 _MODULES = {name: "linear.Identity" if name == "linear" else cls for cls, name in TORCH_ACTIVATIONS.items()}
 _MEMBERS = {
@@ -1282,6 +1283,22 @@ OBSERVATION_SPACE: tuple[Path, ...] = tuple(
 TABLE = LayoutTable(
     name="stable_baselines3",
     statistics="vecnormalize.pkl",
+    plays=(
+        "TD3",
+        "DDPG",
+        "SAC",
+        "TQC",
+        "CrossQ",
+        "PPO",
+        "A2C",
+        "TRPO",
+        "ARS",
+        "MaskablePPO",
+        "RecurrentPPO",
+        "DQN",
+        "QR-DQN",
+    ),
+    writes=("TD3", "DDPG", "SAC", "PPO", "A2C", "DQN", "QR-DQN"),
     title=_TITLE,
     framework="torch",
     components={f"policy/{name}": name for name in schema.NETWORKS},

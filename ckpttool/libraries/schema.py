@@ -271,7 +271,7 @@ class AgentNetwork(NamedTuple):
     networks of a policy of several: what is computed from them is in `Choices.scores`. `streams` are the
     inputs that a Q-function encodes separately, each with its number of layers: these come first, in that
     order. Their joined outputs go through the other layers, which may receive them again after the output
-    before them.
+    before them. `encoder` is the number of layers before fractions of quantiles join, 0 if no name shows it.
     """
 
     component: str
@@ -283,6 +283,7 @@ class AgentNetwork(NamedTuple):
     state_value: AgentNetwork | None = None
     streams: Streams = ()
     members: tuple[AgentNetwork, ...] = ()
+    encoder: int = 0
 
     @property
     def starts(self) -> tuple[int, ...]:
@@ -358,8 +359,9 @@ class Choices(NamedTuple):
     need the state's value; probabilities of "dueling_limited_atoms" are at least PROBABILITY_LIMIT.
     "branches" are advantages by one network for each choice, with one state value; "mean" and
     "mean_quantiles" are the values by several networks, whose mean counts. "value_first" are the state's
-    value, then the advantages. "bernoulli" has one logit for each choice of 0 or 1. `single` is false where
-    an action is an array (MultiDiscrete, MultiBinary).
+    value, then the advantages. "proposed_fractions" and "drawn_fractions" are quantiles at fractions that a
+    network gives (FQF) or that are drawn (IQN); another network embeds them. "bernoulli" has one logit for
+    each choice of 0 or 1. `single` is false where an action is an array (MultiDiscrete, MultiBinary).
     """
 
     counts: tuple[int, ...]
@@ -371,7 +373,12 @@ class Choices(NamedTuple):
     @property
     def of_several(self) -> bool:
         """Return whether several networks give the scores."""
-        return self.scores.startswith(("dueling", "branches", "mean"))
+        return self.scores.startswith(("dueling", "branches", "mean")) or self.has_fractions
+
+    @property
+    def has_fractions(self) -> bool:
+        """Return whether the scores are means of quantiles at fractions."""
+        return self.scores.endswith("fractions")
 
     @property
     def title(self) -> str:
@@ -609,6 +616,7 @@ class AgentMetadata(NamedTuple):
     stacked: int = 1
     distribution: ActionDistribution | None = None
     one_hot: Mapping[str, Choices] = MappingProxyType({})
+    atom_range: tuple[float, float] | None = None
     origins: Mapping[str, str] = MappingProxyType({})
     lacks: tuple[LedgerEntry, ...] = ()
     stated: Mapping[str, NotUnderstood] = MappingProxyType({})
@@ -750,9 +758,10 @@ class RecognizedAgent:
             first, *others = (each for each in ordered if each.component == part.component)
             several = Choices((), (), scores).of_several
             chooses = part.component in CRITICS and (part is first or not several)
-            valued = chooses and bool(others) and several and not scores.startswith("mean")
+            apart = scores.startswith("mean") or scores.endswith("fractions")
+            valued = chooses and bool(others) and several and not apart
             value = others.pop(-1 if scores == "branches" else 0) if valued else None
-            joined = chooses and scores.startswith(("mean", "branches"))
+            joined = chooses and (apart or scores == "branches")
             members = tuple(others) if joined else ()
             parts.append(part._replace(chooses=chooses, state_value=value, members=members))
         return replace(self, parts=tuple(parts))
@@ -1113,10 +1122,11 @@ def read_whole_numbers(found: object) -> tuple[int, ...]:
 
 
 def unpack_numbers(data: bytes, dtype: str) -> tuple[float, ...]:
-    """Return the little-endian float32 or float64 numbers in the bytes; a remainder is dropped."""
-    size = struct.calcsize(_CODES[dtype])
+    """Return the little-endian numbers in the bytes, of a float or integer type; a remainder is dropped."""
+    code = {**_CODES, **_WHOLE_CODES}[dtype]
+    size = struct.calcsize(code)
     count = len(data) // size
-    return struct.unpack(f"<{count}{_CODES[dtype]}", data[: count * size])
+    return struct.unpack(f"<{count}{code}", data[: count * size])
 
 
 def make_float32_tensor(values: Sequence[float]) -> Leaf:

@@ -42,6 +42,8 @@ from ckpttool.mapping.rules import Plan, Settings
 TABLE = LayoutTable(
     name="skrl",
     statistics="preprocessor in the file",
+    plays=("DDPG", "TD3", "SAC", "PPO", "A2C", "DQN", "DDQN"),
+    writes=("DDPG", "TD3", "PPO", "A2C", "DQN"),
     title="skrl's agents: DDPG, TD3, SAC (policy, critic_1, critic_2), PPO, A2C (policy, value), DQN",
     framework="torch",
     components={

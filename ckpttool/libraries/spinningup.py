@@ -33,6 +33,8 @@ _TITLE = "Spinning Up's pyt_save/model.pt (a whole module) or tf1_save (DDPG, TD
 
 TABLE = LayoutTable(
     name="spinningup",
+    plays=("DDPG", "TD3", "SAC", "PPO"),
+    writes=("DDPG", "TD3", "SAC", "continuous PPO"),
     title=_TITLE,
     framework="torch",
     components={"pi": "actor", "q": "critic/q1", "q1": "critic/q1", "q2": "critic/q2", "v": "value"},

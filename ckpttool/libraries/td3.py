@@ -14,6 +14,7 @@ from ckpttool.core.tree import Container, Leaf, Path, PathStep, Tree, ValueLeaf,
 from ckpttool.libraries import optimizers_read, optimizers_write, schema, tf2rl
 from ckpttool.libraries.optimizers_write import make_tensor_rule
 from ckpttool.libraries.recognize import (
+    ANY,
     MODULE_LAYER,
     LayoutTable,
     LibraryPlugin,
@@ -74,6 +75,8 @@ _NORMALIZERS = {"obs_normalizer_state": "", "critic_obs_normalizer_state": "crit
 FASTTD3_TABLE = LayoutTable(
     name="fasttd3",
     statistics="in the file",
+    plays=("FastTD3", "FastSAC"),
+    writes=("FastTD3", "FastSAC"),
     title="FastTD3 and FastSAC: actor_state_dict, qnet_state_dict, normalizers, args",
     framework="torch",
     components={
@@ -280,6 +283,8 @@ def _add_action_map(binding: RecognizedAgent, tree: Tree) -> RecognizedAgent:
 
 FUJIMOTO_TABLE = LayoutTable(
     name="fujimoto",
+    plays=("TD3", "DDPG"),
+    writes=("TD3", "DDPG"),
     title="TD3 authors' files: PREFIX_actor, PREFIX_critic, ... (or only one of them)",
     framework="torch",
     components={
@@ -412,6 +417,8 @@ _SEEN = tuple(f"{schema.NORMALIZER}/critic_{name}" for name in schema.STATISTICS
 
 TF_TABLE = LayoutTable(
     name="td3_tf",
+    plays=("TD3", "DDPG"),
+    writes=ANY,
     title="TD3/DDPG agent object saved by tf.train.Checkpoint (TF-Eager port, tf2rl)",
     framework="tensorflow",
     components={name: name for name in (*schema.NETWORKS, *schema.VALUES)},
@@ -619,6 +626,8 @@ _TORCH_STATISTICS = [f"{whose}{name}" for whose in ("", "critic_") for name in s
 
 TORCH_TABLE = LayoutTable(
     name="td3_torch",
+    plays=("TD3", "DDPG", "SAC"),
+    writes=ANY,
     title="TD3/DDPG/SAC agent as one dict of state_dicts (actor, critic, targets, optimizers)",
     framework="torch",
     components={name: name for name in (*schema.NETWORKS, *schema.VALUES)},

@@ -66,6 +66,8 @@ def plain_id(value: object) -> str | None:
 
 TABLE = LayoutTable(
     name="tf2rl",
+    plays=("SAC",),
+    writes=("TD3", "DDPG", "SAC"),
     title="tf2rl's SAC: actor with out_mean and out_logstd, qf1, qf2 (its TD3 and DDPG are td3_tf)",
     framework="tensorflow",
     components={

@@ -203,8 +203,10 @@ def _read_bound(tree: Tree, place: Path, count: int) -> tuple[float, ...] | None
 # network's default activation is ReLU, and files do not record another one. PPO's policy normalises
 # observations with tf_agents/utils/tensor_normalizer.py: epsilon 1e-3 inside the square root, then clipped to
 # [-5, 5]; PPO's own examples have tanh. tf_agents/networks/q_network.py (`_encoder`, `_q_value_layer`) and
-# categorical_q_network.py (a QNetwork of atoms, whose values no variable has), policies/q_policy.py and
-# greedy_policy.py: the mode of the logits is the action. A Sequential
+# categorical_q_network.py (a QNetwork with outputs for each atom of each action), policies/q_policy.py and
+# greedy_policy.py: the mode of the logits is the action. policies/categorical_q_policy.py: the best action
+# has the largest mean of `np.linspace(min_q_value, max_q_value, num_atoms)`, which no variable holds; because
+# these values are equidistant and increase, the best action does not depend on them. A Sequential
 # (agents/ddpg/examples/v2/train_eval.py) has the same layers under `_sequential_layers`.
 #
 # TD3's and SAC's agents pass the critics' variables to the optimizer in the order of their memory addresses
@@ -261,6 +263,8 @@ def _list_chains() -> dict[str, str]:
 TABLE = LayoutTable(
     name="tf_agents",
     statistics="PPO's in the file",
+    plays=("DDPG", "TD3", "SAC", "PPO", "REINFORCE", "DQN", "C51"),
+    writes=("DDPG", "TD3", "SAC"),
     title="TF-Agents: Checkpointer's or PolicySaver's DDPG, TD3, SAC, PPO, DQN",
     framework="tensorflow",
     components=_list_chains(),
@@ -272,7 +276,7 @@ TABLE = LayoutTable(
     counters={"_train_step_counter": "total_it", "train_step": "total_it", "save_counter": "save_counter"},
     facts=AgentMetadata(head="affine", hidden="relu", epsilon=1e-3, lacks=LEFT_OPEN["tf_agents"]),
     rooted=True,
-    seen="DDPG, TD3, SAC (0.6.0 and 0.19.0), PPO, DQN saved by the library, also as exported policies",
+    seen="DDPG, TD3, SAC (0.6.0 and 0.19.0), PPO, DQN, C51 (0.19.0) saved by the library, also exported",
     branches={"_stddev_projection_layer": "std"},
     tensors={
         "_log_alpha": "temperature/log_alpha",
@@ -304,6 +308,7 @@ _Q_TABLE = replace(
     tensors={"_update_target/_counter": "update_target/counter"},
 )
 _NORMALIZER = "_observation_normalizer"
+_ATOM_RANGE = (-10.0, 10.0)  # categorical_dqn_agent.py, min_q_value and max_q_value
 
 
 def recognise(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: ARG001  # a prefix's name is no evidence
@@ -339,14 +344,14 @@ def recognise(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: ARG001 
 
 
 def _bind_q_network(tree: Tree, segments: Sequence[tuple[str, ...]]) -> RecognizedAgent | None:
-    """Bind a DQN agent, or its policy; refuse atoms, whose values no file contains."""
+    """Bind a DQN agent, or its policy, or a categorical DQN's, whose atoms are in no file."""
     inside = [each for each in segments if "_q_network" in each[1:3]]
     binding = bind(tree, _Q_TABLE) if inside else None
     if binding is None or not any(part.title == "critic/q1" for part in binding.parts):
         return None
     binding = binding.choosing(tree)
     if any(each[1:].count("_q_network") > 1 for each in inside):
-        binding = binding.refused("critic", "the values of a categorical DQN's atoms, which no file contains")
+        binding = replace(binding, facts=binding.facts._replace(atom_range=_ATOM_RANGE))
     if any("_sequential_layers" in each for each in inside):
         binding = replace(binding, facts=binding.facts.lacking(NO_ACTIVATIONS))
     return binding

@@ -65,6 +65,22 @@ _CRITICS = {"critic": "q1", "critic1": "q1", "critic2": "q2"}
 TABLE = LayoutTable(
     name="tianshou",
     statistics="obs_rms in the checkpoint",
+    plays=(
+        "TD3",
+        "DDPG",
+        "SAC",
+        "TD3+BC",
+        "PPO",
+        "discrete SAC",
+        "DQN",
+        "C51",
+        "QR-DQN",
+        "Rainbow",
+        "BDQ",
+        "FQF",
+        "IQN (drawn)",
+    ),
+    writes=("TD3", "DDPG", "SAC", "PPO", "DQN", "C51", "QR-DQN", "BDQ"),
     title="Tianshou's policy.pth (TD3, DDPG, SAC, TD3+BC; PPO and relatives; DQN, C51, QR-DQN, Rainbow, BDQ)",
     framework="torch",
     components={
@@ -92,7 +108,7 @@ TABLE = LayoutTable(
     ),
     rooted=True,
     seen="TD3 and TD3+BC on Pendulum from public runs; all of them saved by 0.4.11, 0.5.1, 1.2.0 and 2.0.1"
-    " (DQN, C51, QR-DQN by the last three, Rainbow by 1.2.0, BDQ by 2.0.1)",
+    " (DQN, C51, QR-DQN by the last three, Rainbow by 1.2.0 and 2.0.1, BDQ, FQF, IQN by 2.0.1)",
     branches=_SIGMA,
     tensors={"alpha/_log_alpha": "temperature/log_alpha"},
 )
@@ -141,15 +157,37 @@ _Q_NETWORKS = replace(
     tensors=dict.fromkeys(("policy/support", "support"), "critic/q_support"),
 )
 _STREAM = deferred.compile(r"(?:^|/)model/[QV]/")
+_DEEP_STREAM = deferred.compile(r"(?:^|/)model/[QV]/model/[1-9]")
 _MEANS = {"mu_W": "weight", "mu_bias": "bias"}
 _NOISE = frozenset(("sigma_W", "sigma_bias", "eps_p", "eps_q"))
-# Networks that are not chains, by a module that they have: what is refused, and the first layers.
-_OTHER = {
-    "propose_model": ("FQF's proposed fractions", "model/preprocess/model/model"),
-    "embed_model": ("IQN's fractions, which it samples in evaluation too", "model/preprocess/model/model"),
-}
+_FRACTION_NETS = (
+    ("policy/model", "critic"),
+    ("model", "critic"),
+    ("model_old/module", "critic_target"),
+    ("model_old", "critic_target"),
+)
+# IQN and FQF: an encoder and a head, the embedding of fractions between them, and FQF's network of these.
+_PROPOSALS = ("fraction_model", "propose_model")
+_FRACTIONS = replace(
+    _Q_NETWORKS,
+    components={
+        **{
+            f"{net}/preprocess/model/model+{net}/last/model": f"{component}/q1"
+            for net, component in _FRACTION_NETS
+        },
+        **{f"{net}/embed_model/net": f"{component}/q2" for net, component in _FRACTION_NETS},
+        **{f"{top}{name}": "critic/q3" for top in ("", "policy/") for name in _PROPOSALS},
+    },
+)
+_ENCODER = deferred.compile(r"(?:policy/)?model/preprocess/model/model/\d+/weight")
+_LINEAR = (
+    "no activation follows the last layer before the fractions, as in the library's examples: "
+    "its width is a Net's action_shape (test/discrete/test_fqf.py)"
+)
+_STREAMED = "the streams Q and V have the activation of the layers before them, which dueling_param may state"
 # The parameter whose entries are one action's outputs, with what these are.
 QUANTILES: Scores = "quantiles_last"
+WRITTEN_SCORES: Mapping[Scores, Scores] = {"quantiles": QUANTILES, "value_first": "dueling"}
 _DISTRIBUTIONS: Mapping[str, Scores] = {"support": "atoms", "tau_hat": QUANTILES}
 _STREAMS: tuple[Scores, ...] = ("dueling", "dueling_atoms", "dueling_quantiles")
 _DUELING_DISTRIBUTIONS: Mapping[Scores, Scores] = {"atoms": "dueling_atoms", QUANTILES: "dueling_quantiles"}
@@ -219,7 +257,7 @@ def _bind_policy(tree: Tree) -> RecognizedAgent | None:
 def _bind_q_network(tree: Tree) -> RecognizedAgent | None:
     """Bind a Q-network as it is in evaluation: the means of noisy layers are its weights."""
     return bind_means(
-        tree, _MEANS, _NOISE, lambda each: _bind_values(each) or _bind_branches(each) or _refuse_other(each)
+        tree, _MEANS, _NOISE, lambda each: _bind_values(each) or _bind_branches(each) or _bind_fractions(each)
     )
 
 
@@ -241,17 +279,21 @@ def _bind_branches(tree: Tree) -> RecognizedAgent | None:
     return _add_statistics(binding.choosing(tree, "branches", where="model.branches"), tree)
 
 
-def _refuse_other(tree: Tree) -> RecognizedAgent | None:
-    """Return a binding that names the network of IQN or FQF, which cannot be run."""
+def _bind_fractions(tree: Tree) -> RecognizedAgent | None:
+    """Bind the networks of IQN, whose fractions are drawn, or of FQF, which has a network for them."""
     modules = {step for name in tree.names.values() for step in name.split("/")}
-    if "model_old" not in modules:
+    if not {"model_old", "embed_model"} <= modules:
         return None
-    for module, (reason, first) in _OTHER.items():
-        if module in modules:
-            components = {f"{top}{first}": "critic/q1" for top in ("", "policy/")}
-            binding = bind(tree, replace(_Q_NETWORKS, components=components))
-            return None if binding is None else binding.choosing(tree).refused("critic", reason)
-    return None
+    binding = bind(tree, _FRACTIONS)
+    titles = set() if binding is None else {part.title for part in binding.parts}
+    if binding is None or not {"critic/q1", "critic/q2"} <= titles:
+        return None
+    scores: Scores = "proposed_fractions" if "critic/q3" in titles else "drawn_fractions"
+    binding = binding.choosing(tree, scores, where="model.embed_model").assuming(_LINEAR)
+    weights = [name for name in tree.names.values() if _ENCODER.fullmatch(name)]
+    parts = tuple(part._replace(encoder=len(weights)) if part.acts else part for part in binding.parts)
+    left = frozenset(path for path, name in tree.names.items() if name in ("tau_hat", "policy/tau_hat"))
+    return _add_statistics(replace(binding, parts=parts, consumed=binding.consumed | left), tree)
 
 
 def _bind_values(tree: Tree) -> RecognizedAgent | None:
@@ -272,6 +314,8 @@ def _bind_values(tree: Tree) -> RecognizedAgent | None:
         return None
     if streams and not dueling:
         return binding.choosing(tree).refused("critic", "a dueling network of other layers than dense ones")
+    if any(_DEEP_STREAM.search(name) for name in names):
+        binding = binding.assuming(_STREAMED)
     for parameter, scores in _DISTRIBUTIONS.items():
         name = next((name for name in (parameter, f"policy/{parameter}") if name in names), None)
         leaf = None if name is None else tree[names[name]]
@@ -454,7 +498,8 @@ def _make_q_table(binding: RecognizedAgent, agent: Tree) -> WritingTable:
     if quantiles:
         constants[key("tau_hat"),] = _make_midpoints(quantiles.number)
     if choices is not None and choices.support:
-        rows.append(SingleTensorRow("critic/q_support", (key("policy.support"),)))
+        atoms = replace(make_float32_tensor(choices.support), role="parameter")
+        rows.append(SingleTensorRow("critic/q_support", (key("policy.support"),), default=atoms))
     rows += _list_joined_rows(binding, agent) or [
         NetworkRow(place, (), LayerNames(pattern, pattern), quantiles and quantiles.swapped)
         for place, net in (("critic/q1", "policy.model"), ("critic_target/q1", "model_old.module"))
@@ -470,7 +515,7 @@ def _make_q_table(binding: RecognizedAgent, agent: Tree) -> WritingTable:
         values=False,
         constants=constants,
         containers=_STATES,
-        scores=("values", "atoms", "quantiles", QUANTILES, "branches", *_STREAMS),
+        scores=("values", "atoms", "quantiles", QUANTILES, "branches", "value_first", *_STREAMS),
         spaces=frozenset(("several",))
         if choices is not None and choices.scores == "branches"
         else frozenset(),
@@ -482,8 +527,19 @@ def _list_joined_rows(binding: RecognizedAgent, agent: Tree) -> list[NetworkRow]
     """Return the rows of a dueling Net, or of a BranchingNet; none for one chain of layers.
 
     The layers that all chains share come first. A Net may have none; a BranchingNet has at least one.
+    A last layer that gives the value and then the advantages becomes one layer of each stream.
     """
     choices = binding.facts.choices
+    if choices is not None and choices.scores == "value_first":
+        return [
+            NetworkRow(
+                place,
+                (),
+                LayerNames(f"{net}.model.model.{{s}}", ""),
+                parts={f"{net}.Q.model.0": (1, 1 + sum(choices.counts)), f"{net}.V.model.0": (0, 1)},
+            )
+            for place, net in (("critic/q1", "policy.model"), ("critic_target/q1", "model_old.module"))
+        ]
     acting = [part for part in binding.parts if part.chooses and part.state_value is not None]
     if not acting or choices is None:
         return []

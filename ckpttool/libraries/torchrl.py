@@ -30,6 +30,7 @@ from ckpttool.mapping.rules import KEEP, Move, Permute, Reshape, chain_rules
 
 TABLE = LayoutTable(
     name="torchrl",
+    plays=("TD3", "SAC", "PPO", "DQN", "C51"),
     title="TorchRL's actors: module.0.module, alone or in a loss module",
     framework="torch",
     components={},

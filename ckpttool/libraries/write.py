@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
-from itertools import accumulate, chain, pairwise
+from itertools import chain, pairwise
 from typing import Any, Literal
 
 from ckpttool.core import dtypes
@@ -221,7 +221,7 @@ class NetworkRow(NamedTuple):
     `outputs` are the extents of two axes of its outputs ([quantiles, actions]) that the library has in the
     other order. `span` are the positions of the layers that the row names, if other rows name the rest:
     layers before it, where another network has equal ones (`trunk`), are not written again. The last layer
-    is a list of layers with so many outputs each, if there are `parts`.
+    is several layers, if there are `parts`: their names, and the first and the last of their outputs.
     """
 
     place: str
@@ -230,7 +230,7 @@ class NetworkRow(NamedTuple):
     outputs: tuple[int, int] | None = None
     span: slice = slice(None)
     trunk: bool = False
-    parts: tuple[int, ...] = ()
+    parts: Mapping[str, tuple[int, int]] = {}
 
 
 class SingleTensorRow(NamedTuple):
@@ -569,10 +569,10 @@ def _move_tensors(row: NetworkRow, part: AgentNetwork, agent: Tree, writing: Wri
                 if not row.parts or position != len(part.layers) - 1:
                     yield Move(source, writing.path(row.entry, name, weight.name), rule)
                     continue
-                ends = list(accumulate(row.parts, initial=0))
-                for choice, (start, stop) in enumerate(pairwise(ends)):
-                    cut = compose_rules(AxisSlice(weight.rank - 1, start, stop, ends[-1]), rule)
-                    yield Move(source, writing.path(row.entry, f"{name}.{choice}", weight.name), cut)
+                width = max(stop for _, stop in row.parts.values())
+                for part_name, (start, stop) in row.parts.items():
+                    cut = compose_rules(AxisSlice(weight.rank - 1, start, stop, width), rule)
+                    yield Move(source, writing.path(row.entry, part_name, weight.name), cut)
             elif not weight.optional:
                 raise UnsupportedError(
                     "the layer cannot be written without this tensor", path=display(source)
@@ -607,8 +607,9 @@ def _place_tensor(row: SingleTensorRow, agent: Tree) -> Plan:
     if row.place.endswith(_LOG_STD) and isinstance(std := agent.get(parse_edge_path(_STD)), Leaf):
         return _place_log_std(row, std)
     if row.default is not None:
-        number = row.default.array().reshape(-1)[0].item()
-        sentence = f"{row.place} = {number:g} (the source has none)"
+        numbers = row.default.array().reshape(-1)
+        value = f"{numbers[0]:g}" if numbers.size == 1 else f"{numbers[0]:g} to {numbers[-1]:g}"
+        sentence = f"{row.place} = {value} (the source has none)"
         return Plan((), {row.target: row.default}, assumed=(sentence,))
     return Plan((), missing=() if row.optional else (display(row.target),))
 

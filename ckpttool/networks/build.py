@@ -36,6 +36,7 @@ from ckpttool.networks.network import (
     Concat,
     ConstantRow,
     Convolution,
+    Cosines,
     Dense,
     Exp,
     Flatten,
@@ -45,7 +46,9 @@ from ckpttool.networks.network import (
     Network,
     Node,
     QuantileMean,
+    Repeat,
     Slice,
+    Softmax,
     StateSlot,
     Transpose,
 )
@@ -433,6 +436,8 @@ HEADS = {
     "tanh_clip_affine": _tanh_clip,
     "clip_tanh_affine": _clip_tanh,
 }
+FRACTIONS = 32
+"""Fractions that Tianshou's IQN draws in evaluation by default (algorithm/modelfree/iqn.py, sample_size)."""
 # Maps that do not depend on the bounds.
 UNBOUNDED = frozenset({"identity", "unit_tanh", "argmax"})
 
@@ -467,15 +472,19 @@ def policy_network(
     if wiring.choices is None:
         _require_action_map(wiring, act_dim)
     _require_rows(front, wiring, obs_dim)
+    wiring = _with_linear_encoding(part, wiring)
     builder = _start_policy(agent, part, wiring, front, seen)
     norms = read_encoder_norms(agent, part.component, front) if front is not None else {}
     values = [builder.last]
     if part.program is None:
-        values = _add_layers(builder, agent, part, wiring, None, norms)
+        encoded = range(_count_encoder_layers(part, wiring))
+        values = _add_layers(builder, agent, part, wiring, None, norms, encoded)
     several = wiring.choices is not None and wiring.choices.of_several
     if len(part.chains) > 1 and not several:
         raise MappingError(f"{part.title} is one of several networks that give the scores of the actions")
-    if several:
+    if several and wiring.choices is not None and wiring.choices.has_fractions:
+        _add_fractions(builder, agent, part, wiring, wiring.choices)
+    elif several:
         act_dim = _join_chains(builder, agent, part, wiring, values)
     if wiring.distribution is not None:
         _add_distribution(builder, agent, part, wiring, wiring.distribution)
@@ -507,7 +516,8 @@ def _start_policy(
 ) -> NetworkBuilder:
     """Return a builder whose last value is what a policy's layers receive, or a program's output."""
     obs_dim, act_dim = layer_widths(agent, part)
-    more = [(NOISE, act_dim)] if wiring.output == "sample" else []
+    drawn = FRACTIONS if wiring.choices is not None and wiring.choices.has_fractions else act_dim
+    more = [(NOISE, drawn)] if wiring.output == "sample" else []
     if part.program is not None:
         if wiring.distribution is not None:
             raise UnsupportedError("actions are not drawn by a policy that is a model's own graph")
@@ -637,6 +647,66 @@ def _join_chains(
     value = np.tile(np.eye(number), sum(widths) // number)
     builder.add(Dense(np.concatenate([centred, value]).astype(np.float32), constant=True))
     return len(centred)
+
+
+def _count_encoder_layers(part: AgentNetwork, wiring: NetworkSettings) -> int:
+    """Return how many layers encode the observation, before fractions join them: all of other networks."""
+    if wiring.choices is None or not wiring.choices.has_fractions:
+        return len(part.layers)
+    if not 0 < part.encoder < len(part.layers) or not part.members:
+        raise UnsupportedError(f"no name shows which layers of {part.title} come before its fractions")
+    return part.encoder
+
+
+def _with_linear_encoding(part: AgentNetwork, wiring: NetworkSettings) -> NetworkSettings:
+    """Return the settings without an activation before fractions join, if one name is that of all others."""
+    last = _count_encoder_layers(part, wiring) - 1
+    if last == len(part.layers) - 1 or len(wiring.hidden) > 1:
+        return wiring
+    names = ("linear" if number == last else wiring.hidden[0] for number in range(len(part.layers) - 1))
+    return replace(wiring, hidden=tuple(names))
+
+
+def _add_fractions(
+    builder: NetworkBuilder, agent: Tree, part: AgentNetwork, wiring: NetworkSettings, choices: Choices
+) -> None:
+    """Add the mean [batch, actions] of quantiles at fractions, after the encoder's layers.
+
+    The cosines of each fraction are embedded and multiply the encoded observation (tianshou/utils/net/
+    discrete.py, ImplicitQuantileNetwork, FullQuantileFunction). Proposed fractions are the midpoints of
+    intervals, whose lengths weigh the quantiles; drawn ones are the input NOISE and have equal weights.
+    """
+    encoded, (actions,) = builder.last, choices.counts
+    embedding, *proposals = part.members
+    if choices.scores == "drawn_fractions":
+        if wiring.output != "sample":
+            raise UnsupportedError(
+                "the library draws the fractions of IQN's quantiles at random, also in evaluation",
+                hint="use eval with --stochastic, which draws them",
+            )
+        shares, fractions, number = None, builder.number(NOISE), FRACTIONS
+    else:
+        if len(proposals) != 1:
+            raise MappingError(f"the fractions of {part.title} are those that the online network proposes")
+        tensors = schema.read_layer_arrays(agent, proposals[0], 0)
+        builder.add(Dense(tensors["kernel"], tensors.get("bias")))
+        shares, number = builder.add(Softmax()), tensors["kernel"].shape[1]
+        fractions = builder.add(_constant(np.triu(np.ones((number, number)), 1) + np.eye(number) / 2))
+    tensors = schema.read_layer_arrays(agent, embedding, 0)
+    builder.add(Cosines(tensors["kernel"].shape[0]), fractions)
+    builder.add(Dense(tensors["kernel"], tensors.get("bias")))
+    embedded = builder.add(Activation("relu"))
+    builder.add(Multiply(), embedded, builder.add(Repeat(number), encoded))
+    rest = range(_count_encoder_layers(part, wiring), len(part.layers))
+    _add_layers(builder, agent, part, wiring, None, positions=rest)
+    quantiles = builder.add(Transpose((1, 0)))
+    if shares is not None:
+        builder.add(Multiply(), quantiles, builder.add(Repeat(actions), shares))
+    builder.add(Flatten())
+    builder.add(QuantileMean(number, last=True))
+    if shares is not None:
+        whole = np.full(actions, number, np.float32)
+        builder.add(Affine(whole, np.zeros_like(whole)))
 
 
 def _constant(kernel: np.ndarray) -> Dense:

@@ -151,6 +151,25 @@ class AtomMean:
 
 
 @dataclass(frozen=True, slots=True)
+class Softmax:
+    """Probabilities from logits, over the last axis."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cosines:
+    """Cosines of pi, 2 pi, ... times every number, [..., n] to [..., n, number]."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Repeat:
+    """The same row `count` times, [batch, n] to [batch, count, n]."""
+
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
 class ArgMax:
     """Number of the largest value of each choice, [batch, sum(counts)] to [batch, len(counts)].
 
@@ -179,6 +198,9 @@ Layer = (
     | Convolution
     | QuantileMean
     | AtomMean
+    | Softmax
+    | Cosines
+    | Repeat
     | ArgMax
 )
 
@@ -297,11 +319,11 @@ Shape = tuple[int, ...]
 
 def _dense_shape(layer: Dense, given: Sequence[Shape]) -> Shape:
     rows, columns = layer.kernel.shape
-    if list(given) != [(rows,)]:
+    if len(given) != 1 or given[0][-1] != rows:
         raise ValueError(f"[batch, {rows}]", _format_shapes(given))
     if layer.bias is not None and layer.bias.shape != (columns,):
         raise ValueError(f"a bias of {columns}", str(list(layer.bias.shape)))
-    return (columns,)
+    return (*given[0][:-1], columns)
 
 
 def _vector_shape(size: int, given: Sequence[Shape]) -> Shape:
@@ -381,6 +403,9 @@ RULES: dict[type[Layer], Callable[[Any, Sequence[Shape]], Shape]] = {
     Convolution: _convolution_shape,
     QuantileMean: lambda layer, given: _grouped_shape(layer.quantiles, given),
     AtomMean: lambda layer, given: _grouped_shape(layer.support.shape[-1], given),
+    Softmax: lambda _layer, given: given[0],
+    Cosines: lambda layer, given: (*given[0], layer.number),
+    Repeat: lambda layer, given: (layer.count, *given[0]),
     ArgMax: _choice_shape,
 }
 
@@ -391,7 +416,13 @@ RULES: dict[type[Layer], Callable[[Any, Sequence[Shape]], Shape]] = {
 # block m is computed with member m's weights: one batched product instead of K small ones.
 
 # Layers that act on the last axis alone: a member axis before the batch does not affect them.
-STACKABLE: frozenset[type[Layer]] = frozenset(get_args(Layer)) - {Flatten, Transpose, Convolution}
+STACKABLE: frozenset[type[Layer]] = frozenset(get_args(Layer)) - {
+    Flatten,
+    Transpose,
+    Convolution,
+    Cosines,
+    Repeat,
+}
 # Their only field with two axes; all others have one and are the same for every row.
 MATRIX = "kernel"
 

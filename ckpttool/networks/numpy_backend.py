@@ -26,6 +26,7 @@ from ckpttool.networks.network import (
     Concat,
     ConstantRow,
     Convolution,
+    Cosines,
     Dense,
     Exp,
     Flatten,
@@ -36,7 +37,9 @@ from ckpttool.networks.network import (
     Network,
     Observation,
     QuantileMean,
+    Repeat,
     Slice,
+    Softmax,
     State,
     Transpose,
     assemble,
@@ -290,6 +293,23 @@ def _atom_mean(layer: AtomMean) -> Function:
     return atom_mean
 
 
+def _softmax(_: Softmax) -> Function:
+    def softmax(x: np.ndarray) -> np.ndarray:
+        weights = np.exp(x - x.max(axis=-1, keepdims=True))
+        shares: np.ndarray = weights / weights.sum(axis=-1, keepdims=True)
+        return shares
+
+    return softmax
+
+
+def _cosines(layer: Cosines) -> Function:
+    return lambda x: np.cos(x[..., None] * (np.pi * np.arange(1, layer.number + 1)).astype(x.dtype))
+
+
+def _repeat(layer: Repeat) -> Function:
+    return lambda x: np.broadcast_to(x[:, None], (len(x), layer.count, *x.shape[1:]))
+
+
 def _arg_max(layer: ArgMax) -> Function:
     ends = np.cumsum(layer.counts).tolist()
     spans = list(zip([0, *ends[:-1]], ends, layer.starts, strict=True))
@@ -369,6 +389,9 @@ LAYERS: dict[type[Layer], Callable[[Any], Function]] = {
     Convolution: _convolution,
     QuantileMean: _quantile_mean,
     AtomMean: _atom_mean,
+    Softmax: _softmax,
+    Cosines: _cosines,
+    Repeat: _repeat,
     ArgMax: _arg_max,
 }
 

@@ -30,6 +30,7 @@ from ckpttool.networks.network import (
     Concat,
     ConstantRow,
     Convolution,
+    Cosines,
     Dense,
     Exp,
     Flatten,
@@ -38,7 +39,9 @@ from ckpttool.networks.network import (
     Multiply,
     Network,
     QuantileMean,
+    Repeat,
     Slice,
+    Softmax,
     Transpose,
     dtype_of,
     look_up,
@@ -70,7 +73,7 @@ def encode_model(
     graph = _OnnxGraphBuilder(dtype_of(network), 1 if network.members == 1 else 2)
     values = [name for name, _ in network.inputs]
     for node, place in zip(network.nodes, places, strict=True):
-        graph.place = place
+        graph.place, graph.rank = place, len(found[node.inputs[0]])
         lower = look_up(LAYERS, type(node.layer), _OWNER)
         values.append(lower(graph, node.layer, *[values[number] for number in node.inputs]))
     results = {output: network.output, **{f"next_{slot.name}": slot.value for slot in network.states}}
@@ -124,6 +127,8 @@ class _OnnxGraphBuilder:
         self.leading = leading
         """number of axes before a value's shape: the batch, and the members of a stack before it"""
         self.place = ""
+        self.rank = 1
+        """number of axes of the layer's first input after these"""
         self.nodes: list[NodeProto] = []
         self.constants: list[TensorProto] = []
         self._taken: Counter[str] = Counter()
@@ -177,7 +182,7 @@ def _dense(graph: _OnnxGraphBuilder, layer: Dense, x: str) -> str:
     kernel = graph.constant("kernel", layer.kernel)
     if layer.bias is None:
         return graph.apply("MatMul", x, kernel)
-    if layer.kernel.ndim > 2:  # for a stack: Gemm accepts one matrix only
+    if layer.kernel.ndim > 2 or graph.rank > 1:  # Gemm accepts one matrix and rows only
         return graph.apply("Add", graph.apply("MatMul", x, kernel), graph.constant("bias", layer.bias))
     return graph.apply("Gemm", x, kernel, graph.constant("bias", layer.bias))
 
@@ -353,6 +358,17 @@ def _atom_mean(graph: _OnnxGraphBuilder, layer: AtomMean, x: str) -> str:
     return graph.apply("ReduceSum", weighted, graph.integers("axis", -1), keepdims=0)
 
 
+def _cosines(graph: _OnnxGraphBuilder, layer: Cosines, x: str) -> str:
+    steps = graph.constant("steps", np.pi * np.arange(1, layer.number + 1))
+    column = graph.apply("Unsqueeze", x, graph.integers("axis", -1))
+    return graph.apply("Cos", graph.apply("Mul", column, steps))
+
+
+def _repeat(graph: _OnnxGraphBuilder, layer: Repeat, x: str) -> str:
+    row = graph.apply("Unsqueeze", x, graph.integers("axis", 1))
+    return graph.apply("Expand", row, graph.integers("shape", 1, layer.count, 1))
+
+
 def _arg_max(graph: _OnnxGraphBuilder, layer: ArgMax, x: str) -> str:
     found, low = [], 0
     for count, start in zip(layer.counts, layer.starts, strict=True):
@@ -381,5 +397,8 @@ LAYERS: dict[type[Layer], Lowering] = {
     Convolution: _convolution,
     QuantileMean: _quantile_mean,
     AtomMean: _atom_mean,
+    Softmax: lambda graph, _layer, x: graph.apply("Softmax", x, axis=-1),
+    Cosines: _cosines,
+    Repeat: _repeat,
     ArgMax: _arg_max,
 }

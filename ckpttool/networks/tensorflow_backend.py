@@ -26,6 +26,7 @@ from ckpttool.networks.network import (
     Concat,
     ConstantRow,
     Convolution,
+    Cosines,
     Dense,
     Exp,
     Flatten,
@@ -36,7 +37,9 @@ from ckpttool.networks.network import (
     Network,
     Observation,
     QuantileMean,
+    Repeat,
     Slice,
+    Softmax,
     State,
     Transpose,
     assemble,
@@ -358,6 +361,17 @@ def _atom_mean(layer: AtomMean, put: Put) -> Function:
     return atom_mean
 
 
+def _cosines(layer: Cosines, _put: Put) -> Function:
+    def cosines(x: Tensor) -> Tensor:
+        return tf.cos(x[..., None] * (math.pi * tf.range(1, layer.number + 1, dtype=x.dtype)))
+
+    return cosines
+
+
+def _repeat(layer: Repeat, _put: Put) -> Function:
+    return lambda x: tf.repeat(x[:, None], layer.count, axis=1)
+
+
 def _arg_max(layer: ArgMax, _put: Put) -> Function:
     def arg_max(x: Tensor) -> Tensor:
         found = []
@@ -389,5 +403,8 @@ LAYERS: dict[type[Layer], Callable[[Any, Put], Function]] = {
     Convolution: _convolution,
     QuantileMean: _quantile_mean,
     AtomMean: _atom_mean,
+    Softmax: lambda _layer, _put: lambda x: tf.nn.softmax(x),
+    Cosines: _cosines,
+    Repeat: _repeat,
     ArgMax: _arg_max,
 }

@@ -28,6 +28,7 @@ from ckpttool.networks.network import (
     Concat,
     ConstantRow,
     Convolution,
+    Cosines,
     Dense,
     Exp,
     Flatten,
@@ -38,7 +39,9 @@ from ckpttool.networks.network import (
     Network,
     Observation,
     QuantileMean,
+    Repeat,
     Slice,
+    Softmax,
     State,
     Transpose,
     assemble,
@@ -677,6 +680,18 @@ def _atom_mean(layer: AtomMean, put: Put) -> Function:
     return lambda x: (x.unflatten(-1, shape).softmax(-1) * support).sum(-1)
 
 
+def _cosines(layer: Cosines, _put: Put) -> Function:
+    def cosines(x: torch.Tensor) -> torch.Tensor:
+        steps = torch.arange(1, layer.number + 1, dtype=x.dtype, device=x.device)
+        return torch.cos(x.unsqueeze(-1) * (torch.pi * steps))
+
+    return cosines
+
+
+def _repeat(layer: Repeat, _put: Put) -> Function:
+    return lambda x: x.unsqueeze(1).expand(-1, layer.count, *x.shape[1:])
+
+
 def _arg_max(layer: ArgMax, _put: Put) -> Function:
     def arg_max(x: torch.Tensor) -> torch.Tensor:
         each = zip(torch.split(x, list(layer.counts), -1), layer.starts, strict=True)
@@ -702,5 +717,8 @@ LAYERS: dict[type[Layer], Callable[[Any, Put], Function]] = {
     Convolution: _convolution,
     QuantileMean: _quantile_mean,
     AtomMean: _atom_mean,
+    Softmax: lambda _layer, _put: lambda x: x.softmax(-1),
+    Cosines: _cosines,
+    Repeat: _repeat,
     ArgMax: _arg_max,
 }

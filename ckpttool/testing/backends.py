@@ -21,6 +21,7 @@ from ckpttool.networks import (
     Backend,
     Clip,
     Concat,
+    Cosines,
     Dense,
     Flatten,
     Layer,
@@ -30,7 +31,9 @@ from ckpttool.networks import (
     Node,
     Policy,
     QuantileMean,
+    Repeat,
     Slice,
+    Softmax,
     StateSlot,
     stack_networks,
 )
@@ -98,6 +101,15 @@ def _apply(layer: Layer, given: list[list[float]]) -> list[float]:
             weights = [[math.exp(xi - max(group)) for xi in group] for group in groups]
             shares = [[max(w / math.fsum(each), limit) for w in each] for each in weights]
             return [math.fsum(w * float(s) for w, s in zip(each, support, strict=True)) for each in shares]
+        case Softmax():
+            powers = [math.exp(xi - max(x)) for xi in x]
+            return [power / math.fsum(powers) for power in powers]
+        case Cosines(number):
+            return [math.cos(math.pi * step * xi) for xi in x for step in range(1, number + 1)]
+        case Repeat(count):
+            return x * count
+        case Multiply():
+            return [math.prod(each) for each in zip(*given, strict=True)]
         case ArgMax(counts, starts):
             ends = np.cumsum(counts).tolist()
             parts = [x[end - count : end] for end, count in zip(ends, counts, strict=True)]
@@ -193,6 +205,24 @@ CHOICES = {
     "limited atoms": chain(5, dense(5, 18), AtomMean(SUPPORT, 0.1), ArgMax((3,), (0,))),
     "several": chain(5, dense(5, 9), ArgMax((2, 4, 3), (0, -2, 5))),
 }
+FRACTIONS = {
+    "shares": chain(5, dense(5, 4), Softmax()),
+    "cosines": chain(2, dense(2, 3), Cosines(4), Flatten(), dense(12, 2)),
+    # Fractions whose cosines multiply the same row: [batch, 3, 4] and [batch, 4].
+    "fractions": Network(
+        (("obs", 4),),
+        (
+            Node(dense(4, 3), (0,)),
+            Node(Softmax(), (1,)),
+            Node(Cosines(4), (2,)),
+            Node(Repeat(3), (0,)),
+            Node(Multiply(), (3, 4)),
+            Node(Flatten(), (5,)),
+            Node(QuantileMean(4, last=True), (6,)),
+        ),
+        output=7,
+    ),
+}
 
 
 class BackendContract:
@@ -257,6 +287,11 @@ class BackendContract:
         found = backend.build(stack_networks(members)).step(obs)[0]
         alone = [backend.build(n).step(half)[0] for n, half in zip(members, (obs[:3], obs[3:]), strict=True)]
         np.testing.assert_array_equal(found, np.concatenate(alone))
+
+    @pytest.mark.parametrize("name", FRACTIONS)
+    def test_fractions(self, backend: Backend, name: str) -> None:
+        for batch in (1, 64):
+            self.check(backend.build(FRACTIONS[name]), FRACTIONS[name], batch)
 
     def test_of_equal_values_the_first_is_chosen(self, backend: Backend) -> None:
         policy = backend.build(chain(5, ArgMax((2, 3), (0, 10))))
