@@ -19,8 +19,9 @@ import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ckpttool.commands.evaluate import Protocol, evaluate
+from ckpttool.commands.evaluate import evaluate
 from ckpttool.core import CkpttoolError
+from ckpttool.evaluation.protocol import Protocol
 
 RESULTS = Path(__file__).with_name("claims.json")
 PAGE = Path(__file__).parent / "results" / "claims.md"

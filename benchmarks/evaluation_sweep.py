@@ -12,8 +12,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks import measure
-from ckpttool.commands.evaluate import Protocol, evaluate
+from ckpttool.commands.evaluate import evaluate
 from ckpttool.commands.sweep import sweep
+from ckpttool.evaluation.protocol import Protocol
 
 SAMPLES = Path("sample_ckpts/td3_pendulum_torch")
 STEPS = (2500, 5000, 7500, 10000, 12500, 15000)

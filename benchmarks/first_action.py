@@ -17,14 +17,15 @@ import sys
 import numpy as np
 from ckpttool.core import plugins
 from ckpttool.commands import evaluate as op
-from ckpttool.commands.evaluate import Protocol
-from ckpttool.commands.restore import restore_agent as restore
+from ckpttool.evaluation import playing
+from ckpttool.evaluation.protocol import Protocol
+from ckpttool.evaluation.restore import restore_agent as restore
 path, env, backend = sys.argv[1:]
 how = Protocol(episodes=1, backend=backend)
 agent = restore(path)
-place = op.choose_environment(agent, env, how)
+place = playing.choose_environment(agent, env, how)
 with place.make(1) as vector:
-    entrant = op.prepare_agent(agent, place, how, vector.spec)
+    entrant = playing.prepare_agent(agent, place, how, vector.spec)
     policy = plugins.find("backends", backend).load().build(entrant.network, "cpu")
     vector.reset(np.arange(1), np.arange(1))
     policy.step(vector.obs)

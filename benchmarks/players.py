@@ -42,7 +42,8 @@ def _torch_actor(weights: str) -> Callable[[np.ndarray], np.ndarray]:
 
 def ours(env: str, weights: str, episodes: int, rows: int, backend: str = "numpy") -> tuple[int, float]:
     """Play as `ckpttool eval` does."""
-    from ckpttool.commands.evaluate import Protocol, evaluate
+    from ckpttool.commands.evaluate import evaluate
+    from ckpttool.evaluation.protocol import Protocol
 
     agent = str(Path(weights).with_suffix("")) + "_actor"
     found = evaluate(agent, env, Protocol(episodes, SEED, rows, backend=backend)).rollout

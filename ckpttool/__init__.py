@@ -80,15 +80,16 @@ if TYPE_CHECKING:
     from ckpttool.commands.diff import diff as diff
     from ckpttool.commands.digest import digest as digest
     from ckpttool.commands.doctor import diagnose as diagnose
-    from ckpttool.commands.evaluate import Protocol as Protocol, evaluate as evaluate
-    from ckpttool.commands.evidence import AgentFacts as AgentFacts
-    from ckpttool.commands.export_onnx import ExportOptions as ExportOptions, export as export
+    from ckpttool.commands.evaluate import evaluate as evaluate
+    from ckpttool.evaluation.protocol import Protocol as Protocol
+    from ckpttool.evaluation.evidence import AgentFacts as AgentFacts
+    from ckpttool.conversion.export import ExportOptions as ExportOptions, export as export
     from ckpttool.commands.inspect import summary as summary
     from ckpttool.commands.schemas import schema as schema
     from ckpttool.commands.load_agent import LoadedAgent as LoadedAgent, load_agent as load_agent
-    from ckpttool.commands.load_into import FillOptions as FillOptions, load_into as load_into
-    from ckpttool.commands.options import ConversionOptions as ConversionOptions
-    from ckpttool.commands.save import save as save
+    from ckpttool.conversion.filling import FillOptions as FillOptions, load_into as load_into
+    from ckpttool.conversion.options import ConversionOptions as ConversionOptions
+    from ckpttool.conversion.write import save as save
     from ckpttool.commands.stats import stats as stats
     from ckpttool.commands.sweep import sweep as sweep
     from ckpttool.commands.verify import VerificationOptions as VerificationOptions, verify as verify

@@ -153,7 +153,7 @@ def built_in_layouts() -> list[Any]:
 
 def algorithms_table() -> str:
     """Return what each layout plays, only reads and writes, and the targets that write it."""
-    from ckpttool.commands.options import TARGETS
+    from ckpttool.conversion.targets import TARGETS
 
     rows = ["| layout | read and played | read only | written | by |", "|---|---|---|---|---|"]
     for layout in built_in_layouts():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from ckpttool.commands.options import parse_layer_options
+from ckpttool.conversion.layer_options import parse_layer_options
 from ckpttool.core import Inline, Leaf, Path, Shape, Tree, attr, display, key
 from ckpttool.core.kinds import ACTIVATION_KINDS, ACTIVATIONS, LAYER_TYPES, SETTINGS
 from ckpttool.core.optimizers import FAMILIES, UNCONVERTED, VELOCITY

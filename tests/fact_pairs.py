@@ -24,9 +24,9 @@ from unittest import mock
 
 import numpy as np
 
-from ckpttool.commands import model_comparison
 from ckpttool.core import CkpttoolError
 from ckpttool.networks import Network, Policy, numpy_backend
+from ckpttool.verification import two_models
 from tests import warm
 from tests.conftest import KERAS_2, ROOT
 from tests.shared_runners import shared_runners
@@ -941,7 +941,7 @@ def shared_processes() -> Iterator[None]:
     with (
         shared_runners(lambda _: "torch"),
         mock.patch.object(verify_module, "Worker", NumpyWorker),
-        mock.patch.object(model_comparison, "Worker", NumpyWorker),
+        mock.patch.object(two_models, "Worker", NumpyWorker),
     ):
         yield
 

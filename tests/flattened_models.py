@@ -14,9 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from ckpttool.commands import load_into, model_comparison
 from ckpttool.commands.convert import convert
+from ckpttool.conversion import filling
 from ckpttool.networks import ModelSpec
+from ckpttool.verification import two_models
 from tests.shared_runners import InThisProcess
 
 # The shape of the images, channels last.
@@ -265,8 +266,8 @@ def main(folder: str, *sources: str) -> None:
     """Convert each source to the other framework; write the outcomes."""
     os.chdir(folder)
     sys.path.insert(0, str(Path(__file__).parent))
-    load_into.ModelProcess = InThisProcess  # type: ignore[assignment,misc]
-    model_comparison.ModelProcess = InThisProcess  # type: ignore[assignment,misc]
+    filling.ModelProcess = InThisProcess  # type: ignore[assignment,misc]
+    two_models.ModelProcess = InThisProcess  # type: ignore[assignment,misc]
     found: dict[str, Any] = {}
     for name in dict.fromkeys(each.partition(" ")[2] for each in sources):
         _write_sources(name)

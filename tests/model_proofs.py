@@ -16,11 +16,12 @@ from typing import Any
 
 import numpy as np
 
-from ckpttool.commands import load_into, model_comparison
 from ckpttool.commands.convert import convert
+from ckpttool.conversion import filling
 from ckpttool.core import CkpttoolError, Leaf, Tree
 from ckpttool.mapping import fill_model, flattening, layer_kinds, rules
 from ckpttool.mapping.flattening import FeatureReordering
+from ckpttool.verification import two_models
 from tests import pair_models, replayed_faults
 from tests.shared_runners import InThisProcess
 
@@ -228,7 +229,7 @@ def filled(source: str, factory: str, options: dict[str, Any]) -> dict[str, Any]
     given = {name: dict(each.split("=") for each in value) for name, value in options.items()}
     outcome: dict[str, Any] = {}
     try:
-        done = load_into.load_into(net, source, **given)
+        done = filling.load_into(net, source, **given)
     except CkpttoolError as error:
         outcome = {"kind": error.kind, "path": error.path, "found": error.found}
     else:
@@ -275,8 +276,8 @@ def replay(folder: str) -> None:
 def _run_here(folder: str) -> None:
     os.chdir(folder)
     sys.path.insert(0, str(Path(__file__).parent))
-    load_into.ModelProcess = InThisProcess  # type: ignore[assignment,misc]
-    model_comparison.ModelProcess = InThisProcess  # type: ignore[assignment,misc]
+    filling.ModelProcess = InThisProcess  # type: ignore[assignment,misc]
+    two_models.ModelProcess = InThisProcess  # type: ignore[assignment,misc]
 
 
 mlp, cnn, gru = pair_models.mlp, pair_models.cnn, pair_models.gru

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from ckpttool.commands.save import save
+from ckpttool.conversion.write import save
 from ckpttool.core import Leaf, Tree, ValueLeaf
 from ckpttool.core import Path as TreePath
 from ckpttool.formats import open_checkpoint

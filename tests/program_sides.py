@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from ckpttool.commands import model_comparison
 from ckpttool.commands.verify import verify
+from ckpttool.verification import two_models
 from tests.shared_runners import InThisProcess
 
 
@@ -82,7 +82,7 @@ def compare_module(folder: str) -> None:
 
 def print_comparison(first: str, second: str, folder: str, **options: Any) -> None:
     """Print the JSON of `verify` of two files; both models run in this process."""
-    with mock.patch.object(model_comparison, "ModelProcess", InThisProcess):
+    with mock.patch.object(two_models, "ModelProcess", InThisProcess):
         found = verify(first, second, run_code=True, **options)
     sys.stdout.write("\n" + json.dumps(found.document()))
 

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ckpttool.commands import restore
-from ckpttool.commands.network_outputs import ActionBounds, derive_network_settings
-from ckpttool.commands.restore import Agent, restore_agent, select_network_leaves
 from ckpttool.core import Tree
+from ckpttool.evaluation import restore
+from ckpttool.evaluation.agent_networks import ActionBounds, derive_network_settings
+from ckpttool.evaluation.restore import Agent, restore_agent, select_network_leaves
 from ckpttool.evaluation.statistics import ReturnStatistics
 from ckpttool.formats import open_checkpoint
 from ckpttool.libraries import RecognizedAgent, recognize_tree

@@ -133,7 +133,7 @@ def write_twins(folder: str, names: Sequence[str]) -> None:
     """Write both sides of pairs: Keras's random numbers, loaded into the PyTorch model."""
     import torch
 
-    from ckpttool.commands.load_into import load_into
+    from ckpttool.conversion.filling import load_into
     from tests.model_pairs import twins
 
     twins.load_families()
@@ -152,7 +152,7 @@ def write_applications(folder: str, names: Sequence[str]) -> None:
     """Write both sides of applications."""
     import torch
 
-    from ckpttool.commands.load_into import load_into
+    from ckpttool.conversion.filling import load_into
 
     draw = np.random.default_rng(0)
     for name in names:

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from ckpttool.commands import model_comparison
 from ckpttool.networks import model_runner
 from ckpttool.networks.messages import Message, message_pipes, serve
 from ckpttool.networks.worker import MODEL_TIMEOUT_S, ChildProcess
+from ckpttool.verification import two_models
 
 _PROGRAM = (
     "-c",
@@ -123,7 +123,7 @@ def shared_runners(framework_of: Callable[[str], str]) -> Iterator[None]:
             return self._process.request(do, **values, folder=str(self.folder))
 
     try:
-        with mock.patch.object(model_comparison, "ModelProcess", Side):
+        with mock.patch.object(two_models, "ModelProcess", Side):
             yield
     finally:
         runners.close()

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 import ckpttool
-from ckpttool.commands import model_code
-from ckpttool.commands.evidence import AgentFacts
+from ckpttool.conversion import model_code
 from ckpttool.core import CkpttoolError, MissingExtraError, UnsupportedError, UsageError, plugins
 from ckpttool.core.sidecar import ACTIVATIONS
+from ckpttool.evaluation.evidence import AgentFacts
 from tests import agent_models, tensorflow_child
 from tests.conftest import TF_SAMPLE, TORCH_SAMPLE
 from tests.test_load_agent import made, needs_library  # noqa: F401  # a fixture

@@ -17,9 +17,10 @@ import torch
 from torch import nn
 
 from ckpttool import load_agent
-from ckpttool.commands.evaluate import Protocol, evaluate
+from ckpttool.commands.evaluate import evaluate
 from ckpttool.core import CkpttoolError, MissingExtraError, UnsupportedError, UsageError
 from ckpttool.evaluation import environments, gymnasium_engine, wrappers
+from ckpttool.evaluation.protocol import Protocol
 from ckpttool.evaluation.wrappers import WrapperSpec
 from tests.conftest import in_process
 

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from ckpttool.commands.convert import convert
 from ckpttool.commands.digest import digest
-from ckpttool.commands.save import save
+from ckpttool.conversion.write import save
 from ckpttool.core import (
     ChecksumError,
     File,

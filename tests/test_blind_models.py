@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ckpttool.commands import model_causes, model_comparison
-from ckpttool.commands.model_inputs import InputPair, draw_inputs, further_inputs
-from ckpttool.commands.network_outputs import RoundingBound, measure_output, pair_outputs
 from ckpttool.commands.verify import Verification, verify
 from ckpttool.core import CkpttoolError, UsageError
 from ckpttool.networks import ModelSpec
 from ckpttool.networks.model_child import last_error_line
+from ckpttool.verification import causes, two_models
+from ckpttool.verification.inputs import InputPair, draw_inputs, further_inputs
+from ckpttool.verification.output_comparison import RoundingBound, measure_output, pair_outputs
 from tests.conftest import ROOT
 from tests.test_verify_models import here
 
@@ -79,7 +79,7 @@ def test_the_same_models_without_the_fault_pass(name: str, tmp_path: Path, here:
     assert compare(name, tmp_path, wrong=False).within
 
 
-def first_of(name: str, folder: Path, a: dict[str, Any], b: dict[str, Any]) -> model_causes.Divergence | None:
+def first_of(name: str, folder: Path, a: dict[str, Any], b: dict[str, Any]) -> causes.Divergence | None:
     import torch
 
     from tests import blind_models
@@ -135,7 +135,7 @@ def test_the_order_of_axes_is_that_with_which_the_models_can_be_called() -> None
         """What a process answers if its model accepts steps before channels only."""
 
         def __init__(self, word: str, inputs: list[Any]) -> None:
-            self.side = model_comparison.ModelSide(word, "file", ModelSpec("module:factory"))
+            self.side = two_models.ModelSide(word, "file", ModelSpec("module:factory"))
             self.names: list[str] = []
             self.dtypes: dict[str, str] = {}
             self.opened = 0
@@ -154,15 +154,15 @@ def test_the_order_of_axes_is_that_with_which_the_models_can_be_called() -> None
 
     row = {"name": "x", "shape": [20, 4], "dtype": "float32", "batch": None}
     sides: Any = (Side("A", [row]), Side("B", []))
-    options = model_comparison.ModelComparisonOptions()
-    session = model_comparison._Session(sides, ("factory", "factory"))
-    model_comparison._prepare(session, [each.row for each in sides], options)
+    options = two_models.ModelComparisonOptions()
+    session = two_models._Session(sides, ("factory", "factory"))
+    two_models._prepare(session, [each.row for each in sides], options)
     assert sides[1].shape == (20, 4)
     assert sides[1].opened == 1  # the failed call may have created variables
     assert len(session.assumed) == 1
-    session = model_comparison._Session(sides, ("factory", "factory"))
+    session = two_models._Session(sides, ("factory", "factory"))
     with pytest.raises(UsageError):
-        model_comparison._prepare(session, [each.row for each in sides], replace(options, transpose=True))
+        two_models._prepare(session, [each.row for each in sides], replace(options, transpose=True))
 
 
 @pytest.mark.parametrize(
@@ -272,7 +272,7 @@ def test_a_short_float_on_one_side_rounds_the_inputs_of_both() -> None:
     pair = InputPair("x", "x", (3,), (3,))
     for kinds in (("float32", "float16"), ("float16", "float32")):
         a, b = ((kind, None) for kind in kinds)
-        assert model_comparison._with_dtype(pair, a, b).dtype == "float16"
+        assert two_models._with_dtype(pair, a, b).dtype == "float16"
 
 
 # Graphs of ONNX: inputs of other types, a fixed batch, several outputs, random operations.

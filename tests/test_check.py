@@ -16,8 +16,8 @@ import yaml
 from ckpttool.commands import check as candidates
 from ckpttool.commands import parallel
 from ckpttool.commands.check import check
-from ckpttool.commands.save import save
 from ckpttool.commands.stats import stats
+from ckpttool.conversion.write import save
 from ckpttool.core import Tree, WorkerError, display, limits
 from ckpttool.formats import open_checkpoint
 from tests.conftest import ROOT, TF_SAMPLE, TORCH_SAMPLE, Ran, in_process, refused

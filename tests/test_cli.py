@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 
 from ckpttool.cli import app, console
-from ckpttool.commands.save import save
+from ckpttool.conversion.write import save
 from tests.conftest import ROOT, TF_SAMPLE, TORCH_SAMPLE, Ran, Terminal, ckpttool, in_process, refused, zipped
 from tests.golden_texts import Golden
 from tests.trees import torch_tree

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from ckpttool.commands.options import EXPORTS, TARGETS
 from ckpttool.commands.schemas import schema_names
+from ckpttool.conversion.targets import EXPORTS, TARGETS
 from ckpttool.core.plugins import BUILT_IN
 from tests.conftest import ROOT, in_process
 

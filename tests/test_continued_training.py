@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ckpttool.commands.convert import ConversionResult
-from ckpttool.commands.load_into import load_into
+from ckpttool.conversion.filling import load_into
 from tests import tensorflow_child
 from tests.conftest import ROOT
 from tests.trained_models import (

@@ -23,12 +23,11 @@ import pytest
 
 import ckpttool
 from ckpttool.commands import convert as op
-from ckpttool.commands import options
 from ckpttool.commands.convert import convert
 from ckpttool.commands.digest import digest
-from ckpttool.commands.options import EXCLUSIONS
-from ckpttool.commands.restore import restore_agent
-from ckpttool.commands.save import save
+from ckpttool.conversion import targets
+from ckpttool.conversion.options import EXCLUSIONS
+from ckpttool.conversion.write import save
 from ckpttool.core import (
     Alias,
     ChecksumError,
@@ -44,6 +43,7 @@ from ckpttool.core import (
     display,
     write_atomically,
 )
+from ckpttool.evaluation.restore import restore_agent
 from ckpttool.formats import open_checkpoint
 from tests.conftest import ROOT, TF_SAMPLE, TORCH_SAMPLE, in_process, refused
 from tests.golden_texts import Golden
@@ -372,13 +372,13 @@ def paused_while_writing(tmp_path: Path, *before: str) -> Iterator[subprocess.Po
     code = f"""
 import sys, time
 from ckpttool.cli import app
-from ckpttool.commands import save
+from ckpttool.conversion import write
 def slow(tree, target, kind, **rest):
     from ckpttool.core.atomic_write import Output, write_atomically
     def fill(stream):
         stream.write(b"half"); stream.flush(); print("ready", flush=True); time.sleep(60)
     write_atomically((Output(target, fill),))
-save.write_checkpoint = slow
+write.write_checkpoint = slow
 sys.argv = ["ckpttool", "convert", {str(TF_SAMPLE)!r}, {str(tmp_path / "x.pt")!r}]
 app.run()
 """
@@ -505,23 +505,23 @@ def test_impossible_targets(tmp_path: Path, arguments: list[str], golden: Golden
 
 
 def test_a_suffix_of_another_target_is_refused() -> None:
-    words = (*options.TARGETS, *options.EXPORTS)
+    words = (*targets.TARGETS, *targets.EXPORTS)
     refusals = 0
-    for suffix, word in itertools.product(options._SUFFIXES, words):
+    for suffix, word in itertools.product(targets._SUFFIXES, words):
         target = f"a.b{suffix}"
         try:
-            chosen = options.infer_target_word(target, word)
+            chosen = targets.infer_target_word(target, word)
         except UsageError as error:
             refusals += 1
             name = str(error.hint).rpartition(" ")[2]
-            assert options.infer_target_word(name, word) == word
-            assert options.infer_target_word(target, None) != word
+            assert targets.infer_target_word(name, word) == word
+            assert targets.infer_target_word(target, None) != word
         else:
             formats = {
-                options.TARGETS[each].format for each in (chosen, options._SUFFIXES[suffix]) if each != "onnx"
+                targets.TARGETS[each].format for each in (chosen, targets._SUFFIXES[suffix]) if each != "onnx"
             }
             assert len(formats) <= 1
-    assert 2 * refusals > len(options._SUFFIXES) * len(words)
+    assert 2 * refusals > len(targets._SUFFIXES) * len(words)
 
 
 # --- The frameworks read it -------------------------------------------------------------------------

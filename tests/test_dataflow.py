@@ -22,9 +22,9 @@ from ckpttool.commands.dataflow import (
     strip_lines,
 )
 from ckpttool.commands.inspect import summary
-from ckpttool.commands.network_outputs import ActionBounds, build_part_network, derive_network_settings
-from ckpttool.commands.restore import Agent, restore_agent
 from ckpttool.core import CkpttoolError
+from ckpttool.evaluation.agent_networks import ActionBounds, build_part_network, derive_network_settings
+from ckpttool.evaluation.restore import Agent, restore_agent
 from ckpttool.networks import (
     Activation,
     Affine,

@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ckpttool.commands.evaluate import Protocol, evaluate
+from ckpttool.commands.evaluate import evaluate
 from ckpttool.core import CkpttoolError, UnsupportedError, UsageError, plugins
 from ckpttool.evaluation import environments
 from ckpttool.evaluation.gymnasium_engine import EnvSpec
+from ckpttool.evaluation.protocol import Protocol
 from ckpttool.evaluation.rollout import ExplorationNoise, Rollout, RolloutSpec, rollouts
 from ckpttool.evaluation.simulators import DeviceVector
 from ckpttool.networks import Activation, Affine, Dense, Network, stack_networks

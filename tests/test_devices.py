@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ckpttool.commands.evaluate import Protocol, evaluate
+from ckpttool.commands.evaluate import evaluate
 from ckpttool.core import DeviceError, UnsupportedError, UsageError, plugins
+from ckpttool.evaluation.protocol import Protocol
 from ckpttool.networks import (
     Activation,
     Add,

@@ -14,14 +14,16 @@ import numpy as np
 import pytest
 
 from ckpttool.commands.convert import convert
-from ckpttool.commands.evaluate import Protocol, evaluate, read_sampling
-from ckpttool.commands.evidence import NO_FACTS, AgentFacts
-from ckpttool.commands.export_onnx import export
+from ckpttool.commands.evaluate import evaluate
 from ckpttool.commands.load_agent import load_agent
-from ckpttool.commands.network_outputs import ActionBounds, derive_network_settings
-from ckpttool.commands.restore import restore_agent
 from ckpttool.commands.verify import verify
+from ckpttool.conversion.export import export
 from ckpttool.core import CkpttoolError, EnvironmentMismatchError, UnsupportedError
+from ckpttool.evaluation.agent_networks import ActionBounds, derive_network_settings
+from ckpttool.evaluation.evidence import NO_FACTS, AgentFacts
+from ckpttool.evaluation.playing import read_sampling
+from ckpttool.evaluation.protocol import Protocol
+from ckpttool.evaluation.restore import restore_agent
 from ckpttool.networks import NOISE, numpy_backend, policy_network
 from tests import test_format_stable_baselines2 as sb2
 from tests.pickles import importable, instance, stand_in

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import ckpttool
-from ckpttool.commands.evidence import AgentFacts
 from ckpttool.core import EnvironmentMismatchError
+from ckpttool.evaluation.evidence import AgentFacts
 from tests import warm_sb3
 from tests.conftest import in_process
 from tests.test_load_agent import needs_library

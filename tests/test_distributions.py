@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 import ckpttool
-from ckpttool.commands.evidence import AgentFacts
 from ckpttool.core import UnsupportedError
+from ckpttool.evaluation.evidence import AgentFacts
 from ckpttool.evaluation.rollout import ActionSampler
 from tests.restored import HIGH, LOW, observations
 

@@ -16,9 +16,9 @@ import pytest
 from ckpttool.commands.convert import convert
 from ckpttool.commands.digest import digest
 from ckpttool.commands.doctor import Diagnosis, _orphan_slot_findings, diagnose
-from ckpttool.commands.restore import restore_agent
-from ckpttool.commands.save import save
+from ckpttool.conversion.write import save
 from ckpttool.core import Checkpoint, Container, Sidecar, Tree, display, key
+from ckpttool.evaluation.restore import restore_agent
 from ckpttool.formats import open_checkpoint
 from ckpttool.libraries import RecognizedAgent, recognize_tree
 from tests.conftest import TF_SAMPLE, TORCH_SAMPLE, in_process, refused

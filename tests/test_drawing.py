@@ -19,7 +19,7 @@ from ckpttool.cli.columns import ColumnLine
 from ckpttool.cli.drawings import GraphDrawing, lay_out_graph, render_dot, render_page, render_svg, text_width
 from ckpttool.commands.graph import COMFORTABLE, MOST, ModuleGraph, build_module_graph
 from ckpttool.commands.inspect import summary
-from ckpttool.commands.save import save
+from ckpttool.conversion.write import save
 from ckpttool.core import Container, TargetExistsError, UsageError, limits
 from tests.conftest import TF_SAMPLE, TORCH_SAMPLE, in_process, refused
 from tests.golden_texts import Golden

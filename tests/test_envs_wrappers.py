@@ -12,11 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ckpttool.commands.evaluate import Protocol, choose_environment, evaluate
-from ckpttool.commands.evidence import AgentFacts
-from ckpttool.commands.restore import restore_agent, wrapper_entries
+from ckpttool.commands.evaluate import evaluate
 from ckpttool.core import CkpttoolError, EnvironmentMismatchError, UnsupportedError, UsageError
 from ckpttool.evaluation import environments, wrappers
+from ckpttool.evaluation.evidence import AgentFacts
+from ckpttool.evaluation.playing import choose_environment
+from ckpttool.evaluation.protocol import Protocol
+from ckpttool.evaluation.restore import restore_agent, wrapper_entries
 from ckpttool.evaluation.wrappers import WrapperSpec
 from tests import sb3_files as sb3
 from tests.conftest import in_process

@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 
 from ckpttool.commands.convert import convert
-from ckpttool.commands.evaluate import Protocol, choose_environment, evaluate, play_stacked, prepare_agent
-from ckpttool.commands.restore import restore_agent
+from ckpttool.commands.evaluate import evaluate
 from ckpttool.core import EnvironmentMismatchError, MappingError, UsageError
+from ckpttool.evaluation.playing import choose_environment, play_stacked, prepare_agent
+from ckpttool.evaluation.protocol import Protocol
+from ckpttool.evaluation.restore import restore_agent
 from ckpttool.networks import NetworkSettings, policy_network, q_network
 from tests.conftest import SAMPLES, TF_SAMPLE, TORCH_SAMPLE, ckpttool, in_framework, in_process, refused
 from tests.golden_texts import Golden
@@ -265,7 +267,7 @@ WIRING = NetworkSettings(("relu",), "tanh", 1e-5, (-2.0, -2.0), (2.0, 2.0))
 
 
 def fujimoto_agent(tmp_path: Path) -> str:
-    from ckpttool.commands.save import save
+    from ckpttool.conversion.write import save
     from tests.trees import torch_tree
 
     save(torch_tree(fujimoto_set()), str(tmp_path / "agent.pt"))  # type: ignore[arg-type]
@@ -372,7 +374,7 @@ def test_unknown_functions_are_refused(tmp_path: Path, changes: dict[str, object
 
 
 def strange_actor(tmp_path: Path, name: str, array: np.ndarray) -> str:
-    from ckpttool.commands.save import save
+    from ckpttool.conversion.write import save
     from tests.trees import torch_dense, torch_tree
 
     generator = np.random.default_rng(0)
@@ -400,7 +402,7 @@ def test_a_network_with_an_unknown_layer_is_not_run_without_it(
 
 
 def test_update_counts_that_differ_do_not_matter_for_playing(tmp_path: Path) -> None:
-    from ckpttool.commands.save import save
+    from ckpttool.conversion.write import save
     from tests.trees import torch_tree
 
     entries = fujimoto_set()

@@ -14,11 +14,9 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from ckpttool.commands import export_onnx, save
 from ckpttool.commands.convert import ConversionResult, convert
-from ckpttool.commands.export_onnx import derive_export_settings
-from ckpttool.commands.network_outputs import build_part_network, make_observations
-from ckpttool.commands.restore import restore_agent
+from ckpttool.conversion import export, write
+from ckpttool.conversion.export import derive_export_settings
 from ckpttool.core import (
     EnvironmentMismatchError,
     FormatError,
@@ -27,7 +25,10 @@ from ckpttool.core import (
     UsageError,
 )
 from ckpttool.evaluation import gymnasium_engine
+from ckpttool.evaluation.agent_networks import build_part_network
+from ckpttool.evaluation.restore import restore_agent
 from ckpttool.networks import Dense, numpy_backend
+from ckpttool.verification.output_comparison import make_observations
 from tests.conftest import ROOT, TF_SAMPLE, TORCH_SAMPLE, ckpttool, in_process, refused
 from tests.golden_texts import Golden
 
@@ -287,9 +288,9 @@ def test_a_dry_run_shows_the_mapping_and_needs_no_library(
 
 def without(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
     """Make libraries look as if they were not installed."""
-    real = export_onnx.importlib.util.find_spec
+    real = export.importlib.util.find_spec
     monkeypatch.setattr(
-        export_onnx.importlib.util,
+        export.importlib.util,
         "find_spec",
         lambda name, *rest: None if name in names else real(name, *rest),
     )
@@ -331,7 +332,7 @@ def test_an_environment_without_bounds_bounds_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, golden: Golden
 ) -> None:
     shutil.copy(TORCH_SAMPLE, tmp_path / "alone.pt")
-    monkeypatch.setattr(export_onnx, "_environment_spec", lambda *_: spec([np.inf]))
+    monkeypatch.setattr(export, "_environment_spec", lambda *_: spec([np.inf]))
     with pytest.raises(EnvironmentMismatchError) as caught:
         convert(str(tmp_path / "alone.pt"), str(tmp_path / "a.onnx"))
     golden(caught.value)
@@ -392,7 +393,7 @@ def test_nothing_is_overwritten_without_force(tmp_path: Path, golden: Golden) ->
 
 def test_a_tree_cannot_be_saved_as_onnx(tmp_path: Path, golden: Golden) -> None:
     with pytest.raises(UsageError) as caught:
-        save.save(restore_agent(str(TORCH_SAMPLE)).tree, str(tmp_path / "a.onnx"))
+        write.save(restore_agent(str(TORCH_SAMPLE)).tree, str(tmp_path / "a.onnx"))
     golden(caught.value)
 
 
@@ -433,8 +434,8 @@ def test_a_model_that_computes_something_else_is_not_written(
 def test_a_file_that_is_not_what_was_written_is_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, golden: Golden
 ) -> None:
-    put = export_onnx._write_model
-    monkeypatch.setattr(export_onnx, "_write_model", lambda stream, data: put(stream, data[:-1]))
+    put = export._write_model
+    monkeypatch.setattr(export, "_write_model", lambda stream, data: put(stream, data[:-1]))
     with pytest.raises(FormatError) as caught:
         convert(str(TORCH_SAMPLE), str(tmp_path / "a.onnx"))
     golden(caught.value)

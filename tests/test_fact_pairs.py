@@ -12,10 +12,10 @@ import pytest
 
 from ckpttool import convert
 from ckpttool.commands.doctor import diagnose
-from ckpttool.commands.evidence import AgentFacts
-from ckpttool.commands.restore import restore_agent
 from ckpttool.commands.verify import verify
 from ckpttool.core import NotUnderstood, UnsupportedError
+from ckpttool.evaluation.evidence import AgentFacts
+from ckpttool.evaluation.restore import restore_agent
 from tests import fact_pairs
 from tests.fact_pairs import FactPair
 

@@ -20,11 +20,10 @@ import numpy as np
 import pytest
 
 from ckpttool.cli import evaluate
-from ckpttool.commands import evaluate as film
-from ckpttool.commands.evaluate import Protocol
 from ckpttool.core import CkpttoolError, MissingExtraError, UnsupportedError, UsageError
-from ckpttool.evaluation import environments, gymnasium_engine
+from ckpttool.evaluation import environments, episode_videos, gymnasium_engine, playing
 from ckpttool.evaluation.gymnasium_engine import GymVector
+from ckpttool.evaluation.protocol import Protocol
 from ckpttool.evaluation.rollout import Rollout, RolloutSpec, rollouts
 from ckpttool.evaluation.video import (
     ENCODINGS,
@@ -468,7 +467,7 @@ def test_episodes_are_chosen_by_number_and_by_word_each_once() -> None:
     values = np.array([3.0, 9.0, -1.0, 9.0, 5.0, -1.0])
     n = len(values)
     played = Rollout(values, np.ones(n, int), values > 0, values <= 0, np.arange(n), n, 2, n, 1.0, 0)
-    assert film._choose_episodes(("median", "1", "best", "worst", "5"), played) == {
+    assert episode_videos._choose_episodes(("median", "1", "best", "worst", "5"), played) == {
         0: ("median",),
         1: ("best",),
         2: ("worst",),
@@ -500,9 +499,9 @@ def test_what_cannot_be_filmed_is_refused(case: str, tmp_path: Path, golden: Gol
     (tmp_path / "there.gif").write_bytes(b"mine")
     name, episodes = REFUSED[case]
     with pytest.raises(CkpttoolError) as caught:
-        film.require_video_support(
+        episode_videos.require_video_support(
             [str(TORCH_SAMPLE)],
-            film.EvaluationOptions(None, Protocol(10**8)),
+            playing.EvaluationOptions(None, Protocol(10**8)),
             str(tmp_path / name),
             episodes.split(","),
         )

@@ -19,9 +19,9 @@ import pytest
 from ckpttool.cli import console, evaluate, parameters
 from ckpttool.cli.tables import TreeView, render_tree
 from ckpttool.commands.inspect import summary
-from ckpttool.commands.options import infer_target_word
 from ckpttool.commands.outline import ListingOutline, SiblingGroup, missing_shards
-from ckpttool.commands.save import save
+from ckpttool.conversion.targets import infer_target_word
+from ckpttool.conversion.write import save
 from ckpttool.core import Span
 from ckpttool.formats import open_checkpoint
 from ckpttool.networks import tensorflow_backend

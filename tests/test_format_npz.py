@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from ckpttool.commands.convert import convert
-from ckpttool.commands.save import save
+from ckpttool.conversion.write import save
 from ckpttool.core import (
     CkpttoolError,
     FormatError,

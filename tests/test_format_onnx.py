@@ -10,13 +10,13 @@ import pytest
 
 from ckpttool.commands.check import CheckOptions, check
 from ckpttool.commands.doctor import diagnose
-from ckpttool.commands.model_comparison import find_code
 from ckpttool.commands.verify import verify
 from ckpttool.core import CkpttoolError, FormatError, Leaf, Record, UsageError, ValueLeaf, display
 from ckpttool.core.code_references import CLASSES, CODE
 from ckpttool.core.digests import digest_checkpoint
 from ckpttool.formats import Probe, onnx, open_checkpoint
 from ckpttool.testing.formats import FormatContract
+from ckpttool.verification.two_models import find_code
 from tests.bundle_writer import field
 from tests.conftest import in_process
 from tests.golden_texts import Golden

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ckpttool.commands.save import save
+from ckpttool.conversion.write import save
 from ckpttool.core import Alias, FormatError, Tree, UnsupportedError
 from ckpttool.formats import Probe, open_checkpoint, torch_zip
 from tests.golden_texts import Golden

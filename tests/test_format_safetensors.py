@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from safetensors import torch as referee
 
 from ckpttool.commands.convert import convert
-from ckpttool.commands.save import save
+from ckpttool.conversion.write import save
 from ckpttool.core import (
     CkpttoolError,
     Container,

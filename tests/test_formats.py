@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ckpttool.commands.save import save
+from ckpttool.conversion.write import save
 from ckpttool.core import Leaf, Tree, key
 from ckpttool.formats import tf_bundle, torch_zip
 from ckpttool.formats.torch_zip import PYTORCH_SET

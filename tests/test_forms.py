@@ -10,10 +10,10 @@ import h5py
 import numpy as np
 import pytest
 
-from ckpttool.commands import general_conversion, options
 from ckpttool.commands.convert import convert
 from ckpttool.commands.digest import digest
-from ckpttool.commands.save import save
+from ckpttool.conversion import general, parts
+from ckpttool.conversion.write import save
 from ckpttool.core import (
     Inline,
     Leaf,
@@ -263,11 +263,11 @@ def test_momentum_without_its_learning_rate_is_not_multiplied_by_a_guess(golden:
     found = {"net/fc/kernel": np.ones((2, 2), np.float32), "net/fc/bias": np.ones(2, np.float32)}
     found |= {f"{name}/Momentum": 3 * value for name, value in found.items()}
     tree = named(found)
-    plan = general_conversion.to_objects(tree, {}, file=True)
+    plan = general.to_objects(tree, {}, file=True)
     assert plan is not None
     assert len(plan.missing) == 2
     golden("\n".join(plan.notes))
-    told = general_conversion.to_objects(tree, {"optimizer": {"learning_rate": 0.5}}, file=True)
+    told = general.to_objects(tree, {"optimizer": {"learning_rate": 0.5}}, file=True)
     assert told is not None
     assert not told.missing
     made = {display(path): leaf.array().tolist() for path, leaf in apply_plan(tree, told).tensors()}
@@ -277,7 +277,7 @@ def test_momentum_without_its_learning_rate_is_not_multiplied_by_a_guess(golden:
 
 def test_epsilon_of_tensorflow_1_is_named_for_keras() -> None:
     tree = named(adam("net/fc/kernel", 1) | powers())
-    plan = general_conversion.to_objects(tree, {}, file=True)
+    plan = general.to_objects(tree, {}, file=True)
     assert plan is not None
     assert not plan.missing
     assert any("epsilon=1e-08" in note for note in plan.notes)
@@ -414,26 +414,26 @@ def test_a_matrix_that_may_be_an_embedding_stops_the_conversion(tmp_path: Path) 
 
 
 def test_a_part_has_its_own_paths_and_no_strangers() -> None:
-    tree, lost = options.select_part(sample(), "policy/actor")
+    tree, lost = parts.select_part(sample(), "policy/actor")
     assert set(tree.names.values()) == {f"l{n}/{name}" for n in (1, 2, 3) for name in ("kernel", "bias")}
     assert not tree.aliases
     assert not lost
 
 
 def test_slots_of_what_is_outside_are_lost() -> None:
-    tree, lost = options.select_part(sample(), "policy/actor_optimizer")
+    tree, lost = parts.select_part(sample(), "policy/actor_optimizer")
     assert len(lost) == 12
     assert set(tree.names.values()) == {"_iterations", "_learning_rate"}
-    whole, none = options.select_part(sample(), "policy")
+    whole, none = parts.select_part(sample(), "policy")
     assert not none
     assert slots(whole)["actor_optimizer/_momentums/0"] == ("m", "actor/l1/kernel")
 
 
 def test_a_dotted_key_is_cut_in_two() -> None:
-    tree, _ = options.select_part(open_checkpoint(str(TORCH_SAMPLE)).tree, "critic/q1")
+    tree, _ = parts.select_part(open_checkpoint(str(TORCH_SAMPLE)).tree, "critic/q1")
     assert (*keys("l1.weight"),) in tree
     assert len(tree) == 6
-    assert set(options.full_names(tree, "critic/q1").values()) == {
+    assert set(parts.full_names(tree, "critic/q1").values()) == {
         f"critic/q1/l{n}/{name}" for n in (1, 2, 3) for name in ("weight", "bias")
     }
 
@@ -441,7 +441,7 @@ def test_a_dotted_key_is_cut_in_two() -> None:
 @pytest.mark.parametrize("part", ["policy/acto", "nothing", "policy/actor/l1/kernel"])
 def test_a_part_must_be_there(part: str, golden: Golden) -> None:
     with pytest.raises(UsageError) as caught:
-        options.select_part(sample(), part)
+        parts.select_part(sample(), part)
     golden(caught.value)
 
 
@@ -503,7 +503,7 @@ def test_real_files_by_name_become_objects_and_names_again(corpus: Path, name: s
 
 def test_help_says_what_can_be_written() -> None:
     ran = in_process("convert", "--help", cwd=ROOT)
-    from ckpttool.commands.options import TARGETS
+    from ckpttool.conversion.targets import TARGETS
 
     assert all(word in ran.out for word in TARGETS)
     assert "--part" in ran.out
@@ -602,14 +602,14 @@ def exported() -> dict[str, Any]:
 
 def test_an_exported_model_has_its_layers_once() -> None:
     tree = named(exported())
-    plan = general_conversion.to_objects(tree, {}, file=False)
+    plan = general.to_objects(tree, {}, file=False)
     assert plan is not None
     made = {display(path): leaf.array() for path, leaf in apply_plan(tree, plan).tensors()}
     assert len(made) == 6
     assert {*(move.source for move in plan.moves), *plan.consumed} == set(tree)
     for name, value in made.items():
         np.testing.assert_array_equal(value, exported()[f"variables/sequential/{name}"])
-    file = general_conversion.to_objects(tree, {}, file=True)
+    file = general.to_objects(tree, {}, file=True)
     assert file is not None
     places = place_tree(apply_plan(tree, file), "policy").datasets
     assert list(places) == [
@@ -622,8 +622,8 @@ def test_an_exported_model_has_its_layers_once() -> None:
 def test_an_export_whose_lists_differ_is_not_taken_for_one_model() -> None:
     changed = exported()
     changed["_all_variables/sequential/dense/kernel"] = changed["variables/sequential/dense_1/kernel"]
-    assert not general_conversion.is_keras_export(named(changed))
-    assert general_conversion.is_keras_export(named(exported()))
+    assert not general.is_keras_export(named(changed))
+    assert general.is_keras_export(named(exported()))
 
 
 def numbered_export() -> dict[str, np.ndarray]:
@@ -644,7 +644,7 @@ def test_an_exported_list_of_variables_may_be_repeated_in_another_order(tmp_path
     found = {each.target: each for each in done.report.mapped}
     assert [found[f"variables/{n}/weight"].shape_out for n in range(3)] == [(16, 8), (16, 16), (2, 16)]
     arrays["_all_variables/0"] = arrays["_all_variables/0"].T.copy()
-    assert not general_conversion.is_keras_export(named(arrays))
+    assert not general.is_keras_export(named(arrays))
 
 
 def test_an_h5_file_of_weights_becomes_keras_3s_by_class_and_order(tmp_path: Path) -> None:

@@ -21,12 +21,14 @@ import torch
 from torch import nn
 
 from ckpttool import load_agent
-from ckpttool.commands.evaluate import Protocol, SpaceComparison, choose_environment, prepare_agent
-from ckpttool.commands.evidence import AgentFacts
-from ckpttool.commands.restore import restore_agent
 from ckpttool.core import CkpttoolError, EnvironmentMismatchError, UnsupportedError, display, plugins
 from ckpttool.core.sidecar import parse_activation
+from ckpttool.evaluation.evidence import AgentFacts
 from ckpttool.evaluation.gymnasium_engine import EnvSpec
+from ckpttool.evaluation.playing import choose_environment, prepare_agent
+from ckpttool.evaluation.protocol import Protocol
+from ckpttool.evaluation.restore import restore_agent
+from ckpttool.evaluation.space_comparison import SpaceComparison
 from ckpttool.formats import open_checkpoint
 from tests import sb3_files as sb3
 from tests import warm_sb3

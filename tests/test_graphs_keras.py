@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 import ckpttool
-from ckpttool.commands.network_outputs import run_network
 from ckpttool.core import Tree, UnsupportedError, kinds
 from ckpttool.graphs import Graph, evaluate, infer_shapes, read_graph
 from ckpttool.graphs.keras import read_document
@@ -22,6 +21,7 @@ from ckpttool.graphs.operators import is_known
 from ckpttool.libraries.graph_programs import lower_policy
 from ckpttool.networks import NetworkBuilder, numpy_backend
 from ckpttool.networks.build import add_program
+from ckpttool.verification.output_comparison import run_network
 from tests import tensorflow_child
 
 pytestmark = pytest.mark.tensorflow

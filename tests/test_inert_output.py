@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from ckpttool.cli import console, styles
-from ckpttool.commands.save import save
+from ckpttool.conversion.write import save
 from ckpttool.core import clean
 from tests.conftest import TORCH_SAMPLE, Terminal, in_process
 from tests.trees import torch_tree

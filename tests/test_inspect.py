@@ -21,8 +21,8 @@ from ckpttool.commands.folder import inspect_path
 from ckpttool.commands.inspect import CheckpointSummary, Totals
 from ckpttool.commands.modules import group_by_module, walk_modules
 from ckpttool.commands.rows import TensorRow
-from ckpttool.commands.save import save
 from ckpttool.commands.signatures import signature_lines
+from ckpttool.conversion.write import save
 from ckpttool.core import Container, Inline, Leaf, attr, shorten
 from ckpttool.formats import CheckpointState, tf_common
 from tests.conftest import TF_SAMPLE, TORCH_SAMPLE, Terminal, in_process, refused

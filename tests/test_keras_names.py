@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from ckpttool.commands import model_comparison, model_proof
 from ckpttool.commands.check import check
 from ckpttool.commands.doctor import diagnose
 from ckpttool.core import UsageError, code_references
 from ckpttool.formats import keras_config, open_checkpoint
+from ckpttool.verification import proof, two_models
 from tests import tensorflow_child
 from tests.conftest import ROOT, in_process, zipped
 from tests.hostile.crafted_keras import weights
@@ -235,7 +235,7 @@ def test_ordinary_models_are_plain(both: tuple[dict[str, Any], list[str]]) -> No
     some = [files[name] for name in ("keras nested.keras", "tf_keras chosen.h5", "tf_keras chosen.keras")]
     assert check(some).clean
     for file in some:
-        assert model_comparison.find_code(open_checkpoint(file), "keras") is None
+        assert two_models.find_code(open_checkpoint(file), "keras") is None
 
 
 @pytest.mark.slow
@@ -311,7 +311,7 @@ def test_every_acting_configuration_is_found_and_refused(tmp_path: Path, name: s
     assert "loading" in [each.topic for each in diagnose(str(tmp_path / "m")).findings]
     opened = open_checkpoint(str(tmp_path / "m"))
     assert code_references.worst_verdict(opened.code_references) == code_references.CODE
-    assert model_comparison.find_code(opened, "keras") is not None
+    assert two_models.find_code(opened, "keras") is not None
 
 
 SOME = (
@@ -334,11 +334,11 @@ def test_acting_models_are_found_and_refused_in_every_container(tmp_path: Path, 
         path = str(tmp_path / file)
         opened = open_checkpoint(path)
         assert "loading" in [each.topic for each in diagnose(path).findings]
-        assert model_proof.prevented(opened, model_proof.ProofRequest()) is not None
-        assert model_comparison.find_model_kind(opened) == "keras"
-        a, b = (model_comparison.ModelSide(word, path) for word in "AB")
+        assert proof.prevented(opened, proof.ProofRequest()) is not None
+        assert two_models.find_model_kind(opened) == "keras"
+        a, b = (two_models.ModelSide(word, path) for word in "AB")
         with pytest.raises(UsageError, match="loading would run code"):
-            model_comparison.compare_models(a, b, model_comparison.ModelComparisonOptions())
+            two_models.compare_models(a, b, two_models.ModelComparisonOptions())
 
 
 def writes(target: Path) -> dict[str, Any]:

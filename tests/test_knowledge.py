@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckpttool.commands import restore
-from ckpttool.commands.restore import select_network_leaves
 from ckpttool.core import Inline, Leaf, Sidecar, Tree, attr
+from ckpttool.evaluation import restore
+from ckpttool.evaluation.restore import select_network_leaves
 from ckpttool.libraries import AgentMetadata, ObservationNormalizer, recognize_tree
 from ckpttool.networks import Affine, Clip, NetworkSettings, numpy_backend, policy_network, value_network
 from ckpttool.networks.build import HEADS

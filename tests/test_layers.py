@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckpttool.commands.convert import convert
-from ckpttool.commands.options import parse_layer_options
-from ckpttool.commands.save import save
+from ckpttool.conversion.layer_options import parse_layer_options
+from ckpttool.conversion.write import save
 from ckpttool.core import Alias, Container, Leaf, MappingError, Tree, UsageError, WeightUse, display, key
 from ckpttool.mapping import Move, Plan, apply_plan, convert_layer, find_layers, flattening
 from ckpttool.mapping.layers import COMPOSED, KINDS

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ckpttool.commands.restore import canonical_tree
 from ckpttool.core import Leaf, Tree, display
 from ckpttool.formats import open_checkpoint
 from ckpttool.libraries import acme, recognize_tree, td3
+from ckpttool.mapping.rules import canonical_tree
 from tests.golden_texts import Golden
 from tests.restored import HIGH, LOW, actions, chosen, observations, q_values, recognised, same, without_a_way
 from tests.tensorflow_agents import Arrays, layers, run, tensorflow_tree, written

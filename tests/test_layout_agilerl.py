@@ -14,9 +14,9 @@ import pytest
 
 from ckpttool.commands.convert import convert
 from ckpttool.commands.load_agent import load_agent
-from ckpttool.commands.restore import restore_agent
 from ckpttool.commands.verify import verify
 from ckpttool.core import UnsupportedError
+from ckpttool.evaluation.restore import restore_agent
 from tests.pickles import importable, instance, stand_in
 
 torch = pytest.importorskip("torch")

@@ -14,12 +14,13 @@ import torch
 from torch import nn
 
 from ckpttool import convert, load_agent
-from ckpttool.commands.network_outputs import require_facts
-from ckpttool.commands.restore import canonical_tree, restore_agent
 from ckpttool.core import EnvironmentMismatchError, Tree, UnsupportedError, UsageError, display
+from ckpttool.evaluation.agent_networks import require_facts
+from ckpttool.evaluation.restore import restore_agent
 from ckpttool.formats import open_checkpoint
 from ckpttool.libraries import RecognizedAgent, d3rlpy, plan_torch, recognize_tree, schema
 from ckpttool.mapping import apply_plan
+from ckpttool.mapping.rules import canonical_tree
 from ckpttool.testing.layouts import same
 from tests.golden_texts import Golden
 from tests.test_format_d3rlpy import archive, written

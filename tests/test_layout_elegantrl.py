@@ -10,11 +10,12 @@ import torch
 from torch import nn
 
 from ckpttool.commands.load_agent import load_agent
-from ckpttool.commands.restore import canonical_tree, restore_agent
 from ckpttool.core import Leaf, UnsupportedError, attr, display
 from ckpttool.core.sidecar import NO_BOUNDS
+from ckpttool.evaluation.restore import restore_agent
 from ckpttool.formats import open_checkpoint
 from ckpttool.libraries import recognize_tree
+from ckpttool.mapping.rules import canonical_tree
 from tests.pickles import importable
 from tests.torch_agents import actions, close, mlp, observations, saved, seen
 

@@ -10,13 +10,14 @@ import pytest
 import torch
 from torch import nn
 
-from ckpttool.commands.restore import canonical_tree, restore_agent
 from ckpttool.commands.verify import verify
 from ckpttool.core import UnsupportedError, display
 from ckpttool.core.sidecar import NO_BOUNDS, NO_STATISTICS
+from ckpttool.evaluation.restore import restore_agent
 from ckpttool.formats import open_checkpoint
 from ckpttool.libraries import recognize_tree, td3
 from ckpttool.mapping import apply_plan
+from ckpttool.mapping.rules import canonical_tree
 from ckpttool.testing.layouts import same
 from tests.golden_texts import Golden
 from tests.torch_agents import actions, close, mlp, observations, saved, seen, values

@@ -13,8 +13,6 @@ import numpy as np
 import pytest
 
 from ckpttool.commands.convert import convert
-from ckpttool.commands.network_outputs import ActionBounds, derive_network_settings
-from ckpttool.commands.restore import canonical_tree, restore_agent
 from ckpttool.core import (
     MappingError,
     NotACheckpointError,
@@ -23,7 +21,10 @@ from ckpttool.core import (
     attr,
     display,
 )
+from ckpttool.evaluation.agent_networks import ActionBounds, derive_network_settings
+from ckpttool.evaluation.restore import restore_agent
 from ckpttool.formats import open_checkpoint
+from ckpttool.mapping.rules import canonical_tree
 from tests.conftest import TORCH_SAMPLE, in_process
 from tests.golden_texts import Golden
 from tests.restored import actions, chosen, observations, q_values, recognised, same, without_a_way

@@ -9,9 +9,10 @@ import pytest
 
 from ckpttool.commands.convert import convert
 from ckpttool.commands.digest import digest
-from ckpttool.commands.evaluate import Protocol, evaluate
-from ckpttool.commands.restore import restore_agent
+from ckpttool.commands.evaluate import evaluate
 from ckpttool.core import NotFoundError, UnsupportedError
+from ckpttool.evaluation.protocol import Protocol
+from ckpttool.evaluation.restore import restore_agent
 from ckpttool.formats import Probe, keras_h5, open_checkpoint
 from ckpttool.formats.keras_h5 import KERAS_RL
 from ckpttool.libraries import recognize_tree

@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 
 from ckpttool import convert
-from ckpttool.commands.evidence import NO_FACTS, AgentFacts
 from ckpttool.commands.load_agent import load_agent
-from ckpttool.commands.restore import restore_agent
 from ckpttool.core import UnsupportedError
+from ckpttool.evaluation.evidence import NO_FACTS, AgentFacts
+from ckpttool.evaluation.restore import restore_agent
 from ckpttool.networks import numpy_backend, policy_network
 from tests import tensorflow_child
 from tests.golden_texts import Golden

@@ -7,10 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ckpttool.commands.restore import canonical_tree, restore_agent
 from ckpttool.core import Tree, UnsupportedError, display
+from ckpttool.evaluation.restore import restore_agent
 from ckpttool.formats import tf_bundle
 from ckpttool.libraries import recognize_tree, rlgraph
+from ckpttool.mapping.rules import canonical_tree
 from tests.golden_texts import Golden
 from tests.restored import (
     HIGH,

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ckpttool.commands.restore import canonical_tree
 from ckpttool.core import Leaf, Tree, unknown_fact
 from ckpttool.core.sidecar import NO_BOUNDS, NO_ENVIRONMENT
 from ckpttool.libraries import recognize_tree
 from ckpttool.libraries.schema import Choices, canonical_weight_path
+from ckpttool.mapping.rules import canonical_tree
 from tests.golden_texts import Golden
 from tests.restored import bound, played
 from tests.test_layouts import LayoutContract

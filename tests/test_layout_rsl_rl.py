@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import nn
 
-from ckpttool.commands.restore import restore_agent
 from ckpttool.core import UnsupportedError, display
 from ckpttool.core.sidecar import NO_ACTIVATIONS
+from ckpttool.evaluation.restore import restore_agent
 from ckpttool.formats import open_checkpoint
 from ckpttool.libraries import recognize_tree
 from tests.golden_texts import Golden

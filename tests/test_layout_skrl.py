@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from ckpttool.commands.convert import convert
-from ckpttool.commands.evidence import AgentFacts
-from ckpttool.commands.restore import restore_agent
 from ckpttool.core import Tree, UnsupportedError
+from ckpttool.evaluation.evidence import AgentFacts
+from ckpttool.evaluation.restore import restore_agent
 from ckpttool.formats import open_checkpoint
 from ckpttool.libraries import recognize_tree
 from tests.test_layouts import LayoutContract, networks

@@ -14,11 +14,12 @@ import pytest
 
 from ckpttool.commands.convert import convert
 from ckpttool.commands.load_agent import load_agent
-from ckpttool.commands.restore import canonical_tree, restore_agent
 from ckpttool.core import UnsupportedError, display
 from ckpttool.core.sidecar import NO_ACTIVATIONS, NO_BOUNDS
+from ckpttool.evaluation.restore import restore_agent
 from ckpttool.formats import open_checkpoint
 from ckpttool.libraries import spinningup
+from ckpttool.mapping.rules import canonical_tree
 from tests.golden_texts import Golden
 from tests.restored import actions, chosen, observations, q_values, recognised, same, without_a_way
 from tests.trees import dense, tensorflow_tree

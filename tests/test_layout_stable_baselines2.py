@@ -12,12 +12,13 @@ import pytest
 
 from ckpttool.commands.convert import convert
 from ckpttool.commands.load_agent import load_agent
-from ckpttool.commands.network_outputs import ActionBounds, derive_network_settings
-from ckpttool.commands.restore import Agent, canonical_tree, restore_agent
 from ckpttool.core import Tree, UnsupportedError, attr, display, plugins
+from ckpttool.evaluation.agent_networks import ActionBounds, derive_network_settings
+from ckpttool.evaluation.restore import Agent, restore_agent
 from ckpttool.formats import open_checkpoint
 from ckpttool.libraries import recognize_tree
 from ckpttool.libraries.schema import DISCRETE_CHOICE
+from ckpttool.mapping.rules import canonical_tree
 from ckpttool.networks import policy_network, q_network
 from tests import sb3_files
 from tests import test_format_stable_baselines2 as sb2

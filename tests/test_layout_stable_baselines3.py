@@ -13,12 +13,9 @@ import pytest
 import torch
 from torch import nn
 
-from ckpttool.commands import plan
 from ckpttool.commands.convert import convert
-from ckpttool.commands.evidence import NO_FACTS, AgentFacts
-from ckpttool.commands.network_outputs import ActionBounds, derive_network_settings
-from ckpttool.commands.options import parse_target_kind
-from ckpttool.commands.restore import Agent, canonical_tree, read_verified_sidecar, restore_agent, with_names
+from ckpttool.conversion import plan
+from ckpttool.conversion.targets import parse_target_kind
 from ckpttool.core import (
     CkpttoolError,
     FormatError,
@@ -29,11 +26,15 @@ from ckpttool.core import (
     plugins,
     sidecar,
 )
+from ckpttool.evaluation.agent_networks import ActionBounds, derive_network_settings
+from ckpttool.evaluation.evidence import NO_FACTS, AgentFacts
+from ckpttool.evaluation.restore import Agent, read_verified_sidecar, restore_agent, with_names
 from ckpttool.formats import open_checkpoint, settings
 from ckpttool.formats import sb3 as write
 from ckpttool.libraries import recognize_tree, schema
 from ckpttool.libraries import sb3 as stable_baselines3
 from ckpttool.mapping import apply_plan
+from ckpttool.mapping.rules import canonical_tree
 from ckpttool.networks import policy_network
 from tests import sb3_files as sb3
 from tests import warm_sb3

@@ -9,11 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ckpttool.commands.evaluate import Protocol, evaluate
-from ckpttool.commands.restore import canonical_tree, restore_agent
+from ckpttool.commands.evaluate import evaluate
 from ckpttool.core import Leaf, Tree, UsageError, display
+from ckpttool.evaluation.protocol import Protocol
+from ckpttool.evaluation.restore import restore_agent
 from ckpttool.libraries import recognize_tree, td3, tf2rl
 from ckpttool.mapping import apply_plan
+from ckpttool.mapping.rules import canonical_tree
 from ckpttool.networks import NetworkSettings, numpy_backend, policy_network
 from tests.conftest import TF_SAMPLE
 from tests.golden_texts import Golden

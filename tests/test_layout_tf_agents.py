@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 
 from ckpttool.commands.convert import convert
-from ckpttool.commands.evidence import AgentFacts
-from ckpttool.commands.restore import canonical_tree, restore_agent
 from ckpttool.core import Alias, FormatError, Leaf, Tree, UnsupportedError, display
 from ckpttool.core.sidecar import NO_ACTIVATIONS, NO_BOUNDS, NO_STATISTICS
+from ckpttool.evaluation.evidence import AgentFacts
+from ckpttool.evaluation.restore import restore_agent
 from ckpttool.formats import open_checkpoint, settings, tf_common
 from ckpttool.libraries import plan_torch, recognize_tree
 from ckpttool.mapping import apply_plan
+from ckpttool.mapping.rules import canonical_tree
 from tests import warm
 from tests.golden_texts import Golden
 from tests.restored import HIGH, LOW, actions, chosen, observations, q_values, recognised, same, without_a_way

@@ -10,8 +10,8 @@ import pytest
 
 from ckpttool.commands.convert import convert
 from ckpttool.commands.load_agent import load_agent
-from ckpttool.commands.restore import restore_agent
 from ckpttool.core import EnvironmentMismatchError, Tree
+from ckpttool.evaluation.restore import restore_agent
 from ckpttool.formats import open_checkpoint
 from tests.conftest import in_process
 from tests.restored import HIGH, LOW, actions, chosen, observations, q_values, recognised, same, without_a_way

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ckpttool.commands.evidence import AgentFacts
-from ckpttool.commands.export_onnx import export
 from ckpttool.commands.load_agent import load_agent
-from ckpttool.commands.restore import restore_agent
+from ckpttool.conversion.export import export
 from ckpttool.core import UnsupportedError, UsageError
+from ckpttool.evaluation.evidence import AgentFacts
+from ckpttool.evaluation.restore import restore_agent
 from ckpttool.libraries.schema import HALVES
 from tests.torch_agents import mlp
 

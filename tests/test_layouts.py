@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from ckpttool import testing
-from ckpttool.commands.restore import canonical_tree
 from ckpttool.core import Leaf, MappingError, Tree, UsageError, ValueLeaf, display
 from ckpttool.formats import open_checkpoint, tf_bundle
 from ckpttool.libraries import RecognizedAgent, add_targets, recognize_tree, td3
 from ckpttool.mapping import apply_plan
+from ckpttool.mapping.rules import canonical_tree
 from ckpttool.testing.layouts import canonical_names, contents
 from tests.conftest import TF_SAMPLE, TORCH_SAMPLE
 from tests.golden_texts import Golden

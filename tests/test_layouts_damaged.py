@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ckpttool.commands import restore
-from ckpttool.commands.restore import select_network_leaves
 from ckpttool.core import CkpttoolError, Inline, Leaf, Tree, ValueLeaf
+from ckpttool.evaluation import restore
+from ckpttool.evaluation.restore import select_network_leaves
 from ckpttool.formats import open_checkpoint
 from ckpttool.libraries import d3rlpy, elegantrl, rsl_rl, skrl
 from ckpttool.libraries.td3 import FASTTD3

@@ -15,9 +15,9 @@ import torch
 from torch import nn
 
 from ckpttool.commands.convert import ConversionResult, convert
-from ckpttool.commands.restore import restore_agent
 from ckpttool.core import UnsupportedError, UsageError
 from ckpttool.core.sidecar import OUTPUT_RANGE
+from ckpttool.evaluation.restore import restore_agent
 from tests import test_layout_cleanrl as cleanrl
 from tests import test_layout_d3rlpy as d3rlpy
 from tests import test_layout_elegantrl as elegantrl

@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 
 from ckpttool.commands.convert import convert
-from ckpttool.commands.restore import restore_agent
 from ckpttool.core import (
     Output,
     Sidecar,
@@ -26,6 +25,7 @@ from ckpttool.core import (
     write_atomically,
 )
 from ckpttool.core.digests import digest_checkpoint
+from ckpttool.evaluation.restore import restore_agent
 from ckpttool.formats import open_checkpoint
 from tests import test_layout_stable_baselines2 as sb2
 from tests.golden_texts import Golden

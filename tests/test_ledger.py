@@ -16,14 +16,10 @@ import numpy as np
 import pytest
 
 import ckpttool
-from ckpttool.commands import evidence
 from ckpttool.commands.convert import convert
 from ckpttool.commands.digest import digest
 from ckpttool.commands.doctor import diagnose
-from ckpttool.commands.evidence import AgentFacts
-from ckpttool.commands.export_onnx import export
-from ckpttool.commands.network_outputs import ActionBounds, derive_network_settings
-from ckpttool.commands.restore import restore_agent
+from ckpttool.conversion.export import export
 from ckpttool.core import (
     CkpttoolError,
     LedgerEntry,
@@ -33,6 +29,10 @@ from ckpttool.core import (
     UsageError,
     sidecar,
 )
+from ckpttool.evaluation import evidence
+from ckpttool.evaluation.agent_networks import ActionBounds, derive_network_settings
+from ckpttool.evaluation.evidence import AgentFacts
+from ckpttool.evaluation.restore import restore_agent
 from ckpttool.formats import detect, open_checkpoint, sb3
 from ckpttool.networks import numpy_backend
 from tests import restored, sb3_files, schemas, warm_sb3

@@ -15,13 +15,14 @@ import torch
 from torch import nn
 
 from ckpttool.commands.convert import convert
-from ckpttool.commands.evidence import AgentFacts
-from ckpttool.commands.restore import canonical_tree, restore_agent
 from ckpttool.core import display, plugins, sidecar
 from ckpttool.core.sidecar import NO_ACTIVATIONS, STATISTICS_UNKNOWN
+from ckpttool.evaluation.evidence import AgentFacts
+from ckpttool.evaluation.restore import restore_agent
 from ckpttool.formats import open_checkpoint
 from ckpttool.libraries import recognize_tree, td3
 from ckpttool.libraries.schema import LEFT_OPEN
+from ckpttool.mapping.rules import canonical_tree
 from tests import sb3_files as sb3
 from tests.conftest import TORCH_SAMPLE, Ran, in_process
 from tests.pickles import importable, instance

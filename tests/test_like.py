@@ -13,8 +13,8 @@ import h5py
 import numpy as np
 import pytest
 
-from ckpttool.commands import load_into
 from ckpttool.commands.convert import ConversionResult, convert
+from ckpttool.conversion import filling
 from ckpttool.core import CkpttoolError, MappingError, UsageError, sidecar
 from ckpttool.networks import ModelSpec, model_child, model_runner, worker
 from tests import tensorflow_child
@@ -49,13 +49,13 @@ def fill(
 ) -> ConversionResult:
     """Fill a model of a file beside this one, in this process."""
     before = worker.ModelProcess
-    load_into.ModelProcess = InThisProcess  # type: ignore[misc]
+    filling.ModelProcess = InThisProcess  # type: ignore[misc]
     path, folder = list(sys.path), os.getcwd()
     os.chdir(HERE)
     try:
         return convert(source, target, to=to, like=ModelSpec(factory, shapes=tuple(shapes)), **how)
     finally:
-        load_into.ModelProcess = before  # type: ignore[misc]
+        filling.ModelProcess = before  # type: ignore[misc]
         sys.path[:] = path
         os.chdir(folder)
 
@@ -722,11 +722,11 @@ def test_a_live_optimizer_of_another_class_is_refused(tmp_path: Path) -> None:
     other = like_small.Named()
     before = str(other.state_dict())
     with pytest.raises(UsageError):
-        load_into.load_into(other, str(tmp_path / "run.pt"), optimizer=torch.optim.Adam(other.parameters()))
+        filling.load_into(other, str(tmp_path / "run.pt"), optimizer=torch.optim.Adam(other.parameters()))
     assert str(other.state_dict()) == before
     groups = [{"params": [each]} for each in other.parameters()]
     mine = torch.optim.SGD(groups, 0.1)
-    load_into.load_into(other, str(tmp_path / "run.pt"), optimizer=mine)
+    filling.load_into(other, str(tmp_path / "run.pt"), optimizer=mine)
     assert [group["momentum"] for group in mine.param_groups] == [0.5] * len(groups)
     for one, same in zip(net.parameters(), other.parameters(), strict=True):
         assert torch.equal(optimizer.state[one]["momentum_buffer"], mine.state[same]["momentum_buffer"])

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import ckpttool
-from ckpttool.commands import load_into
 from ckpttool.commands.convert import convert
+from ckpttool.conversion import filling
 from ckpttool.core import MappingError, NotFoundError, UnsupportedError, UsageError
 from ckpttool.networks import ModelSpec
 from tests import like_torch, load_into_keras, tensorflow_child, warm
@@ -344,7 +344,7 @@ def test_variables_that_no_restore_fills_are_found(tmp_path: Path, golden: Golde
 
 
 def test_doctor_asks_a_model_of_the_users_own(monkeypatch: pytest.MonkeyPatch, golden: Golden) -> None:
-    monkeypatch.setattr(load_into, "ModelProcess", InThisProcess)
+    monkeypatch.setattr(filling, "ModelProcess", InThisProcess)
     monkeypatch.setattr(sys, "path", list(sys.path))
     here = ROOT / "tests"
     ran = in_process("doctor", PT, "--like", "like_small:Pair", "--part", "actor", "--json", cwd=here)

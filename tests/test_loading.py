@@ -15,9 +15,9 @@ import pytest
 import torch
 from torch import nn
 
-from ckpttool.commands import save
-from ckpttool.commands.options import TARGETS
-from ckpttool.commands.save import format_loading_code
+from ckpttool.conversion import loading_code
+from ckpttool.conversion.loading_code import format_loading_code
+from ckpttool.conversion.targets import TARGETS
 from ckpttool.core import Inline, Leaf, Tree, attr
 from tests import loading_keras, tensorflow_child
 from tests.conftest import ROOT, in_process
@@ -256,7 +256,7 @@ def test_a_network_is_restored_beside_any_number(each: int, tmp_path: Path) -> N
 
 def test_no_more_names_are_read_than_a_line_holds() -> None:
     names = iter([f"layer{number}" for number in range(100_000)])
-    line = save._format_names("# ", names)
+    line = loading_code._format_names("# ", names)
     assert len(line) <= 80
     assert line.endswith(", ...")
     assert len(list(names)) > 99_900

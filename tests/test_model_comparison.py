@@ -14,12 +14,12 @@ import h5py
 import numpy as np
 import pytest
 
-from ckpttool.commands import model_causes, model_comparison, network_outputs
-from ckpttool.commands.model_comparison import ModelSide, find_code
-from ckpttool.commands.model_inputs import InputFile, InputPair
 from ckpttool.commands.verify import verify
 from ckpttool.core import CkpttoolError, NotFoundError, UsageError
 from ckpttool.networks import ModelSpec, model_runner
+from ckpttool.verification import causes, output_comparison, two_models
+from ckpttool.verification.inputs import InputFile, InputPair
+from ckpttool.verification.two_models import ModelSide, find_code
 from tests import pair_models, warm
 from tests.conftest import KERAS_2, ROOT
 from tests.pair_models import SHAPES
@@ -106,16 +106,16 @@ def test_each_side_is_opened_once(monkeypatch: pytest.MonkeyPatch) -> None:
         opened.append(os.path.basename(path))
         return inner(path)
 
-    inner: Callable[[str], Any] = model_comparison.open_checkpoint
-    for name in ("model_comparison", "restore"):
-        monkeypatch.setattr(f"ckpttool.commands.{name}.open_checkpoint", counted)
+    inner: Callable[[str], Any] = two_models.open_checkpoint
+    for name in ("verification.two_models", "evaluation.restore"):
+        monkeypatch.setattr(f"ckpttool.{name}.open_checkpoint", counted)
     monkeypatch.setattr("ckpttool.formats.detect.open_checkpoint", counted)
     samples = ROOT / "sample_ckpts"
     agent = str(samples / "td3_pendulum_torch/ckpt-15000.pt")
     other = str(samples / "td3_pendulum_tf/ckpt-15000")
     sides = ModelSide("A", agent), ModelSide("B", other)
     assert [each.kind for each in sides] == ["agent", "agent"]
-    restored = [model_comparison.restore_agent(each.checkpoint) for each in sides]
+    restored = [two_models.restore_agent(each.checkpoint) for each in sides]
     assert all(restored)
     assert opened == ["ckpt-15000.pt", "ckpt-15000"]
 
@@ -233,9 +233,9 @@ FORMS = {
 @pytest.mark.parametrize("family", FORMS)
 def test_a_layer_goes_to_the_other_framework_and_back(family: str) -> None:
     torch, keras = FORMS[family]
-    made = model_causes.translate_tensors(torch, keras)
+    made = causes.translate_tensors(torch, keras)
     assert {name: each.shape for name, each in made.items()} == {n: e.shape for n, e in keras.items()}
-    back = model_causes.translate_tensors(made, torch)
+    back = causes.translate_tensors(made, torch)
     assert {*back} == {*torch}
     for name, each in torch.items():
         np.testing.assert_array_equal(back[name], each)
@@ -247,7 +247,7 @@ def test_a_layer_goes_to_the_other_framework_and_back(family: str) -> None:
 @pytest.fixture
 def here(monkeypatch: pytest.MonkeyPatch) -> None:
     """Run models in this process, and make `pair_models` importable."""
-    monkeypatch.setattr(model_comparison, "ModelProcess", InThisProcess)
+    monkeypatch.setattr(two_models, "ModelProcess", InThisProcess)
     monkeypatch.syspath_prepend(str(ROOT / "tests"))
 
 
@@ -366,15 +366,15 @@ def test_a_wrong_output_fails_whichever_side_has_a_float64_run(
     own = right + (0.01 if wrong else 0.0)
     exact = (right if runs in ("both", "A") else None, own if runs in ("both", "B") else None)
     outputs = right.astype(np.float32), own.astype(np.float32)
-    bound = network_outputs.RoundingBound(4.0, 1e-6)
-    found = network_outputs.measure_output("y", outputs, exact, bound, tolerance)
+    bound = output_comparison.RoundingBound(4.0, 1e-6)
+    found = output_comparison.measure_output("y", outputs, exact, bound, tolerance)
     assert found.parity.within == (not wrong)
 
 
 @pytest.mark.parametrize(("made", "credible"), [(1.0, True), (1.0 + 1e-6, True), (1.2, False)])
 def test_a_float64_run_of_something_else_is_no_reference(made: float, credible: bool) -> None:
     plain = {"y": np.array([1.0, np.inf], np.float32)}
-    assert network_outputs.are_close(plain, {"y": np.array([made, np.inf])}) == credible
+    assert output_comparison.are_close(plain, {"y": np.array([made, np.inf])}) == credible
 
 
 @pytest.mark.tensorflow
@@ -509,9 +509,7 @@ def test_a_layer_that_differs_behind_equal_outputs_is_noted(
 
 def test_between_layers_a_normaliser_is_a_cause() -> None:
     x = np.random.default_rng(0).standard_normal((4, 5, 6))
-    assert model_causes.between_cause((x * np.arange(1, 7) + 2, x), 1e-6) is not None
-    assert model_causes.between_cause((x, x + np.sin(x)), 1e-6) is None
+    assert causes.between_cause((x * np.arange(1, 7) + 2, x), 1e-6) is not None
+    assert causes.between_cause((x, x + np.sin(x)), 1e-6) is None
     # Computations between layers are not searched.
-    assert (
-        model_causes.between_cause((x - x.mean(1, keepdims=True), x - x.mean(2, keepdims=True)), 1e-6) is None
-    )
+    assert causes.between_cause((x - x.mean(1, keepdims=True), x - x.mean(2, keepdims=True)), 1e-6) is None

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from ckpttool.cli import tables
-from ckpttool.commands.load_into import load_into
+from ckpttool.conversion.filling import load_into
 from ckpttool.core import MappingError, UsageError, sidecar
 from tests import schemas
 from tests.golden_texts import Golden

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from ckpttool.commands.options import parse_layer_options
+from ckpttool.conversion.layer_options import parse_layer_options
 from ckpttool.core import ActivationTracker, AxisOrder, UsageError, framework_order
 from ckpttool.mapping import BlockOrder, ChannelOrder, parse_rule
 from ckpttool.networks import Trace
@@ -60,7 +60,7 @@ def test_the_hint_for_a_model_that_lists_a_layer_that_reorders_axes_works(tmp_pa
 def test_a_first_dense_layer_as_wide_as_a_picture_is_assumed_to_take_none(shapes, tmp_path):
     import torch
 
-    from ckpttool.commands.load_into import load_into
+    from ckpttool.conversion.filling import load_into
 
     values = np.random.default_rng(0).standard_normal((90, 7)).astype(np.float32)
     np.savez(tmp_path / "keras.npz", **{"fc1/kernel": values, "fc1/bias": values[0]})

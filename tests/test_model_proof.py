@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 
 from ckpttool.cli import tables
-from ckpttool.commands import load_into, model_comparison
 from ckpttool.commands.convert import ConversionResult, convert
 from ckpttool.commands.verify import verify
+from ckpttool.conversion import filling
 from ckpttool.core import UsageError
 from ckpttool.networks import ModelSpec
+from ckpttool.verification import two_models
 from tests import model_proofs, pair_models, replayed_faults, schemas, warm
 from tests.conftest import ROOT
 from tests.conftest import in_process as run
@@ -162,8 +163,8 @@ def test_load_into_restores_a_model_that_computes_something_else(outcomes: dict[
 @pytest.fixture(autouse=True)
 def here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "tests"))
-    monkeypatch.setattr(load_into, "ModelProcess", model_proofs.InThisProcess)
-    monkeypatch.setattr(model_comparison, "ModelProcess", model_proofs.InThisProcess)
+    monkeypatch.setattr(filling, "ModelProcess", model_proofs.InThisProcess)
+    monkeypatch.setattr(two_models, "ModelProcess", model_proofs.InThisProcess)
 
 
 def save(folder: Path, name: str = "mlp") -> str:
@@ -315,7 +316,7 @@ def test_parts_and_rounded_weights_are_compared(case: str, tmp_path: Path) -> No
 
 def test_a_live_model_stays_in_training_mode(tmp_path: Path) -> None:
     model, like = pair_models.mlp().train(), ModelSpec("pair_models:mlp", shapes=((6,),))
-    load_into.load_into(model, save(tmp_path), like_source=like)
+    filling.load_into(model, save(tmp_path), like_source=like)
     assert all(each.training for each in model.modules())
 
 
@@ -329,7 +330,7 @@ def test_a_model_in_memory_is_compared_with_a_part(name: str, tmp_path: Path) ->
     given = {"part": options["part"]} if "part" in options else {"strict": name != "missing buffer"}
     net = getattr(pair_models if model == "mlp" else model_proofs, model)()
     more = {"like_source": "pair_models:mlp", "shapes": [(6,)], **given}
-    done = load_into.load_into(net, str(tmp_path / "mlp.pt"), **more)
+    done = filling.load_into(net, str(tmp_path / "mlp.pt"), **more)
     assert done.proof is not None
     assert done.proof.verified, done.proof.sentence
 
@@ -362,7 +363,7 @@ def test_a_whole_module_is_unpickled_with_permission_only(tmp_path: Path) -> Non
     assert caught.value.hint is not None
     assert "--run-code" in caught.value.hint
     with pytest.raises(UsageError) as caught:
-        load_into.load_into(pair_models.mlp(), source, shapes=[(6,)], **options)
+        filling.load_into(pair_models.mlp(), source, shapes=[(6,)], **options)
     assert caught.value.hint is not None
     assert "run_code=True" in caught.value.hint
     assert not (tmp_path / "planted").exists()
@@ -397,7 +398,7 @@ def test_a_wider_type_is_compared(tmp_path: Path) -> None:
     assert done.proof is not None
     assert done.proof.verified
     net = model_proofs.double_mlp()
-    filled = load_into.load_into(net, save(tmp_path), like_source="pair_models:mlp", shapes=[(6,)])
+    filled = filling.load_into(net, save(tmp_path), like_source="pair_models:mlp", shapes=[(6,)])
     assert filled.proof is not None
     assert filled.proof.verified
 
@@ -432,7 +433,7 @@ def test_calls_of_a_model_in_memory_leave_no_trace(verified: bool, tmp_path: Pat
     buffers = dict(net.named_buffers())
     modes = [each.training for each in net.modules()]
     before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()  # type: ignore[index]
-    done = load_into.load_into(net, source, like_source="pair_models:mlp", shapes=[(6,)], verify=verified)
+    done = filling.load_into(net, source, like_source="pair_models:mlp", shapes=[(6,)], verify=verified)
     assert done.proof is not None
     assert done.proof.verified == verified
     after = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()  # type: ignore[index]
@@ -495,7 +496,7 @@ def test_a_model_in_memory_is_compared_and_left_as_it_was(tmp_path: Path) -> Non
 
     source = save(tmp_path)
     net = pair_models.mlp()
-    done = load_into.load_into(net, source, like_source="pair_models:mlp", shapes=[(6,)])
+    done = filling.load_into(net, source, like_source="pair_models:mlp", shapes=[(6,)])
     assert done.proof is not None
     assert done.proof.verified
     assert net.training
@@ -505,10 +506,10 @@ def test_a_model_in_memory_is_compared_and_left_as_it_was(tmp_path: Path) -> Non
     from ckpttool.core import MappingError
 
     with pytest.raises(MappingError):
-        load_into.load_into(other, source, like_source="pair_models:mlp", shapes=[(6,)])
+        filling.load_into(other, source, like_source="pair_models:mlp", shapes=[(6,)])
     assert (other[2].weight == before).all()
     assert not optimizer.state
-    skipped = load_into.load_into(other, source, like_source="pair_models:mlp", shapes=[(6,)], verify=False)
+    skipped = filling.load_into(other, source, like_source="pair_models:mlp", shapes=[(6,)], verify=False)
     assert skipped.proof is not None
     assert skipped.proof.reason == "verify=False was used"
     assert (other[2].weight != before).any()

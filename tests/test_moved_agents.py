@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 
 from ckpttool.commands.convert import ConversionResult, convert
-from ckpttool.commands.evidence import AgentFacts
-from ckpttool.commands.general_conversion import without_optimizers
 from ckpttool.commands.load_agent import load_agent
-from ckpttool.commands.options import TARGETS
-from ckpttool.commands.plan import recognize_source_agent
+from ckpttool.conversion.general import without_optimizers
+from ckpttool.conversion.plan import recognize_source_agent
+from ckpttool.conversion.targets import TARGETS
 from ckpttool.core import CkpttoolError, EnvironmentMismatchError, UnsupportedError, UsageError, plugins
+from ckpttool.evaluation.evidence import AgentFacts
 from ckpttool.formats import open_checkpoint
 from ckpttool.formats import sb3 as sb3_format
 from ckpttool.libraries import schema, tianshou

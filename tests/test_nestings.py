@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from ckpttool.commands.convert import convert
-from ckpttool.commands.restore import restore_agent
 from ckpttool.core import Leaf, Tree
+from ckpttool.evaluation.restore import restore_agent
 from ckpttool.formats import open_checkpoint
 from ckpttool.networks import NetworkSettings, numpy_backend, policy_network, q_network
 

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from ckpttool.commands.convert import ConversionResult, convert
-from ckpttool.commands.restore import restore_agent
 from ckpttool.core import CkpttoolError, Leaf, UsageError, display
+from ckpttool.evaluation.restore import restore_agent
 from ckpttool.formats import open_checkpoint
 from tests.test_onnx_policies import NORMALISED, Policy, actions_of, exported, mlp
 

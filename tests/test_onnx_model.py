@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckpttool.commands.network_outputs import make_observations
 from ckpttool.core.sidecar import ACTIVATIONS, ActivationName
 from ckpttool.networks import (
     Activation,
@@ -25,6 +24,7 @@ from ckpttool.networks import (
     numpy_backend,
 )
 from ckpttool.networks.build import HEADS
+from ckpttool.verification.output_comparison import make_observations
 from tests.test_network import EVERY_KIND, chain
 
 onnx = pytest.importorskip("onnx")

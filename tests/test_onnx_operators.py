@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ckpttool.commands.restore import restore_agent
 from ckpttool.core import CkpttoolError, UnsupportedError
+from ckpttool.evaluation.restore import restore_agent
 from tests.test_onnx_policies import onnx, runs_as_onnxruntime
 
 N = onnx.helper.make_node

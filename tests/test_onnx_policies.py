@@ -12,11 +12,8 @@ import pytest
 import torch
 from torch import nn
 
-from ckpttool.commands.evidence import AgentFacts
-from ckpttool.commands.export_onnx import export
 from ckpttool.commands.load_agent import load_agent
-from ckpttool.commands.network_outputs import ActionBounds, build_part_network, derive_network_settings
-from ckpttool.commands.restore import Agent, restore_agent
+from ckpttool.conversion.export import export
 from ckpttool.core import (
     ChecksumError,
     CkpttoolError,
@@ -24,6 +21,9 @@ from ckpttool.core import (
     UnsupportedError,
     UsageError,
 )
+from ckpttool.evaluation.agent_networks import ActionBounds, build_part_network, derive_network_settings
+from ckpttool.evaluation.evidence import AgentFacts
+from ckpttool.evaluation.restore import Agent, restore_agent
 from ckpttool.libraries.schema import Choices
 from ckpttool.networks import (
     Activation,

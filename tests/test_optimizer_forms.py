@@ -15,24 +15,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckpttool.commands.convert import convert
-from ckpttool.commands.optimizer_states import (
-    ConvertedOptimizers,
-    KerasStates,
-    OptimizerSettings,
-    WrittenOptimizer,
-    describe_keras_optimizer,
-)
-from ckpttool.commands.options import OptimizerOptions
-from ckpttool.commands.restore import canonical_tree
-from ckpttool.commands.save import save
+from ckpttool.conversion.optimizer_options import OptimizerOptions
+from ckpttool.conversion.write import save
 from ckpttool.core import Container, Leaf, Tree, UsageError, ValueLeaf, attr, display, key
 from ckpttool.core import Path as TreePath
 from ckpttool.core.optimizers import ADAMW_DEFAULTS, UNCONVERTED
 from ckpttool.formats import open_checkpoint, plain_facts
 from ckpttool.libraries import RecognizedAgent, recognize_tree, td3
+from ckpttool.libraries.optimizer_states import (
+    ConvertedOptimizers,
+    KerasStates,
+    OptimizerSettings,
+    WrittenOptimizer,
+)
 from ckpttool.libraries.optimizers_read import StoredOptimizer, from_torch
 from ckpttool.mapping import Plan, Scale, apply_plan
-from ckpttool.mapping.rules import KEEP
+from ckpttool.mapping.rules import KEEP, canonical_tree
+from ckpttool.verification.training import describe_keras_optimizer
 from tests.conftest import ROOT, TF_SAMPLE, in_process
 from tests.golden_texts import Golden
 from tests.trees import leaf, torch_dense, torch_tree

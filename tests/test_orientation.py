@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from ckpttool.commands.convert import convert
-from ckpttool.commands.load_into import load_into, model_source
-from ckpttool.commands.save import save
+from ckpttool.conversion.filling import load_into, model_source
+from ckpttool.conversion.write import save
 from ckpttool.core import MappingError, UsageError
 from ckpttool.formats import open_checkpoint
 from tests import v1_writer as v1

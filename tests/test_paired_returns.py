@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from ckpttool.commands.convert import convert
-from ckpttool.commands.evaluate import Evaluation, Protocol, evaluate
-from ckpttool.commands.evidence import NO_FACTS, AgentFacts
+from ckpttool.commands.evaluate import evaluate
+from ckpttool.evaluation.evidence import NO_FACTS, AgentFacts
+from ckpttool.evaluation.protocol import Evaluation, Protocol
 from tests import schemas, warm
 from tests.conftest import TF_SAMPLE
 from tests.restored import agree

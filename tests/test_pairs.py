@@ -14,11 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ckpttool.commands import restore
 from ckpttool.commands.convert import convert
-from ckpttool.commands.options import TARGETS, ConversionOptions, ConversionRequest, TargetKind
-from ckpttool.commands.plan import ConversionPlan, plan_conversion
-from ckpttool.commands.restore import canonical_tree, select_network_leaves
+from ckpttool.conversion.options import ConversionOptions, ConversionRequest
+from ckpttool.conversion.plan import ConversionPlan, plan_conversion
+from ckpttool.conversion.targets import TARGETS, TargetKind
 from ckpttool.core import (
     Checkpoint,
     Leaf,
@@ -32,9 +31,12 @@ from ckpttool.core import (
     plugins,
 )
 from ckpttool.core import Path as Place
+from ckpttool.evaluation import restore
+from ckpttool.evaluation.restore import select_network_leaves
 from ckpttool.formats import open_checkpoint, sb3
 from ckpttool.libraries import RecognizedAgent, keras_rl, recognize_tree, schema
 from ckpttool.mapping import MappingReport
+from ckpttool.mapping.rules import canonical_tree
 from ckpttool.testing.layouts import contents
 from tests import warm_sb3
 

@@ -17,16 +17,18 @@ from torch import nn
 import ckpttool
 from ckpttool import load_agent
 from ckpttool.commands.convert import convert
-from ckpttool.commands.evaluate import Protocol, choose_environment, evaluate, prepare_agent
-from ckpttool.commands.evidence import NO_FACTS, AgentFacts
-from ckpttool.commands.export_onnx import export
-from ckpttool.commands.network_outputs import run_network
-from ckpttool.commands.restore import restore_agent
+from ckpttool.commands.evaluate import evaluate
+from ckpttool.conversion.export import export
 from ckpttool.core import CkpttoolError, Tree, UnsupportedError, UsageError
+from ckpttool.evaluation.evidence import NO_FACTS, AgentFacts
+from ckpttool.evaluation.playing import choose_environment, prepare_agent
+from ckpttool.evaluation.protocol import Protocol
+from ckpttool.evaluation.restore import restore_agent
 from ckpttool.graphs.keras import read_document
 from ckpttool.libraries import graph_programs
 from ckpttool.libraries.schema import Choices
 from ckpttool.networks import numpy_backend
+from ckpttool.verification.output_comparison import run_network
 from tests import policy_keras, tensorflow_child
 from tests.conftest import in_process
 from tests.policy_keras import observations

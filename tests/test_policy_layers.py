@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ckpttool.commands.network_outputs import ActionBounds, derive_network_settings
-from ckpttool.commands.restore import restore_agent
 from ckpttool.core import EnvironmentMismatchError, UnsupportedError, UsageError, plugins
+from ckpttool.evaluation.agent_networks import ActionBounds, derive_network_settings
+from ckpttool.evaluation.restore import restore_agent
 from ckpttool.networks import (
     Activation,
     Add,

@@ -9,13 +9,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ckpttool.commands import convert, network_outputs, receipt
+from ckpttool.commands import convert
+from ckpttool.conversion import receipt
 from ckpttool.core import MappingError, sidecar
 from ckpttool.core import Path as TreePath
+from ckpttool.evaluation import agent_networks
 from ckpttool.libraries import td3
 from ckpttool.mapping import Plan
 from ckpttool.mapping.rules import KEEP, TRANSPOSE
 from ckpttool.networks import Network, numpy_backend
+from ckpttool.verification import output_comparison
 from tests.conftest import TF_SAMPLE, TORCH_SAMPLE, in_process
 from tests.golden_texts import Golden
 from tests.mutants import Leaves, changed
@@ -110,7 +113,7 @@ def test_the_receipt_keeps_the_proof(tmp_path: Path, golden: Golden) -> None:
     document = ran.json()
     assert [n["name"] for n in document["parity"]] == NETWORKS
     assert all(
-        n["within"] and n["max_abs"] == 0 and n["n"] == network_outputs.OBSERVATIONS
+        n["within"] and n["max_abs"] == 0 and n["n"] == output_comparison.OBSERVATIONS
         for n in document["parity"]
     )
     kept = json.loads((tmp_path / "x.pt.ckpttool.json").read_text())["parity"]
@@ -154,14 +157,14 @@ def test_every_form_of_the_agent_is_read_back_and_compared(tmp_path: Path, to: s
 def test_what_the_source_could_not_run_is_a_note(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, golden: Golden
 ) -> None:
-    network = network_outputs.build_agent_network
+    network = agent_networks.build_agent_network
 
     def partly(agent: object, other: object, title: str, assumed: list[str]) -> object:
         if title == "critic/q1":
             raise MappingError("the critic is odd")
         return network(agent, other, title, assumed)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(network_outputs, "build_agent_network", partly)
+    monkeypatch.setattr(output_comparison, "build_agent_network", partly)
     done = convert.convert(str(TF_SAMPLE), str(tmp_path / "x.pt"))
     golden("\n".join(done.report.notes))
     assert [n.name for n in done.parity] == [name for name in NETWORKS if name != "critic/q1"]
@@ -170,7 +173,7 @@ def test_what_the_source_could_not_run_is_a_note(
 def test_no_layout_for_what_was_written_is_a_note(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, golden: Golden
 ) -> None:
-    monkeypatch.setattr(network_outputs, "recognize_checkpoint", lambda *_: None)
+    monkeypatch.setattr(output_comparison, "recognize_checkpoint", lambda *_: None)
     done = convert.convert(str(TORCH_SAMPLE), str(tmp_path / "ckpt-1"), to="tf")
     assert done.parity == ()
     golden("\n".join(done.report.notes))

@@ -63,11 +63,11 @@ def sample() -> ckpttool.Checkpoint:
     [
         "ckpttool",
         "ckpttool.core.checkpoint",
-        pytest.param("ckpttool.commands.load_into", marks=pytest.mark.torch),
+        pytest.param("ckpttool.conversion.filling", marks=pytest.mark.torch),
     ],
 )
 def test_the_examples_of_the_docstrings_run(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    if name == "ckpttool.commands.load_into":
+    if name == "ckpttool.conversion.filling":
         pytest.importorskip("torch")
     monkeypatch.chdir(ROOT)
     found = doctest.testmod(importlib.import_module(name))

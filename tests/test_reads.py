@@ -18,7 +18,7 @@ import pytest
 import ckpttool
 from ckpttool.commands.check import check, textconv
 from ckpttool.commands.convert import convert
-from ckpttool.commands.options import ConversionOptions
+from ckpttool.conversion.options import ConversionOptions
 from ckpttool.core import (
     Buffer,
     Checkpoint,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ckpttool.commands.restore import canonical_tree
 from ckpttool.core import Path, Tree, UsageError, key, plugins
 from ckpttool.libraries import recognize_tree
+from ckpttool.mapping.rules import canonical_tree
 from ckpttool.testing.layouts import canonical_names, same
 from tests.golden_texts import Golden
 from tests.test_layouts import gaussian_agent, torch_agent

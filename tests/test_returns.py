@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ckpttool.commands.evaluate import Protocol, evaluate
+from ckpttool.commands.evaluate import evaluate
+from ckpttool.evaluation.protocol import Protocol
 from tests.restored import actions, agree, observations
 
 torch = pytest.importorskip("torch")

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from ckpttool.commands.convert import convert
 from ckpttool.commands.digest import digest
-from ckpttool.commands.save import save
+from ckpttool.conversion.write import save
 from ckpttool.core import Leaf, MappingError, Tree
 from ckpttool.formats import open_checkpoint
 from tests.trees import attributes, leaf

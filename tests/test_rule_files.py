@@ -9,7 +9,7 @@ import pytest
 
 from ckpttool.commands.convert import ConversionResult, convert
 from ckpttool.commands.digest import digest
-from ckpttool.commands.save import save
+from ckpttool.conversion.write import save
 from ckpttool.core import CkpttoolError, Leaf, MappingError, NotFoundError, UsageError
 from ckpttool.formats import open_checkpoint
 from ckpttool.mapping import RuleFile, apply_rules, load_rules

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ckpttool.commands.digest import digest
-from ckpttool.commands.restore import restore_agent
+from ckpttool.evaluation.restore import restore_agent
 from ckpttool.formats import open_checkpoint
 from tests.conftest import ROOT, SAMPLES
 

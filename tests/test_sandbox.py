@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from ckpttool.commands import model_comparison
 from ckpttool.commands.verify import verify
 from ckpttool.core import CkpttoolError, File, UsageError, WorkerError, sandbox
 from ckpttool.networks import ModelSpec, worker
+from ckpttool.verification import two_models
 from tests import attacks, tensorflow_child, warm
 from tests.attacks import Target
 from tests.conftest import ROOT
@@ -129,7 +129,7 @@ def _write_onnx(path: Path) -> None:
     onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=9), str(path))
 
 
-def _probe(there: dict[str, Any], monkeypatch: pytest.MonkeyPatch, side: model_comparison.ModelSide) -> Any:
+def _probe(there: dict[str, Any], monkeypatch: pytest.MonkeyPatch, side: two_models.ModelSide) -> Any:
     """Open a side as `verify` does and attack from its process; return the outcomes and what is granted."""
     added = (
         "from ckpttool.networks import model_runner; from tests import attacks; "
@@ -138,9 +138,9 @@ def _probe(there: dict[str, Any], monkeypatch: pytest.MonkeyPatch, side: model_c
     )
     start, call, end = worker._RESTRICTED.partition("from ckpttool.networks.model_runner import main")
     monkeypatch.setattr(worker, "_RESTRICTED", start + added + call + end)
-    with model_comparison.open_host(side) as host:
-        process = model_comparison.ModelClient(side, host)
-        opened = model_comparison._open_side(process, side.kind, run_code=True)
+    with two_models.open_host(side) as host:
+        process = two_models.ModelClient(side, host)
+        opened = two_models._open_side(process, side.kind, run_code=True)
         declared = opened["inputs"] or [{"name": "x", "shape": [3], "dtype": "float32"}]
         process.request(
             "prepare",
@@ -194,7 +194,7 @@ def test_process_of_each_framework_refuses_all_attacks(
         (hostile.folder / "own_model.py").write_text(_FACTORY)
         monkeypatch.chdir(hostile.folder)
         like = ModelSpec("own_model:linear")
-    found = _probe(there, monkeypatch, model_comparison.ModelSide("A", str(path), like))
+    found = _probe(there, monkeypatch, two_models.ModelSide("A", str(path), like))
     allowed = READS if kind == "factory" else set()
     assert found.keys() == set(attacks.ATTACKS)
     assert {name for name, outcome in found.items() if outcome == "done"} <= allowed

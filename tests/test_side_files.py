@@ -18,9 +18,9 @@ import torch
 from torch import nn
 
 from ckpttool.commands.convert import convert
-from ckpttool.commands.restore import restore_agent
-from ckpttool.commands.save import save
+from ckpttool.conversion.write import save
 from ckpttool.core import CkpttoolError, MappingError, NotACheckpointError, TruncatedError, UsageError
+from ckpttool.evaluation.restore import restore_agent
 from ckpttool.formats import open_checkpoint
 from tests import sb3_files as sb3
 from tests.conftest import TF_SAMPLE, TORCH_SAMPLE, Ran, in_process

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ckpttool.commands.restore import restore_agent
 from ckpttool.evaluation import environments, wrappers
+from ckpttool.evaluation.restore import restore_agent
 from tests import warm_sb3
 from tests.conftest import Ran, in_process
 

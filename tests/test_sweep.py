@@ -22,7 +22,7 @@ import pytest
 from ckpttool.cli import evaluate as scores
 from ckpttool.commands import parallel, training_counters
 from ckpttool.commands import sweep as results
-from ckpttool.commands.evaluate import Evaluation, Protocol, evaluate
+from ckpttool.commands.evaluate import evaluate
 from ckpttool.commands.folder import expand_paths
 from ckpttool.commands.parallel import BatchResult, EvaluationBatch
 from ckpttool.commands.sweep import Sweep, sweep
@@ -36,6 +36,7 @@ from ckpttool.core import (
     WorkerError,
 )
 from ckpttool.core.atomic_write import Progress
+from ckpttool.evaluation.protocol import Evaluation, Protocol
 from ckpttool.evaluation.statistics import paired_interval
 from tests import schemas
 from tests.conftest import ROOT, SAMPLES, TF_SAMPLE, TORCH_SAMPLE, ckpttool, in_process, refused
@@ -528,7 +529,7 @@ def test_ctrl_c_keeps_the_results_that_are_there(tmp_path: Path) -> None:
 CLUSTER = """
 import glob, json, os, signal, sys, threading, time
 from ckpttool.commands import parallel as groups, parallel as ray_cluster
-from ckpttool.commands.evaluate import Protocol
+from ckpttool.evaluation.protocol import Protocol
 from ckpttool.commands.sweep import sweep
 
 groups.MEMBERS = 1

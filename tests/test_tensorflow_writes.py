@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # the child process runs this file by its path
 
 from ckpttool.commands.digest import digest  # noqa: E402
-from ckpttool.commands.save import save  # noqa: E402
+from ckpttool.conversion.write import save  # noqa: E402
 from ckpttool.core import (  # noqa: E402
     Alias,
     Checkpoint,

@@ -12,7 +12,7 @@ import pytest
 
 from ckpttool.commands.check import textconv
 from ckpttool.commands.digest import digest
-from ckpttool.commands.save import save
+from ckpttool.conversion.write import save
 from ckpttool.core import Alias, Tree, ValueLeaf, display, key
 from ckpttool.formats import open_checkpoint
 from tests.bundle_writer import bundle, entry, header, shape, table

@@ -13,11 +13,11 @@ import pytest
 
 from ckpttool.commands.convert import convert
 from ckpttool.commands.digest import digest
-from ckpttool.commands.restore import canonical_tree
-from ckpttool.commands.save import save
 from ckpttool.commands.verify import verify
+from ckpttool.conversion.write import save
 from ckpttool.core import Tree
 from ckpttool.formats import open_checkpoint
+from ckpttool.mapping.rules import canonical_tree
 from tests.conftest import ROOT, TF_SAMPLE, TORCH_SAMPLE, in_process
 from tests.golden_texts import Golden
 from tests.test_layouts import torch_agent

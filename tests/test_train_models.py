@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ckpttool.commands import model_comparison, training_comparison
-from ckpttool.commands.training_comparison import TensorMatcher, find_reordering
 from ckpttool.commands.verify import verify
 from ckpttool.core import CkpttoolError, UnsupportedError, UsageError
 from ckpttool.networks import ModelSpec
+from ckpttool.verification import training, two_models
+from ckpttool.verification.training import TensorMatcher, find_reordering
 from tests import schemas, tensorflow_child, warm
 from tests.conftest import ROOT
 from tests.shared_runners import InThisProcess
@@ -313,7 +313,7 @@ def in_torch(folder: Path) -> dict[str, Any]:
     """Compare the right pair, and each fault, in this process."""
     import torch
 
-    model_comparison.ModelProcess = InThisProcess  # type: ignore[misc, assignment]
+    two_models.ModelProcess = InThisProcess  # type: ignore[misc, assignment]
     sys.path.insert(0, str(ROOT / "tests"))
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -567,7 +567,7 @@ def in_keras(folder: Path) -> dict[str, Any]:
 
     from tests.trained_models import keras_model, keras_optimizer, keras_steps
 
-    model_comparison.ModelProcess = InThisProcess  # type: ignore[misc, assignment]
+    two_models.ModelProcess = InThisProcess  # type: ignore[misc, assignment]
     sys.path.insert(0, str(ROOT / "tests"))
     case = CASES["adam32"]
     keras.utils.set_random_seed(3)
@@ -748,7 +748,7 @@ def test_an_optimizer_is_created_only_if_its_configuration_computes(rate: dict[s
     asked = []
 
     class Process:
-        side = model_comparison.ModelSide("A", "x.keras")
+        side = two_models.ModelSide("A", "x.keras")
 
         def request(self, do: str, **_: Any) -> dict[str, Any]:
             asked.append(do)
@@ -756,7 +756,7 @@ def test_an_optimizer_is_created_only_if_its_configuration_computes(rate: dict[s
                 return {"config": config}
             return {"tensors": [], "assumed": [], "notes": [], "optimizer": None, "found": False}
 
-    model = training_comparison._TrainedModel(Process(), "torch", None)  # type: ignore[arg-type]  # which has no description
+    model = training._TrainedModel(Process(), "torch", None)  # type: ignore[arg-type]  # which has no description
     if rate["class_name"] == "CosineDecay":
         model.restore()
         assert asked == ["optimizer_config", "optimizer"]

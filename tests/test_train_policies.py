@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from ckpttool.commands import verify
-from ckpttool.commands.policy_agents import make_batches
 from ckpttool.commands.verify import compare_train_steps
 from ckpttool.core import UsageError
 from ckpttool.networks import (
@@ -38,6 +37,7 @@ from ckpttool.networks.policy_training import (
     OptimizerSetup,
     TrainingBatch,
 )
+from ckpttool.verification.policy_training import make_batches
 from tests.test_train_step import InProcess, dense, engines
 
 __all__ = ["engines"]  # the fixture

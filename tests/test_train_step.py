@@ -14,7 +14,6 @@ import pytest
 from ckpttool.commands import verify
 from ckpttool.commands.convert import convert
 from ckpttool.commands.digest import digest
-from ckpttool.commands.policy_agents import make_batches
 from ckpttool.commands.verify import compare_train_steps
 from ckpttool.core import Leaf, UsageError, ValueLeaf, key, sidecar
 from ckpttool.core import Path as TreePath
@@ -38,6 +37,7 @@ from ckpttool.networks import (
     trained_arrays,
 )
 from ckpttool.networks.policy_training import DDPG, TD3, OptimizerSetup, TrainingBatch
+from ckpttool.verification.policy_training import make_batches
 from tests.conftest import TF_SAMPLE, TORCH_SAMPLE, in_process
 from tests.golden_texts import Golden
 from tests.mutants import Change, Leaves, changed

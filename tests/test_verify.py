@@ -9,13 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ckpttool.commands import network_outputs, verify
+from ckpttool.commands import verify
 from ckpttool.commands.convert import convert
 from ckpttool.commands.digest import digest
-from ckpttool.commands.save import save
+from ckpttool.conversion.write import save
 from ckpttool.core import Leaf, UsageError, sidecar
 from ckpttool.core import Path as TreePath
 from ckpttool.mapping.rules import TRANSPOSE
+from ckpttool.verification import output_comparison
 from tests import mutants
 from tests.conftest import TF_SAMPLE, TORCH_SAMPLE, in_process, refused
 from tests.golden_texts import Golden
@@ -146,7 +147,10 @@ class TestComparison:
         from ckpttool.networks import Network
 
         network = Network((("obs", 3), ("action", 2)), (), 0)
-        first, second = network_outputs.make_observations(network), network_outputs.make_observations(network)
+        first, second = (
+            output_comparison.make_observations(network),
+            output_comparison.make_observations(network),
+        )
         assert isinstance(first, dict)
         assert isinstance(second, dict)
         for name in first:

@@ -14,14 +14,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from ckpttool.commands import network_outputs, verify
+from ckpttool.commands import verify
 from ckpttool.commands.convert import convert
 from ckpttool.commands.diff import diff
 from ckpttool.commands.digest import digest
-from ckpttool.commands.evidence import AgentFacts
-from ckpttool.commands.restore import VerifiedSidecar, build_agent, read_any_sidecar, recognize_playable_agent
-from ckpttool.commands.save import save
 from ckpttool.commands.verify import RECEIPT, VerificationSide, compare_contents
+from ckpttool.conversion.write import save
 from ckpttool.core import (
     Checkpoint,
     Container,
@@ -36,7 +34,15 @@ from ckpttool.core import (
     sidecar,
 )
 from ckpttool.core import Path as TreePath
+from ckpttool.evaluation.evidence import AgentFacts
+from ckpttool.evaluation.restore import (
+    VerifiedSidecar,
+    build_agent,
+    read_any_sidecar,
+    recognize_playable_agent,
+)
 from ckpttool.formats import open_checkpoint
+from ckpttool.verification import output_comparison
 from tests.conftest import TF_SAMPLE, TORCH_SAMPLE, in_process
 from tests.mutants import Leaves
 from tests.trees import leaf, torch_tree
@@ -46,7 +52,7 @@ from tests.trees import leaf, torch_tree
 def _numpy_only(monkeypatch: pytest.MonkeyPatch, shared_workers: None) -> None:
     """Run few observations, by numpy: what is tested here is the comparison."""
     monkeypatch.setattr(verify, "available_backend", lambda _: "numpy")
-    draw = network_outputs.make_observations
+    draw = output_comparison.make_observations
     monkeypatch.setattr(verify, "make_observations", lambda network: draw(network, 30))
 
 

@@ -15,11 +15,11 @@ import pytest
 from benchmarks import verifying
 from ckpttool.cli import tables
 from ckpttool.cli.console import render_document
-from ckpttool.commands import model_comparison
 from ckpttool.commands.verify import Verification, verify
 from ckpttool.core import UnsupportedError, UsageError
 from ckpttool.formats import open_checkpoint
 from ckpttool.networks import ModelSpec
+from ckpttool.verification import two_models
 from tests import pair_models, planted_faults, right_pairs, schemas
 from tests.conftest import ROOT
 from tests.pair_models import RIGHT, SHAPES
@@ -32,7 +32,7 @@ pytestmark = [pytest.mark.torch, pytest.mark.long]
 @pytest.fixture
 def here(monkeypatch: pytest.MonkeyPatch) -> None:
     """Run torch models in this process."""
-    monkeypatch.setattr(model_comparison, "ModelProcess", InThisProcess)
+    monkeypatch.setattr(two_models, "ModelProcess", InThisProcess)
 
 
 def spec(name: str, options: dict[str, Any] | None = None) -> ModelSpec:
@@ -365,7 +365,7 @@ def test_the_order_of_axes(a: Any, b: Any, channels: Any, transpose: bool | None
         row = {"name": "x", "shape": shape, "dtype": "float32", "batch": None}
         return {"inputs": [] if shape is None else [row], "channels": order}
 
-    resolver = model_comparison.InputResolver([side(a, channels[0]), side(b, channels[1])], transpose)
+    resolver = two_models.InputResolver([side(a, channels[0]), side(b, channels[1])], transpose)
     (pair,) = resolver.pairs({})
     assert pair.transposed == moved
     # A decision by evidence is reported; the user's own is not.
@@ -378,7 +378,7 @@ def test_code_in_a_keras_file_is_refused_before_keras_opens_it(name: str, tmp_pa
 
     case = next(each for each in crafted_payloads.CASES if each.name == name)
     file = str(case.make(tmp_path))
-    assert model_comparison.find_code(open_checkpoint(file), "keras") is not None
+    assert two_models.find_code(open_checkpoint(file), "keras") is not None
     with pytest.raises((UsageError, UnsupportedError)) as refused:
         verify(file, file)
     assert refused.value.file == file

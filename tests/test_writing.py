@@ -24,7 +24,7 @@ import pytest
 from ckpttool.commands import folder
 from ckpttool.commands.convert import convert
 from ckpttool.commands.digest import digest
-from ckpttool.commands.save import save
+from ckpttool.conversion.write import save
 from ckpttool.core import (
     ChangedError,
     File,

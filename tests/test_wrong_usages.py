@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ckpttool.commands.save import save
+from ckpttool.conversion.write import save
 from tests import refusals
 from tests.conftest import ROOT, TF_SAMPLE, TORCH_SAMPLE, Ran, in_process, zipped
 from tests.golden_texts import Golden

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from ckpttool.commands.network_outputs import ActionBounds, derive_network_settings
-from ckpttool.commands.restore import Agent, restore_agent
+from ckpttool.evaluation.agent_networks import ActionBounds, derive_network_settings
+from ckpttool.evaluation.restore import Agent, restore_agent
 from ckpttool.networks import layer_widths, numpy_backend, policy_network, q_network, value_network
 
 

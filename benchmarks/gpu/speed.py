@@ -328,8 +328,9 @@ def host_engines(context: Context) -> Found:
 def checkpoints_at_once(context: Context) -> Found:
     """Measure 64 checkpoint files: one sweep beside one evaluation after the other, in one process."""
     require("torch")
-    from ckpttool.commands.evaluate import Protocol, evaluate
+    from ckpttool.commands.evaluate import evaluate
     from ckpttool.commands.sweep import sweep
+    from ckpttool.evaluation.protocol import Protocol
 
     count, env = (8 if context.quick else CHECKPOINTS), "Pendulum-v1"
     task(env, 1).close()

@@ -22,8 +22,8 @@ import sys
 import numpy as np
 from ckpttool.core import plugins
 from ckpttool.networks.build import policy_network
-from ckpttool.commands.restore import restore_agent as restore
-from ckpttool.commands.network_outputs import ActionBounds as Bounds, derive_network_settings as wire
+from ckpttool.evaluation.restore import restore_agent as restore
+from ckpttool.evaluation.agent_networks import ActionBounds as Bounds, derive_network_settings as wire
 path, device = sys.argv[1:]
 agent = restore(path)
 wiring, _ = wire(agent, Bounds([-2.0], [2.0], "the task"))

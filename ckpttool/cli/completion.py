@@ -31,7 +31,7 @@ def complete_backends(incomplete: str) -> list[str]:
 
 def complete_targets(incomplete: str) -> list[str]:
     """Return the targets of `convert --to`."""
-    from ckpttool.commands.options import EXPORTS, TARGETS
+    from ckpttool.conversion.targets import EXPORTS, TARGETS
 
     return _filter_by_prefix((*TARGETS, *EXPORTS), incomplete)
 

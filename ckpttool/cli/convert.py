@@ -27,8 +27,8 @@ from ckpttool.core.errors import UsageError
 from ckpttool.core.text import clean
 
 if TYPE_CHECKING:
-    from ckpttool.commands.options import ConversionOptions
-    from ckpttool.commands.plan import ConversionResult
+    from ckpttool.conversion.options import ConversionOptions
+    from ckpttool.conversion.plan import ConversionResult
 
 _TIMEOUT, _SHORTEST = "OPENBLAS_THREAD_TIMEOUT", "4"
 Texts = list[str] | None
@@ -265,7 +265,7 @@ def _conversion_options(
     model: ConvertModelOptions,
     output: ConvertOutputOptions,
 ) -> ConversionOptions:
-    from ckpttool.commands.options import ConversionOptions
+    from ckpttool.conversion.options import ConversionOptions
 
     env = make_importable(agent.env)
     return ConversionOptions(
@@ -302,7 +302,7 @@ def _print_conversion(done: ConversionResult, output: ConvertOutputOptions) -> N
         console.print_text(console.render_document(done.document()))
         return
     from ckpttool.cli import tables
-    from ckpttool.commands.save import is_unavoidable_note
+    from ckpttool.conversion.reverse import is_unavoidable_note
 
     if not output.verbose:
         notes = tuple(note for note in done.report.notes if not is_unavoidable_note(note))

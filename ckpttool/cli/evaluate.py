@@ -28,13 +28,6 @@ from ckpttool.core.text import clean, format_count
 if TYPE_CHECKING:
     from ckpttool.cli import figures
     from ckpttool.commands.algorithms import Algorithm, AlgorithmComparison, TrainingRun
-    from ckpttool.commands.evaluate import (
-        EpisodeStrip,
-        EpisodeVideo,
-        Evaluation,
-        EvaluationOptions,
-        Protocol,
-    )
     from ckpttool.commands.sweep import (
         BestCheckpoint,
         EvaluationFailure,
@@ -42,6 +35,9 @@ if TYPE_CHECKING:
         ScoredCheckpoint,
         Sweep,
     )
+    from ckpttool.evaluation.episode_videos import EpisodeStrip, EpisodeVideo
+    from ckpttool.evaluation.playing import EvaluationOptions
+    from ckpttool.evaluation.protocol import Evaluation, Protocol
     from ckpttool.evaluation.statistics import Estimate
 
 
@@ -287,12 +283,13 @@ def evaluate(
     quiet: Quiet = False,
 ) -> int:
     """Restore agents and play them: fixed seeds, deterministic policy, undiscounted returns."""
-    from ckpttool.commands import evaluate, sweep
+    from ckpttool.commands import sweep
+    from ckpttool.evaluation import playing
 
     make_importable(environment.env)
     facts = agent.facts()
     lines = _require_output(output)
-    options = evaluate.EvaluationOptions(environment.env, _protocol(environment, play), agent.layout, facts)
+    options = playing.EvaluationOptions(environment.env, _protocol(environment, play), agent.layout, facts)
     compared = find_compared_runs(paths, runs, agent.layout)
     require_display(output, compared.paths, options)
     with show_progress("eval", quiet=quiet or as_json, unit="episodes") as moving:
@@ -333,7 +330,7 @@ _BACKEND_ALIASES = {"pytorch": "torch", "tf": "tensorflow", "tf2": "tensorflow",
 
 
 def _protocol(environment: EnvironmentOptions, play: PlayOptions) -> Protocol:
-    from ckpttool.commands.evaluate import Protocol, parse_float_type
+    from ckpttool.evaluation.protocol import Protocol, parse_float_type
 
     return Protocol(
         play.episodes,
@@ -870,12 +867,14 @@ def require_display(output: OutputOptions, paths: Sequence[str], options: Evalua
     if output.chart:
         figures.require_chart()
     if output.video is not None or output.strip is not None:
-        from ckpttool.commands import evaluate
+        from ckpttool.commands.folder import expand_paths
+        from ckpttool.evaluation import episode_videos
 
+        paths = [entry.path for entry in expand_paths(paths)]
         if output.video is not None:
-            evaluate.require_video_support(paths, options, output.video, output.filmed)
+            episode_videos.require_video_support(paths, options, output.video, output.filmed)
         if output.strip is not None:
-            evaluate.require_strip_support(paths, options, output.strip, output.strip_episodes)
+            episode_videos.require_strip_support(paths, options, output.strip, output.strip_episodes)
 
 
 def display_results(
@@ -921,14 +920,14 @@ def _record_best(
     shown: DisplayOutput, output: OutputOptions, found: Sweep, options: EvaluationOptions, *, quiet: bool
 ) -> None:
     """Record the checkpoint with the highest mean as a video and as a film strip."""
-    from ckpttool.commands import evaluate
+    from ckpttool.evaluation import episode_videos
 
     known = [each for each in found.evaluations if not math.isnan(each.statistics.mean)]
     best: Evaluation = max(known or found.evaluations, key=lambda each: each.statistics.mean)
     alone = len(found.scored) == 1
     if output.strip is not None:
         with show_progress("strip", quiet=quiet, unit="episodes") as moving:
-            strip = evaluate.record_strip(
+            strip = episode_videos.record_strip(
                 best,
                 output.strip,
                 output.strip_episodes,
@@ -941,7 +940,7 @@ def _record_best(
         shown.lines += [*_take_lines(strip, alone=alone, quiet=quiet), f"wrote {clean(strip.file)}"]
     if output.video is not None:
         with show_progress("video", quiet=quiet, unit="pictures") as moving:
-            filmed = evaluate.record_video(
+            filmed = episode_videos.record_video(
                 best,
                 output.video,
                 output.filmed,

@@ -38,8 +38,8 @@ if TYPE_CHECKING:
         AlgorithmCurvePoint,
         TrainingCurve,
     )
-    from ckpttool.commands.evaluate import Evaluation
     from ckpttool.commands.sweep import LearningCurvePoint
+    from ckpttool.evaluation.protocol import Evaluation
     from ckpttool.evaluation.statistics import Estimate
 
 

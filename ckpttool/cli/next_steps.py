@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from ckpttool.commands.doctor import Diagnosis
     from ckpttool.commands.folder import CheckpointFolder
     from ckpttool.commands.inspect import CheckpointSummary
-    from ckpttool.commands.plan import ConversionResult
     from ckpttool.commands.stats import Diff, Stats
     from ckpttool.commands.sweep import Sweep
     from ckpttool.commands.verify import Verification
+    from ckpttool.conversion.plan import ConversionResult
 
 
 # Arguments of a few commands, without the program's name.

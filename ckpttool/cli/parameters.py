@@ -30,8 +30,8 @@ from ckpttool.core.errors import (
 from ckpttool.core.kinds import ACTIVATIONS
 
 if TYPE_CHECKING:
-    from ckpttool.commands.evidence import AgentFacts
     from ckpttool.commands.folder import CheckpointChoice
+    from ckpttool.evaluation.evidence import AgentFacts
 
 
 def use_checkpoint(path: str, *, quiet: bool) -> str:
@@ -221,7 +221,7 @@ def agent_facts(
     env: str | None = None,
 ) -> AgentFacts:
     """Return the agent facts given by the options."""
-    from ckpttool.commands.evidence import NO_FACTS, AgentFacts, parse_bounds
+    from ckpttool.evaluation.evidence import NO_FACTS, AgentFacts, parse_bounds
 
     if activation is None and head is None and bounds is None and obs_norm is None and env is None:
         return NO_FACTS

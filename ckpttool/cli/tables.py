@@ -60,20 +60,20 @@ if TYPE_CHECKING:
     from ckpttool.commands.digest import DigestComparison
     from ckpttool.commands.doctor import Diagnosis
     from ckpttool.commands.inspect import CheckpointSummary
-    from ckpttool.commands.model_comparison import ModelComparison
-    from ckpttool.commands.model_proof import ModelProof
     from ckpttool.commands.modules import Sort
-    from ckpttool.commands.network_outputs import Parity
     from ckpttool.commands.outline import Architecture, ArchitectureLayer
-    from ckpttool.commands.plan import ConversionResult
     from ckpttool.commands.plugin_rows import PluginRow
     from ckpttool.commands.schemas import SchemaRow
     from ckpttool.commands.stats import ChangedEntry, Diff, Entry, Moments, Stats
-    from ckpttool.commands.training_comparison import ModelTraining
     from ckpttool.commands.verify import TrainStepComparison, Verification
+    from ckpttool.conversion.plan import ConversionResult
     from ckpttool.core.digests import Digest
     from ckpttool.core.sidecar import LedgerEntry
     from ckpttool.mapping.rules import MappingReport
+    from ckpttool.verification.output_comparison import Parity
+    from ckpttool.verification.proof import ModelProof
+    from ckpttool.verification.training import ModelTraining
+    from ckpttool.verification.two_models import ModelComparison
 
 
 # Text output for people: each function renders one record, in at most 80 columns if possible.
@@ -409,7 +409,7 @@ def _model_training_lines(found: ModelTraining | None) -> list[str]:
     """Return the table of the updates that differ most, the cause, and what no file contains."""
     if found is None:
         return []
-    from ckpttool.commands.training_comparison import BOUNDS, describe_state
+    from ckpttool.verification.training import BOUNDS, describe_state
 
     dtypes = [each for each in BOUNDS if any(row.dtype == each for row in found.updates)]
     keys = dict.fromkeys((row.a, row.b, row.step) for row in found.updates)
@@ -479,8 +479,8 @@ def _verification_verdict(found: Verification) -> str:
 
 def _training_table(found: TrainStepComparison) -> list[str]:
     """Return a row per network and moment: the difference of both sides' updates in each float type."""
-    from ckpttool.commands.network_outputs import OWN_ERROR
     from ckpttool.commands.verify import BOUNDS
+    from ckpttool.verification.output_comparison import OWN_ERROR
 
     keys = dict.fromkeys((each.name, each.step) for each in found.moved)
     by_type = {(each.name, each.step, each.dtype): each for each in found.moved}

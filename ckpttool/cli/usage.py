@@ -280,7 +280,7 @@ def _too_many_paths(
     error: Any, name: str, extra: list[str], words: Sequence[str], command: Any
 ) -> UsageError:
     """Return the error for more words than the command takes."""
-    from ckpttool.commands.options import EXPORTS, TARGETS
+    from ckpttool.conversion.targets import EXPORTS, TARGETS
 
     first = str(getattr(error.ctx, "params", {}).get("path") or "")
     if os.path.exists(whole := " ".join((first, *extra))):

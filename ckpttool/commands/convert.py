@@ -9,39 +9,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import IO, Any, Unpack
 
-from ckpttool.commands import evidence, general_conversion, receipt, restore, save
-from ckpttool.commands.evidence import AgentFacts, add_environment
-from ckpttool.commands.network_outputs import (
-    OutputMismatchError,
-    OutputVerification,
-    prepared_source_agent,
-    verify_outputs,
-)
-from ckpttool.commands.options import (
-    EXPORTS,
+from ckpttool.conversion import general, loading_code, receipt, write
+from ckpttool.conversion.layer_options import describe_layer_options
+from ckpttool.conversion.loading_code import format_loading_code
+from ckpttool.conversion.options import (
     ConversionKeywords,
     ConversionOptions,
     ConversionRequest,
-    describe_layer_options,
-    format_framework,
-    infer_target_word,
     parse_request,
-    parse_target_kind,
     require_compatible,
-    target_stem,
     with_keywords,
 )
-from ckpttool.commands.plan import ConversionPlan, ConversionResult, plan_conversion
-from ckpttool.commands.restore import (
-    VerifiedSidecar,
-    agent_ledger,
-    build_agent,
-    policy_sizes,
-    read_verified_sidecar,
-    recognize_playable_agent,
-    select_network_leaves,
-)
-from ckpttool.commands.save import ReverseRecord, WriteOptions, format_loading_code, record_reverse
+from ckpttool.conversion.plan import ConversionPlan, ConversionResult, plan_conversion
+from ckpttool.conversion.reverse import ReverseRecord, record_reverse
+from ckpttool.conversion.targets import EXPORTS, infer_target_word, parse_target_kind, target_stem
+from ckpttool.conversion.write import WriteOptions
 from ckpttool.core import plugins, sidecar, urls
 from ckpttool.core.atomic_write import (
     Output,
@@ -57,11 +39,29 @@ from ckpttool.core.digests import Digest, DigestRecorder
 from ckpttool.core.errors import CkpttoolError, MappingError, UnsupportedError, UsageError
 from ckpttool.core.sidecar import LedgerEntries, Sidecar
 from ckpttool.core.tree import Path
+from ckpttool.evaluation import evidence, restore
+from ckpttool.evaluation.evidence import AgentFacts, add_environment
+from ckpttool.evaluation.restore import (
+    VerifiedSidecar,
+    agent_ledger,
+    build_agent,
+    policy_sizes,
+    read_verified_sidecar,
+    recognize_playable_agent,
+    select_network_leaves,
+)
 from ckpttool.formats.detect import note_other_shards, open_checkpoint
 from ckpttool.libraries import schema
+from ckpttool.libraries.optimizer_settings import format_framework
 from ckpttool.libraries.recognize import recognize_checkpoint
 from ckpttool.mapping.layers import LayerOption
 from ckpttool.networks.build import layer_widths
+from ckpttool.verification.output_comparison import (
+    OutputMismatchError,
+    OutputVerification,
+    prepared_source_agent,
+    verify_outputs,
+)
 
 # `convert`: map a checkpoint to another framework, write it, read it back, and write a receipt.
 
@@ -92,13 +92,13 @@ def convert(
     facts = add_environment(options.facts, options.env)
     if exported:
         # Exports import modules that no other conversion needs.
-        from ckpttool.commands.export_onnx import ExportOptions, export
+        from ckpttool.conversion.export import ExportOptions, export
 
         network, env, layout = options.network or "actor", options.env, options.layout
         how = ExportOptions(network, env, layout, facts, options.dry_run, options.force, options.sync)
         return export(source, target, how)
     if options.like is not None:
-        from ckpttool.commands.convert_model import convert_into_model  # a model is matched layer by layer
+        from ckpttool.conversion.filled_model import convert_into_model  # a model is matched layer by layer
 
         return convert_into_model(source, target, options.like, options, progress)
     request = parse_request(parse_target_kind(target, options.to), options)
@@ -114,11 +114,13 @@ def _convert_to_format(
     target = target_stem(target, request.kind)
     _require_code_target(request, checkpoint)
     if not options.dry_run:
-        save.require_new_target(target, request.kind, checkpoint, force=options.force)
+        write.require_new_target(target, request.kind, checkpoint, force=options.force)
     checkpoint = keep_network_reads(checkpoint)
     observed: Sequence[LayerOption] = ()
     if options.like_source is not None:
-        from ckpttool.commands.convert_model import observed_options  # modules that no other conversion needs
+        from ckpttool.conversion.filled_model import (
+            observed_options,  # modules that no other conversion needs
+        )
 
         observed = observed_options(checkpoint, request)
         request = request._replace(given=(*observed, *request.given))
@@ -164,7 +166,7 @@ def _convert_to_format(
 
 def _require_largest_matrix(checkpoint: Checkpoint, made: ConversionPlan) -> None:
     """Raise MappingError for a target without the network's main part, whatever may be left out."""
-    largest = general_conversion.largest_matrices(made.ready.tree)
+    largest = general.largest_matrices(made.ready.tree)
     names = [made.ready.names.get(path, made.ready.tree.names[path]) for path in largest]
     if names and {*names} <= {*made.report.unused}:
         raise MappingError(
@@ -272,7 +274,7 @@ def _require_code_target(request: ConversionRequest, checkpoint: Checkpoint) -> 
     code = request.options.code
     if code is None:
         return
-    from ckpttool.commands.model_code import require_code_target  # only conversions with code need it
+    from ckpttool.conversion.model_code import require_code_target  # only conversions with code need it
 
     require_code_target(request.kind)
     if code != STANDARD_OUTPUT and not request.options.dry_run:
@@ -286,8 +288,8 @@ def _write_code(
     file = str(request.options.code)
     write_file(file, code.encode(), force=request.options.force, sources=checkpoint.files)
     module = os.path.splitext(os.path.basename(file))[0]
-    name = module if save.is_word(module) else "CODE"
-    lines = (f"import {name}", f"model = {name}.load({save.python_literal(target)})")
+    name = module if loading_code.is_word(module) else "CODE"
+    lines = (f"import {name}", f"model = {name}.load({loading_code.python_literal(target)})")
     return (*lines, f"actions = {name}.act(model, observations)") if "\ndef act(" in code else lines
 
 
@@ -308,8 +310,8 @@ def _with_spaces(
     """
     if env is None or not (request.kind.agent or request.options.code):
         return own, ()
-    from ckpttool.commands.evaluate import assume_choices, read_action_bounds, spec_choices
     from ckpttool.evaluation import environments
+    from ckpttool.evaluation.playing import assume_choices, read_action_bounds, spec_choices
 
     binding = recognize_playable_agent(checkpoint, request.options.layout)
     if binding is None:
@@ -375,7 +377,7 @@ class _TargetWriter:
             return [*self._kept(places, lane), *statistics]
 
         try:
-            return save.write_checkpoint(
+            return write.write_checkpoint(
                 self.plan.tree,
                 self.target,
                 self.request.kind,
@@ -439,7 +441,7 @@ class _TargetWriter:
 
     def _agent_code(self, made: Sidecar, digests: tuple[str | None, str], found: Checkpoint) -> str:
         """Return the code of the written file's networks; raise UnsupportedError without an agent."""
-        from ckpttool.commands.model_code import write_code
+        from ckpttool.conversion.model_code import write_code
 
         file = replace(found, path=self.target)
         # What its own file contains is read from under its temporary name.

@@ -24,8 +24,8 @@ from ckpttool.libraries.schema import (
 )
 
 if TYPE_CHECKING:
-    from ckpttool.commands.restore import Agent
     from ckpttool.core.checkpoint import Checkpoint
+    from ckpttool.evaluation.restore import Agent
 
 # A strip is a network as a row of stages. Shapes come from unread tensors, the order of layers and
 # activations from the records that networks/build.py follows (AgentNetwork, PolicyEncoder);
@@ -348,7 +348,7 @@ def restore_strips(
     `sha256` is the checkpoint's digest, computed if needed; `binding` is the recognised agent, if known.
     Raise what restoring the agent raises, and UsageError if there is no network.
     """
-    from ckpttool.commands import restore
+    from ckpttool.evaluation import restore
 
     binding = binding or restore.recognize_playable_agent(checkpoint, layout)
     if binding is None:

@@ -10,20 +10,6 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any, Literal, cast, get_args
 
-from ckpttool.commands import save
-from ckpttool.commands.evidence import GIVEN
-from ckpttool.commands.load_into import FillOptions, LiveModel, plan_model_fill
-from ckpttool.commands.options import (
-    NO_OPTIMIZER_OPTIONS,
-    TARGETS,
-    ConversionOptions,
-    OptimizerOptions,
-    TargetKind,
-    parse_request,
-    read_optimizer_options,
-)
-from ckpttool.commands.plan import CONTAINERS, ConversionPlan, plan_conversion
-from ckpttool.commands.restore import FACTS, VerifiedSidecar, canonical_tree, read_any_sidecar
 from ckpttool.commands.stats import (
     By,
     ChangedEntry,
@@ -34,6 +20,16 @@ from ckpttool.commands.stats import (
     compare_leaves,
     round_to_float32,
 )
+from ckpttool.conversion import write
+from ckpttool.conversion.filling import FillOptions, LiveModel, plan_model_fill
+from ckpttool.conversion.optimizer_options import (
+    NO_OPTIMIZER_OPTIONS,
+    OptimizerOptions,
+    read_optimizer_options,
+)
+from ckpttool.conversion.options import ConversionOptions, parse_request
+from ckpttool.conversion.plan import CONTAINERS, ConversionPlan, plan_conversion
+from ckpttool.conversion.targets import TARGETS, TargetKind
 from ckpttool.core import dtypes, plugins, urls
 from ckpttool.core.atomic_write import Progress, ignore_progress
 from ckpttool.core.checkpoint import Checkpoint
@@ -45,6 +41,8 @@ from ckpttool.core.sidecar import Sidecar
 from ckpttool.core.source import Shape
 from ckpttool.core.text import compile_glob, no_match_error
 from ckpttool.core.tree import Leaf, Path, Plain, Tree, ValueLeaf, display
+from ckpttool.evaluation.evidence import GIVEN
+from ckpttool.evaluation.restore import FACTS, VerifiedSidecar, read_any_sidecar
 from ckpttool.formats.detect import ensure_open
 from ckpttool.formats.probe import WritingFormat
 from ckpttool.libraries import tf_names
@@ -60,6 +58,7 @@ from ckpttool.mapping.rules import (
     ToTensor,
     ToValue,
     apply_plan,
+    canonical_tree,
     chain_rules,
     parse_rule,
 )
@@ -213,7 +212,7 @@ def _plan_reconversion(
     before = None if known is None else replace(known, undo=None)
     made = plan_conversion(source.checkpoint, request, before, source.binding)
     writer = cast(WritingFormat, plugins.find("formats", kind.format).load())
-    tree = save.with_stored_paths(writer, made.tree, kind.options)
+    tree = write.with_stored_paths(writer, made.tree, kind.options)
     rules = made.report.mapped
     if options.get("cast") is True:
         tree, rules = _round_tree(tree, target.checkpoint.tree, rules)
@@ -275,7 +274,7 @@ def _unmoved_paths(made: ConversionPlan, dropped: tuple[Path, ...]) -> tuple[Pat
 
 def _target_paths(made: ConversionPlan, tree: Tree) -> dict[Path, tuple[Path, ...]]:
     """Return the paths of each source entry in the target after reading it back."""
-    back = save.stored_paths(made.tree, tree)
+    back = write.stored_paths(made.tree, tree)
     names = {name: path for path, name in tree.names.items()}
     found: dict[Path, list[Path]] = {}
     for move in made.moves:

@@ -6,15 +6,11 @@ import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from ckpttool.commands import evaluate, evidence, options, restore
 from ckpttool.commands.audit import LoadingVerdict, judge_loading
-from ckpttool.commands.evaluate import Protocol
-from ckpttool.commands.evidence import NO_FACTS, AgentFacts
 from ckpttool.commands.findings import Finding, data_only_command, unjudged_findings, weightless_findings
-from ckpttool.commands.load_into import FillOptions, LiveModel, ModelFillPlan, plan_model_fill
-from ckpttool.commands.network_outputs import require_facts
-from ckpttool.commands.restore import Agent, VerifiedSidecar, build_agent, read_verified_sidecar
 from ckpttool.commands.stats import Stats, compute_stats
+from ckpttool.conversion import parts
+from ckpttool.conversion.filling import FillOptions, LiveModel, ModelFillPlan, plan_model_fill
 from ckpttool.core import code_references, plugins, sidecar, urls
 from ckpttool.core.atomic_write import Progress, ignore_progress
 from ckpttool.core.checkpoint import Checkpoint
@@ -32,6 +28,11 @@ from ckpttool.core.text import describe_record, format_count
 from ckpttool.core.tree import display
 from ckpttool.core.tree_views import render_record
 from ckpttool.core.urls import format_command
+from ckpttool.evaluation import evidence, playing, restore
+from ckpttool.evaluation.agent_networks import require_facts
+from ckpttool.evaluation.evidence import NO_FACTS, AgentFacts
+from ckpttool.evaluation.protocol import Protocol
+from ckpttool.evaluation.restore import Agent, VerifiedSidecar, build_agent, read_verified_sidecar
 from ckpttool.formats.detect import ensure_open
 from ckpttool.libraries.recognize import recognize_checkpoint
 from ckpttool.libraries.schema import NO_LAYOUT, RecognizedAgent
@@ -90,7 +91,7 @@ def _restore_findings(
     tree = checkpoint.tree
     if part is not None:
         try:
-            tree = options.select_part(tree, part)[0]
+            tree = parts.select_part(tree, part)[0]
         except UsageError:  # a network of the agent, which no restore finds by that name
             return
     owner = "torch" if target.framework == "torch" else "tensorflow"
@@ -363,9 +364,9 @@ def _environment_findings(agent: Agent, env: str | None, notes: list[str]) -> It
         return
     try:
         how = Protocol()
-        place = evaluate.choose_environment(agent, env, how)
+        place = playing.choose_environment(agent, env, how)
         with place.make(1, how.engine) as vector:
-            entrant = evaluate.prepare_agent(agent, place, how, vector.spec)
+            entrant = playing.prepare_agent(agent, place, how, vector.spec)
     except MissingExtraError as error:
         notes.append(f"environment not checked: {error.message}")
         return

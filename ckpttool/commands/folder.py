@@ -15,9 +15,10 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, cast
 
-from ckpttool.commands import save, training_counters
+from ckpttool.commands import training_counters
 from ckpttool.commands.inspect import CheckpointSummary, summary
 from ckpttool.commands.rows import CheckpointRow
+from ckpttool.conversion import reverse
 from ckpttool.core import deferred, filesystem, limits, plugins, sidecar, urls
 from ckpttool.core.atomic_write import is_hidden_name
 from ckpttool.core.checkpoint import Checkpoint
@@ -523,7 +524,7 @@ def _last_step(name: str) -> re.Match[str] | None:
 
 # Checkpoints given by files, prefixes, folders and patterns: each once, in order.
 
-BESIDE = (sidecar.SUFFIX, save.SUFFIX)
+BESIDE = (sidecar.SUFFIX, reverse.SUFFIX)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,22 @@ from typing import Any, cast
 
 import numpy as np
 
-from ckpttool.commands import restore
-from ckpttool.commands.evaluate import (
-    Protocol,
+from ckpttool.core import plugins, sidecar
+from ckpttool.core.deferred import dataclass
+from ckpttool.core.errors import CkpttoolError, EnvironmentMismatchError, UnsupportedError, UsageError
+from ckpttool.core.sidecar import LedgerEntries, Sidecar
+from ckpttool.evaluation import restore
+from ckpttool.evaluation.agent_networks import (
+    ActionBounds,
+    build_part_network,
+    derive_network_settings,
+    require_even_bounds,
+    require_facts,
+)
+from ckpttool.evaluation.environments import import_gymnasium
+from ckpttool.evaluation.evidence import NO_FACTS, AgentFacts
+from ckpttool.evaluation.gymnasium_engine import OBS, EnvSpec, encode_one_hot
+from ckpttool.evaluation.playing import (
     assume_choices,
     choose_environment,
     policy_part,
@@ -23,20 +36,7 @@ from ckpttool.commands.evaluate import (
     require_backend,
     sampling_entries,
 )
-from ckpttool.commands.evidence import NO_FACTS, AgentFacts
-from ckpttool.commands.network_outputs import (
-    ActionBounds,
-    build_part_network,
-    derive_network_settings,
-    require_even_bounds,
-    require_facts,
-)
-from ckpttool.core import plugins, sidecar
-from ckpttool.core.deferred import dataclass
-from ckpttool.core.errors import CkpttoolError, EnvironmentMismatchError, UnsupportedError, UsageError
-from ckpttool.core.sidecar import LedgerEntries, Sidecar
-from ckpttool.evaluation.environments import import_gymnasium
-from ckpttool.evaluation.gymnasium_engine import OBS, EnvSpec, encode_one_hot
+from ckpttool.evaluation.protocol import Protocol
 from ckpttool.evaluation.rollout import ActionSampler, NormalSampler, Sampler
 from ckpttool.libraries import schema
 from ckpttool.libraries.schema import VALUES, AgentNetwork, Choices

@@ -24,18 +24,13 @@ from queue import SimpleQueue
 from types import ModuleType, TracebackType
 from typing import Any, TypeVar
 
-from ckpttool.commands.evaluate import (
-    Evaluation,
-    EvaluationEnvironment,
-    PlayableAgent,
-    Protocol,
-    play_stacked,
-)
 from ckpttool.core import search_paths
 from ckpttool.core.atomic_write import Progress, ignore_progress
 from ckpttool.core.deferred import dataclass
 from ckpttool.core.errors import CkpttoolError, MissingExtraError, UsageError, WorkerError
 from ckpttool.evaluation.gymnasium_engine import VectorEnv
+from ckpttool.evaluation.playing import play_stacked
+from ckpttool.evaluation.protocol import Evaluation, EvaluationEnvironment, PlayableAgent, Protocol
 from ckpttool.evaluation.simulators import DEVICE_ENGINE
 from ckpttool.networks.worker import THREADS, ended_error
 

@@ -16,18 +16,6 @@ from typing import IO, Any, cast
 import numpy as np
 
 from ckpttool.commands import training_counters
-from ckpttool.commands.evaluate import (
-    Evaluation,
-    EvaluationEnvironment,
-    EvaluationOptions,
-    PlayableAgent,
-    Protocol,
-    collect_versions,
-    prepare_agent,
-    repeat_statistics,
-    require_backend,
-)
-from ckpttool.commands.evidence import NO_FACTS, AgentFacts
 from ckpttool.commands.folder import CheckpointEntry, expand_paths
 from ckpttool.commands.parallel import (
     BatchResult,
@@ -35,13 +23,6 @@ from ckpttool.commands.parallel import (
     Spread,
     max_batch_policies,
     play_in_process,
-)
-from ckpttool.commands.restore import (
-    Agent,
-    build_agent,
-    no_agent_error,
-    read_verified_sidecar,
-    recognize_playable_agent,
 )
 from ckpttool.core import filesystem, plugins, sidecar, urls
 from ckpttool.core import text as documents
@@ -61,7 +42,23 @@ from ckpttool.core.errors import (
 from ckpttool.core.text import clean, describe_record, format_count
 from ckpttool.core.tree_views import render_record
 from ckpttool.encodings import protobuf
+from ckpttool.evaluation.evidence import NO_FACTS, AgentFacts
 from ckpttool.evaluation.gymnasium_engine import Agreement, EnvSpec
+from ckpttool.evaluation.playing import (
+    EvaluationOptions,
+    collect_versions,
+    prepare_agent,
+    repeat_statistics,
+    require_backend,
+)
+from ckpttool.evaluation.protocol import Evaluation, EvaluationEnvironment, PlayableAgent, Protocol
+from ckpttool.evaluation.restore import (
+    Agent,
+    build_agent,
+    no_agent_error,
+    read_verified_sidecar,
+    recognize_playable_agent,
+)
 from ckpttool.evaluation.rollout import Rollout
 from ckpttool.evaluation.statistics import Estimate, percentile_interval, resampled_means, summarize
 from ckpttool.libraries.recognize import recognize_checkpoint

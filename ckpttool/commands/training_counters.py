@@ -23,7 +23,7 @@ from ckpttool.core.text import format_count
 from ckpttool.core.tree import Leaf, Path, Tree, ValueLeaf
 
 if TYPE_CHECKING:
-    from ckpttool.commands.restore import Agent
+    from ckpttool.evaluation.restore import Agent
     from ckpttool.libraries.schema import RecognizedAgent
 
 

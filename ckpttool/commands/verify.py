@@ -13,49 +13,16 @@ from typing import Any, Literal, TypedDict, Unpack
 
 import numpy as np
 
-from ckpttool.commands import options, policy_agents
 from ckpttool.commands.diff import (
     CheckpointAlignment,
     DiffSide,
     Reconversion,
     align_checkpoints,
 )
-from ckpttool.commands.evidence import NO_FACTS, AgentFacts
-from ckpttool.commands.model_comparison import (
-    ModelComparison,
-    ModelComparisonOptions,
-    ModelSide,
-    compare_models,
-)
-from ckpttool.commands.network_outputs import (
-    OWN_ERROR,
-    Parity,
-    agent_network_settings,
-    available_backend,
-    failed_parity,
-    make_observations,
-    measure_parity,
-    missing_networks,
-    pair_networks,
-    require_facts,
-    run_network,
-    shared_networks,
-)
-from ckpttool.commands.options import NO_OPTIMIZER_OPTIONS, read_optimizer_options, with_keywords
-from ckpttool.commands.restore import (
-    FACTS,
-    Agent,
-    VerifiedSidecar,
-    build_agent,
-    list_not_understood,
-    read_any_sidecar,
-    read_verified_sidecar,
-    recognize_playable_agent,
-    restore_agent,
-)
-from ckpttool.commands.save import reverse_conversion
 from ckpttool.commands.stats import By, ChangedEntry, Entry, round_to_float32
-from ckpttool.commands.training_comparison import TrainingOptions, relative_distance
+from ckpttool.conversion.optimizer_options import NO_OPTIMIZER_OPTIONS, read_optimizer_options
+from ckpttool.conversion.options import with_keywords
+from ckpttool.conversion.reverse import reverse_conversion
 from ckpttool.core import plugins, sidecar, text, urls
 from ckpttool.core.atomic_write import Progress, ignore_progress
 from ckpttool.core.checkpoint import Checkpoint
@@ -66,8 +33,29 @@ from ckpttool.core.sidecar import LedgerEntries, LedgerEntry, Sidecar
 from ckpttool.core.text import describe_record, format_count
 from ckpttool.core.tree import Leaf, Path, ValueLeaf, json_value
 from ckpttool.core.tree_views import render_record
+from ckpttool.evaluation.agent_networks import (
+    agent_network_settings,
+    available_backend,
+    missing_networks,
+    pair_networks,
+    require_facts,
+    shared_networks,
+)
+from ckpttool.evaluation.evidence import NO_FACTS, AgentFacts
+from ckpttool.evaluation.restore import (
+    FACTS,
+    Agent,
+    VerifiedSidecar,
+    build_agent,
+    list_not_understood,
+    read_any_sidecar,
+    read_verified_sidecar,
+    recognize_playable_agent,
+    restore_agent,
+)
 from ckpttool.formats import onnx
 from ckpttool.formats.detect import open_checkpoint
+from ckpttool.libraries import optimizer_settings
 from ckpttool.libraries.schema import (
     NETWORKS,
     NO_LAYOUT,
@@ -89,6 +77,22 @@ from ckpttool.networks.policy_training import (
     train_learner,
 )
 from ckpttool.networks.worker import TIMEOUT_S, ModelSpec, Worker
+from ckpttool.verification import policy_training
+from ckpttool.verification.output_comparison import (
+    OWN_ERROR,
+    Parity,
+    failed_parity,
+    make_observations,
+    measure_parity,
+    run_network,
+)
+from ckpttool.verification.training import TrainingOptions, relative_distance
+from ckpttool.verification.two_models import (
+    ModelComparison,
+    ModelComparisonOptions,
+    ModelSide,
+    compare_models,
+)
 
 # `verify --all`: every entry, fact, setting and receipt of two checkpoints, compared exactly.
 #
@@ -564,7 +568,7 @@ class TrainStepComparison:
     algorithm: str
     steps: int
     moved: tuple[UpdateComparison, ...]
-    missing: tuple[str, ...] = policy_agents.MISSING
+    missing: tuple[str, ...] = policy_training.MISSING
     differences: tuple[str, ...] = ()
 
     @property
@@ -577,7 +581,7 @@ class TrainStepComparison:
         return {
             "algorithm": self.algorithm,
             "steps": self.steps,
-            "batch": policy_agents.BATCH,
+            "batch": policy_training.BATCH,
             "bounds": dict(BOUNDS),
             "updates": [each.document() for each in self.moved],
             "differences": list(self.differences),
@@ -606,7 +610,7 @@ def compare_train_steps(
             "the optimizers of A and B move no weight, so that their training steps show nothing",
             hint="compare checkpoints from before the learning rate reached 0",
         )
-    different = policy_agents.compare_states(*learners)
+    different = policy_training.compare_states(*learners)
     return TrainStepComparison(first.algorithm, len(batches), tuple(moved), differences=different)
 
 
@@ -1096,7 +1100,7 @@ def _compare_training(
     prepared, notes = [], []
     for side, agent, other in (("A", _with_stated_settings(a, b), b), ("B", b, a)):
         settings, _ = agent_network_settings(agent, other)
-        made = policy_agents.LearnerReader(agent, settings).setup()
+        made = policy_training.LearnerReader(agent, settings).setup()
         prepared.append(made.learner)
         assumed += [f"{side}: {sentence}" for sentence in made.assumed]
         notes += [f"{side}: {note}" for note in made.notes]
@@ -1109,13 +1113,13 @@ def _compare_training(
             expected=prepared[0].algorithm,
             found=prepared[1].algorithm,
         )
-    given = policy_agents.make_batches(prepared[0], steps, a.known.obs_norm)
+    given = policy_training.make_batches(prepared[0], steps, a.known.obs_norm)
     return compare_train_steps((prepared[0], prepared[1]), given, workers), notes
 
 
 def _epsilon_notes(side: str, agent: Agent) -> Iterator[str]:
-    stands = options.epsilon_placement(agent.sidecar, agent.binding.layout)
-    if stands != options.epsilon_placement(None, agent.binding.layout):
+    stands = optimizer_settings.epsilon_placement(agent.sidecar, agent.binding.layout)
+    if stands != optimizer_settings.epsilon_placement(None, agent.binding.layout):
         yield (
             f"{side}: epsilon is added to the {stands} second moment, as in training; "
             f"{agent.framework} adds it elsewhere, so a different value was passed to it at every step"

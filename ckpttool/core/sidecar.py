@@ -66,9 +66,9 @@ class Sidecar:
     checkpoint identifies by name alone (libraries/tf_names.py); `stripped` the parts removed from
     names (mapping/wrappers.py); `computation` the computation where the source records one that is
     more than a chain of these weights (libraries/single_networks.py); `parity` how each network
-    compared when it was written (commands/network_outputs.py), `verification` whether a user's model
-    computes what the source computes (commands/model_proof.py); `residue` what the target could not
-    store, `undo` the properties of the source (commands/save.py).
+    compared when it was written (verification/output_comparison.py), `verification` whether a user's model
+    computes what the source computes (verification/proof.py); `residue` what the target could not
+    store, `undo` the properties of the source (conversion/write.py).
     """
 
     __repr__ = text.describe_record
@@ -411,7 +411,7 @@ _TYPES: Mapping[str, Callable[[Any], bool]] = {
 # The ledger of an agent: facts that could change its outputs, and whether they were used.
 #
 # Every command that restores an agent builds one list of entries, prints it in the same words and puts it
-# into its JSON document under `ledger`. Layouts add entries to `Binding.ledger`; commands/evidence.py finds
+# into its JSON document under `ledger`. Layouts add entries to `Binding.ledger`; evaluation/evidence.py finds
 # what no layout reads.
 
 Use = Literal["used", "assumed", "not used", "cannot be known"]

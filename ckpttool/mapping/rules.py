@@ -1206,3 +1206,36 @@ def _parse_permutation(axes: tuple[int, ...]) -> Rule | None:
 
 def _parse_blocks(order: tuple[int, ...], axis: int) -> Rule | None:
     return BlockOrder(axis, order) if sorted(order) == list(range(len(order))) else None
+
+
+def canonical_tree(tree: Tree, moves: MoveList) -> Tree:
+    """Return the canonical agent: every bound leaf under its canonical path, unread.
+
+    Several leaves with one target are its parts, or a repeated number (an update count per parameter); raise
+    MappingError if the numbers differ.
+    """
+    leaves: dict[Path, Leaf | ValueLeaf] = {}
+    for move in moves.moves:
+        leaf = move.rule.leaf(tree[move.source])
+        whole = merge_parts(leaves[move.target], leaf) if move.target in leaves else None
+        if whole is not None:
+            leaves[move.target] = whole
+        elif move.target in leaves:
+            _require_equal(leaves[move.target], leaf, display(move.target), tree.names[move.source])
+        else:
+            leaves[move.target] = (
+                replace(leaf, of=None) if isinstance(leaf, Leaf) and leaf.of is not None else leaf
+            )
+    return Tree(leaves)
+
+
+def _require_equal(one: Leaf | ValueLeaf, other: Leaf | ValueLeaf, target: str, source: str) -> None:
+    first, second = (ToValue().leaf(leaf) for leaf in (one, other))
+    if first != second:
+        raise MappingError(
+            f"{target} must be a single number, but the checkpoint contains several",
+            path=source,
+            expected=str(getattr(first, "value", first)),
+            found=str(getattr(second, "value", second)),
+            hint="convert with --optimizer none to leave optimizers out",
+        )

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ckpttool.commands.restore import canonical_tree
 from ckpttool.core import Leaf, Tree, ValueLeaf, display
 from ckpttool.formats import tf_bundle
 from ckpttool.libraries import RecognizedAgent, recognize_tree
 from ckpttool.libraries.schema import ALL_OPTIMIZED
 from ckpttool.libraries.td3 import TF, TORCH
 from ckpttool.mapping import apply_plan
+from ckpttool.mapping.rules import canonical_tree
 
 
 def canonical_names(tree: Tree, binding: RecognizedAgent) -> dict[str, Leaf | ValueLeaf]:

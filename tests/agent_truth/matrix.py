@@ -15,11 +15,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ckpttool.commands.evaluate import Protocol, evaluate, take_means
-from ckpttool.commands.evidence import NO_FACTS, AgentFacts
-from ckpttool.commands.network_outputs import ActionBounds, derive_network_settings
-from ckpttool.commands.restore import restore_agent
+from ckpttool.commands.evaluate import evaluate
 from ckpttool.core import CkpttoolError
+from ckpttool.evaluation.agent_networks import ActionBounds, derive_network_settings
+from ckpttool.evaluation.evidence import NO_FACTS, AgentFacts
+from ckpttool.evaluation.playing import take_means
+from ckpttool.evaluation.protocol import Protocol
+from ckpttool.evaluation.restore import restore_agent
 from ckpttool.libraries import PolicyEncoder
 from ckpttool.networks import numpy_backend, policy_network
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ckpttool.commands.save import save
+from ckpttool.conversion.write import save
 from tests.conftest import TORCH_SAMPLE
 from tests.hostile.case import BAIT, Case
 from tests.trees import torch_tree

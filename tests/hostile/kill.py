@@ -28,10 +28,10 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 
 from ckpttool.commands import folder
-from ckpttool.commands.restore import read_verified_sidecar, restore_agent
-from ckpttool.commands.save import save
+from ckpttool.conversion.write import save
 from ckpttool.core import CkpttoolError, Sidecar, atomic_write, find_pending_files, is_hidden_name, sidecar
 from ckpttool.core.digests import digest_checkpoint
+from ckpttool.evaluation.restore import read_verified_sidecar, restore_agent
 from ckpttool.formats import open_checkpoint, resolve
 from tests.trees import torch_tree
 

@@ -242,7 +242,7 @@ class _Try:
                 compare(value, wanted[name])
 
     def _into(self) -> Any:
-        from ckpttool.commands.load_into import load_into
+        from ckpttool.conversion.filling import load_into
 
         net = self._new(5)
         options = {"flatten": self.flatten, "unflatten": self.unflatten, "kinds": self.kinds}
@@ -404,11 +404,11 @@ def compare(found: np.ndarray, wanted: np.ndarray) -> None:
 
 
 def _like(target: str, name: str, shapes: Sequence[tuple[int, ...]], style: str) -> Any:
-    from ckpttool.commands import load_into
+    from ckpttool.conversion import filling
     from ckpttool.networks import ModelSpec
     from tests.shared_runners import InThisProcess
 
-    load_into.ModelProcess = InThisProcess  # type: ignore[assignment,misc]
+    filling.ModelProcess = InThisProcess  # type: ignore[assignment,misc]
     if target == "torch":
         return ModelSpec("tests.model_pairs.torch_side:build", {"name": name, "seed": 5}, tuple(shapes))
     arguments = {"name": name, "style": style, "seed": 5}

@@ -176,11 +176,11 @@ def _converted(target: str, name: str, at: Path, expected: np.ndarray) -> tuple[
 
 
 def _like(target: str, name: str) -> Any:
-    from ckpttool.commands import load_into
+    from ckpttool.conversion import filling
     from ckpttool.networks import ModelSpec
     from tests.shared_runners import InThisProcess
 
-    load_into.ModelProcess = InThisProcess  # type: ignore[assignment,misc]
+    filling.ModelProcess = InThisProcess  # type: ignore[assignment,misc]
     return ModelSpec(f"tests.model_pairs.hugging_face:{target}_model", {"name": name}, ())
 
 

@@ -287,7 +287,7 @@ class _Tries:
         return found
 
     def _filled(self, options: dict[str, Any], epsilons: Sequence[tuple[str, float]] = ()) -> Cell:
-        from ckpttool.commands.load_into import load_into
+        from ckpttool.conversion.filling import load_into
         from ckpttool.core import CkpttoolError
 
         self.left -= 1

@@ -15,8 +15,15 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from ckpttool.commands import options, restore
-from ckpttool.commands.optimizer_states import (
+from ckpttool.conversion import averages
+from ckpttool.core import deferred, dtypes
+from ckpttool.core.deferred import NamedTuple
+from ckpttool.core.errors import UsageError, abbreviate_list
+from ckpttool.core.source import Shape
+from ckpttool.core.tree import Alias, Container, Leaf, Path, Tree, ValueLeaf, attr, display, key
+from ckpttool.evaluation import restore
+from ckpttool.formats.tf_object_graph import slot_optimizer
+from ckpttool.libraries.optimizer_states import (
     OPTIMIZER,
     KerasStates,
     OptimizerSettings,
@@ -27,12 +34,6 @@ from ckpttool.commands.optimizer_states import (
     path_texts,
     trained_order,
 )
-from ckpttool.core import deferred, dtypes
-from ckpttool.core.deferred import NamedTuple
-from ckpttool.core.errors import UsageError, abbreviate_list
-from ckpttool.core.source import Shape
-from ckpttool.core.tree import Alias, Container, Leaf, Path, Tree, ValueLeaf, attr, display, key
-from ckpttool.formats.tf_object_graph import slot_optimizer
 from ckpttool.libraries.optimizers_read import BoundOptimizer, list_torch_optimizers
 from ckpttool.libraries.write import merge_plans
 from ckpttool.mapping import flattening, wrappers
@@ -163,7 +164,7 @@ def without_optimizers(tree: Tree) -> tuple[Tree, tuple[str, ...]]:
         tree.names[path] for path in sorted(slots, key=display)
     ]
     left = {path: leaf for path, leaf in tree.items() if path not in gone}
-    return options.select_entries(tree, left), (f"left out: {abbreviate_list(names, 3)} (--optimizer none)",)
+    return averages.select_entries(tree, left), (f"left out: {abbreviate_list(names, 3)} (--optimizer none)",)
 
 
 def has_older_optimizer(tree: Tree) -> bool:

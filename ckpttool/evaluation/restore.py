@@ -13,8 +13,6 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
-from ckpttool.commands import evidence
-from ckpttool.commands.evidence import GIVEN, NO_FACTS, AgentFacts
 from ckpttool.core import deferred, filesystem, plugins, sidecar, text
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.deferred import dataclass
@@ -35,6 +33,8 @@ from ckpttool.core.sidecar import LedgerEntries, LedgerEntry, Sidecar, Topic
 from ckpttool.core.source import File, Inline, MissingShard
 from ckpttool.core.tree import Leaf, Path, Tree, ValueLeaf, attr, display
 from ckpttool.core.urls import format_command
+from ckpttool.evaluation import evidence
+from ckpttool.evaluation.evidence import GIVEN, NO_FACTS, AgentFacts
 from ckpttool.formats import onnx, settings, tf_common
 from ckpttool.formats.detect import ensure_open, find_location, open_checkpoint
 from ckpttool.formats.probe import Format
@@ -52,7 +52,7 @@ from ckpttool.libraries.schema import (
     RecognizedAgent,
 )
 from ckpttool.mapping.layers import propose_options
-from ckpttool.mapping.rules import MoveList, ToValue, merge_parts
+from ckpttool.mapping.rules import MoveList, canonical_tree
 from ckpttool.networks.build import layer_widths
 
 if TYPE_CHECKING:
@@ -1172,39 +1172,6 @@ def select_network_leaves(tree: Tree, binding: RecognizedAgent) -> Tree:
     """Return the canonical agent without optimizers, temperature and counters, as needed to run it."""
     moves = tuple(move for move in binding.moves.moves if move.target[0].value in RUN)
     return canonical_tree(tree, MoveList(moves))
-
-
-def canonical_tree(tree: Tree, moves: MoveList) -> Tree:
-    """Return the canonical agent: every bound leaf under its canonical path, unread.
-
-    Several leaves with one target are its parts, or a repeated number (an update count per parameter); raise
-    MappingError if the numbers differ.
-    """
-    leaves: dict[Path, Leaf | ValueLeaf] = {}
-    for move in moves.moves:
-        leaf = move.rule.leaf(tree[move.source])
-        whole = merge_parts(leaves[move.target], leaf) if move.target in leaves else None
-        if whole is not None:
-            leaves[move.target] = whole
-        elif move.target in leaves:
-            _require_equal(leaves[move.target], leaf, display(move.target), tree.names[move.source])
-        else:
-            leaves[move.target] = (
-                replace(leaf, of=None) if isinstance(leaf, Leaf) and leaf.of is not None else leaf
-            )
-    return Tree(leaves)
-
-
-def _require_equal(one: Leaf | ValueLeaf, other: Leaf | ValueLeaf, target: str, source: str) -> None:
-    first, second = (ToValue().leaf(leaf) for leaf in (one, other))
-    if first != second:
-        raise MappingError(
-            f"{target} must be a single number, but the checkpoint contains several",
-            path=source,
-            expected=str(getattr(first, "value", first)),
-            found=str(getattr(second, "value", second)),
-            hint="convert with --optimizer none to leave optimizers out",
-        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,11 +12,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import replace
 from typing import Any
 
-from ckpttool.commands import options
-from ckpttool.commands.restore import canonical_tree, read_any_sidecar
 from ckpttool.core import deferred
 from ckpttool.core.deferred import NamedTuple
-from ckpttool.core.errors import UnsupportedError, UsageError, abbreviate_list, suggest_choice
+from ckpttool.core.errors import UsageError, abbreviate_list, suggest_choice
 from ckpttool.core.optimizers import (
     ADAM,
     ADAMW,
@@ -39,7 +37,6 @@ from ckpttool.core.tree import (
     index,
     key,
 )
-from ckpttool.formats.detect import open_checkpoint
 from ckpttool.formats.tf_object_graph import slot_optimizer
 from ckpttool.libraries import optimizers_read, optimizers_write, schema
 from ckpttool.libraries.optimizers_read import (
@@ -65,12 +62,12 @@ from ckpttool.mapping.rules import (
     Settings,
     SumTerm,
     apply_plan,
+    canonical_tree,
     chain_rules,
     compose_plans,
     rule_steps,
 )
 from ckpttool.mapping.solver import FillResult
-from ckpttool.networks.model_training import choose_optimizer
 
 _NETWORKS = attr("networks")  # component of all weights in the canonical tree of an optimizer
 OPTIMIZER = "optimizer"
@@ -1085,49 +1082,3 @@ def _only_optimizer(optimizer: Any, made: ConvertedOptimizers) -> tuple[str, Wri
 # The optimizer that a checkpoint contains without its class: that of TensorFlow objects and weights files.
 
 KERAS_ARGUMENTS = {family.name: (*family.arguments, "weight_decay") for family in FAMILIES}
-
-
-def describe_keras_optimizer(path: str, wanted: str | None = None) -> tuple[dict[str, Any], list[str]] | None:
-    """Return how Keras creates the optimizer of a TensorFlow checkpoint or weights file, None if it has none.
-
-    The first part is the request to the model's process, the second what had to be assumed. `wanted` names
-    one of several optimizers.
-    """
-    checkpoint = open_checkpoint(path)
-    tree = checkpoint.tree
-    known = options.sidecar_settings(read_any_sidecar(checkpoint).sidecar)
-    settings = OptimizerSettings(known)
-    rows = [(path, path_texts(path), KEEP) for path, leaf in tree.tensors() if leaf.role == "parameter"]
-    states = KerasStates(tree, settings)
-    states.root = states.is_root([source for source, _, _ in rows])
-    bound, notes, _ = states.bind_states(rows)
-    titles = [display(state.top) or OPTIMIZER for state in bound]
-    if wanted is not None or len(bound) > 1:
-        bound = [bound[titles.index(str(choose_optimizer(path, titles, wanted)))]]
-    if not bound:
-        if notes:
-            raise UnsupportedError(f"the optimizer cannot be restored: {notes[0]}", file=path)
-        return None
-    (state,) = bound
-    weights = [Move(source, states.canonical[source], KEEP) for source in state.weights]
-    agent = canonical_tree(tree, MoveList((*weights, *state.moves.moves)))
-    title = display(state.top) or OPTIMIZER
-    stated = settings.of(state.name, title, OPTIMIZER)
-    canonical = CanonicalOptimizer(state.name, agent, stated, state.moves.defaults)
-    if canonical.momentum_unknown:
-        raise UsageError(
-            f"{title} has momentum, but no file records its value",
-            hint=f"convert with --optimizer {title}/momentum=0.9, which records it beside the file",
-        )
-    arguments: dict[str, Any] = {}
-    assumed = [state.moves.assumed] if state.moves.assumed else []
-    for name in KERAS_ARGUMENTS[canonical.family.name]:
-        exact = canonical.exact(name)
-        value = canonical.value(name) if exact is None else exact
-        if value is None or (name == "weight_decay" and not value):
-            continue
-        # Keras refuses integers.
-        arguments[name] = float(value) if isinstance(value, int) and not isinstance(value, bool) else value
-        if name in canonical.defaults and not canonical.has(name) and not isinstance(value, bool):
-            assumed.append(canonical.assumed(name))
-    return {"name": title, "class": canonical.family.name, "arguments": arguments}, assumed

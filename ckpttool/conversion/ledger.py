@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from ckpttool.commands.evidence import weight_kind
-from ckpttool.commands.options import PreparedTree
+from ckpttool.conversion.preparation import PreparedTree
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.deferred import dataclass, field
 from ckpttool.core.errors import UsageError, abbreviate_list
 from ckpttool.core.sidecar import LedgerEntries, LedgerEntry, OmittedTensor, merge_entries
 from ckpttool.core.text import compile_glob, format_count, no_match_error, suggest_glob
 from ckpttool.core.tree import Leaf, Path
+from ckpttool.evaluation.evidence import weight_kind
 from ckpttool.formats import onnx
 from ckpttool.libraries import onnx_policies
 from ckpttool.mapping.solver import FillResult

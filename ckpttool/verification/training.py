@@ -13,19 +13,39 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ckpttool.commands.model_causes import Cause
-from ckpttool.commands.network_outputs import OWN_ERROR
-from ckpttool.commands.optimizer_states import (
-    KERAS_ARGUMENTS,
-    describe_keras_optimizer,
-)
 from ckpttool.core.deferred import NamedTuple, dataclass, field
 from ckpttool.core.errors import UnsupportedError, UsageError, abbreviate_list
 from ckpttool.core.text import format_count
+from ckpttool.core.tree import (
+    display,
+)
+from ckpttool.evaluation.restore import read_any_sidecar
+from ckpttool.formats.detect import open_checkpoint
 from ckpttool.formats.keras_config import audit_document
+from ckpttool.libraries import optimizer_settings
+from ckpttool.libraries.optimizer_states import (
+    KERAS_ARGUMENTS,
+    OPTIMIZER,
+    KerasStates,
+    OptimizerSettings,
+    path_texts,
+)
+from ckpttool.libraries.optimizers_read import (
+    CanonicalOptimizer,
+)
+from ckpttool.mapping.rules import (
+    KEEP,
+    Move,
+    MoveList,
+    canonical_tree,
+)
+from ckpttool.networks.model_training import choose_optimizer
+from ckpttool.verification.causes import Cause
+from ckpttool.verification.output_comparison import OWN_ERROR
 
 if TYPE_CHECKING:
-    from ckpttool.commands.model_comparison import ModelClient
+    from ckpttool.verification.two_models import ModelClient
+
 
 # Pairs of trained tensors, found by their values: a conversion reorders numbers, and changes none.
 
@@ -981,3 +1001,49 @@ def describe_state(state: OptimizerState) -> str:
     """Return one optimizer as words: class, number of updates, origin."""
     origin = "from its file" if state.stored else "new"
     return f"{state.title}, {format_count(state.step, 'update')}, {origin}"
+
+
+def describe_keras_optimizer(path: str, wanted: str | None = None) -> tuple[dict[str, Any], list[str]] | None:
+    """Return how Keras creates the optimizer of a TensorFlow checkpoint or weights file, None if it has none.
+
+    The first part is the request to the model's process, the second what had to be assumed. `wanted` names
+    one of several optimizers.
+    """
+    checkpoint = open_checkpoint(path)
+    tree = checkpoint.tree
+    known = optimizer_settings.sidecar_settings(read_any_sidecar(checkpoint).sidecar)
+    settings = OptimizerSettings(known)
+    rows = [(path, path_texts(path), KEEP) for path, leaf in tree.tensors() if leaf.role == "parameter"]
+    states = KerasStates(tree, settings)
+    states.root = states.is_root([source for source, _, _ in rows])
+    bound, notes, _ = states.bind_states(rows)
+    titles = [display(state.top) or OPTIMIZER for state in bound]
+    if wanted is not None or len(bound) > 1:
+        bound = [bound[titles.index(str(choose_optimizer(path, titles, wanted)))]]
+    if not bound:
+        if notes:
+            raise UnsupportedError(f"the optimizer cannot be restored: {notes[0]}", file=path)
+        return None
+    (state,) = bound
+    weights = [Move(source, states.canonical[source], KEEP) for source in state.weights]
+    agent = canonical_tree(tree, MoveList((*weights, *state.moves.moves)))
+    title = display(state.top) or OPTIMIZER
+    stated = settings.of(state.name, title, OPTIMIZER)
+    canonical = CanonicalOptimizer(state.name, agent, stated, state.moves.defaults)
+    if canonical.momentum_unknown:
+        raise UsageError(
+            f"{title} has momentum, but no file records its value",
+            hint=f"convert with --optimizer {title}/momentum=0.9, which records it beside the file",
+        )
+    arguments: dict[str, Any] = {}
+    assumed = [state.moves.assumed] if state.moves.assumed else []
+    for name in KERAS_ARGUMENTS[canonical.family.name]:
+        exact = canonical.exact(name)
+        value = canonical.value(name) if exact is None else exact
+        if value is None or (name == "weight_decay" and not value):
+            continue
+        # Keras refuses integers.
+        arguments[name] = float(value) if isinstance(value, int) and not isinstance(value, bool) else value
+        if name in canonical.defaults and not canonical.has(name) and not isinstance(value, bool):
+            assumed.append(canonical.assumed(name))
+    return {"name": title, "class": canonical.family.name, "arguments": arguments}, assumed

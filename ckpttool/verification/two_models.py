@@ -15,9 +15,26 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ckpttool.commands import model_causes
-from ckpttool.commands.evidence import NO_FACTS, AgentFacts
-from ckpttool.commands.model_causes import (
+from ckpttool.core import limits, sandbox, urls
+from ckpttool.core.atomic_write import Progress, ignore_progress
+from ckpttool.core.checkpoint import Checkpoint
+from ckpttool.core.code_references import CLASSES, CODE, UNKNOWN, filter_verdict
+from ckpttool.core.deferred import NamedTuple, dataclass, field
+from ckpttool.core.errors import CkpttoolError, MappingError, UnsupportedError, UsageError, abbreviate_list
+from ckpttool.core.text import describe_record
+from ckpttool.core.tree_views import render_record
+from ckpttool.evaluation.agent_networks import available_backend, build_agent_network, require_facts
+from ckpttool.evaluation.evidence import NO_FACTS, AgentFacts
+from ckpttool.evaluation.restore import recognize_playable_agent, restore_agent
+from ckpttool.formats import keras_h5, onnx, tf_saved_model, torch_zip
+from ckpttool.formats.detect import open_checkpoint
+from ckpttool.libraries.schema import RecognizedAgent
+from ckpttool.networks import numpy_backend
+from ckpttool.networks.network import Network, Observation, Policy
+from ckpttool.networks.tracing import ROOT
+from ckpttool.networks.worker import ModelProcess, ModelSpec, Worker
+from ckpttool.verification import causes
+from ckpttool.verification.causes import (
     BETWEEN,
     LAYER,
     CapturedCall,
@@ -29,7 +46,7 @@ from ckpttool.commands.model_causes import (
     align_arrays,
     is_inside,
 )
-from ckpttool.commands.model_inputs import (
+from ckpttool.verification.inputs import (
     OPPOSITE,
     InputFile,
     InputPair,
@@ -40,7 +57,7 @@ from ckpttool.commands.model_inputs import (
     move_channels,
     parse_named_shapes,
 )
-from ckpttool.commands.network_outputs import (
+from ckpttool.verification.output_comparison import (
     ComparisonRound,
     OutputNames,
     OutputResult,
@@ -48,38 +65,19 @@ from ckpttool.commands.network_outputs import (
     Parity,
     RoundingBound,
     are_close,
-    available_backend,
-    build_agent_network,
     changing_outputs,
     measure_output,
     pair_outputs,
-    require_facts,
     run_network,
     shake_inputs,
     to_float64,
 )
-from ckpttool.commands.restore import recognize_playable_agent, restore_agent
-from ckpttool.commands.training_comparison import (
+from ckpttool.verification.training import (
     ModelTraining,
     OutputTarget,
     TrainingOptions,
     compare_training,
 )
-from ckpttool.core import limits, sandbox, urls
-from ckpttool.core.atomic_write import Progress, ignore_progress
-from ckpttool.core.checkpoint import Checkpoint
-from ckpttool.core.code_references import CLASSES, CODE, UNKNOWN, filter_verdict
-from ckpttool.core.deferred import NamedTuple, dataclass, field
-from ckpttool.core.errors import CkpttoolError, MappingError, UnsupportedError, UsageError, abbreviate_list
-from ckpttool.core.text import describe_record
-from ckpttool.core.tree_views import render_record
-from ckpttool.formats import keras_h5, onnx, tf_saved_model, torch_zip
-from ckpttool.formats.detect import open_checkpoint
-from ckpttool.libraries.schema import RecognizedAgent
-from ckpttool.networks import numpy_backend
-from ckpttool.networks.network import Network, Observation, Policy
-from ckpttool.networks.tracing import ROOT
-from ckpttool.networks.worker import ModelProcess, ModelSpec, Worker
 
 # A side: what runs it, and its process.
 
@@ -915,8 +913,7 @@ class _LayerFinder:
         self._session, self._exact, self._unstable = session, exact, unstable
         self.bound = self._bound = EXACT_BOUND if exact else FLOAT_BOUND
         self._layers = [
-            model_causes.called_layers(side.layers(), rows)
-            for side, rows in zip(session.sides, calls, strict=True)
+            causes.called_layers(side.layers(), rows) for side, rows in zip(session.sides, calls, strict=True)
         ]
         self._sizes = [{(call["path"], call["number"]): _call_bytes(call) for call in rows} for rows in calls]
 
@@ -924,7 +921,7 @@ class _LayerFinder:
         self, outputs: Sequence[np.ndarray], *, failed: bool
     ) -> tuple[tuple[LayerComparison, ...], Divergence | None]:
         """Return a row for every pair of layers, and the first difference if outputs differ."""
-        pairs = self._by_inputs(model_causes.pair_layers(*self._layers))
+        pairs = self._by_inputs(causes.pair_layers(*self._layers))
         known = len(self._session.arrays[0])
         total = sum(map(self._nbytes, pairs))
         used = self._session.cut(max(_FEWEST_ROWS, known * _MOST_BYTES // max(total, 1)))
@@ -938,7 +935,7 @@ class _LayerFinder:
             for pair in chunk:
                 a, b = captured[0].get(pair.a.key), captured[1].get(pair.b.key)
                 if a is not None and b is not None:
-                    rows[places[id(pair)]] = model_causes.compare_layer(pair, a, b, self._bound)
+                    rows[places[id(pair)]] = causes.compare_layer(pair, a, b, self._bound)
         with np.errstate(invalid="ignore", over="ignore"):
             first = self._explain(pairs, rows, outputs) if failed else None
         return tuple(rows.values()), first
@@ -962,7 +959,7 @@ class _LayerFinder:
             for place in places:
                 given = captured[0][pairs[place].a.key].given
                 errors = [
-                    model_causes.input_error(given[0], other[0])
+                    causes.input_error(given[0], other[0])
                     if given and (other := captured[1][each.key].given)
                     else 0.0
                     for each in free
@@ -1025,9 +1022,7 @@ class _LayerFinder:
             captured, other = self._capture([pairs[place], pairs[after]])
             here, later = captured[pairs[place].a.key], captured[pairs[after].a.key]
             made = other[pairs[place].b.key].made[0]
-            if pairs[place].by == "weights" and not model_causes.is_reordered(
-                here.made[0], made, self._bound
-            ):
+            if pairs[place].by == "weights" and not causes.is_reordered(here.made[0], made, self._bound):
                 return place
             if not here.given or not later.given or np.array_equal(here.given[0], later.given[0]):
                 return place
@@ -1055,7 +1050,7 @@ class _LayerFinder:
             cause = None if inside else self._reordered(pair, calls)
             if cause is None and before is not None:
                 prior = captured[0][before.a.key], captured[1][before.b.key]
-                activation = model_causes.activation_cause(prior, (after[0], after[1]), self._bound)
+                activation = causes.activation_cause(prior, (after[0], after[1]), self._bound)
                 owner = self._activation_layer(before, pair, prior[1]) if activation is not None else None
                 if owner is not None:
                     return _divergence(before.a.path, owner, LAYER, None, activation, title)
@@ -1085,11 +1080,11 @@ class _LayerFinder:
         captured = self._capture([before])
         prior = (captured[0][before.a.key], captured[1][before.b.key])
         after = (outputs[0], outputs[1])
-        cause = model_causes.activation_cause(prior, after, self._bound) or self._between(after)
+        cause = causes.activation_cause(prior, after, self._bound) or self._between(after)
         return _divergence("outputs", "outputs", BETWEEN, None, cause, before.a.path)
 
     def _between(self, after: tuple[np.ndarray, np.ndarray]) -> Cause | None:
-        return self._constant_tensor(after) or model_causes.between_cause(after, self._bound)
+        return self._constant_tensor(after) or causes.between_cause(after, self._bound)
 
     def _constant_tensor(self, after: tuple[np.ndarray, np.ndarray]) -> Cause | None:
         """Return the tensor of A whose numbers A adds to every row, and B does not."""
@@ -1113,7 +1108,7 @@ class _LayerFinder:
     def _reordered(self, pair: LayerCallPair, calls: tuple[CapturedCall, CapturedCall]) -> Cause | None:
         """Return the cause if B's layer is right with its weights in the order of its inputs."""
         a, b = (each.given[0] for each in calls)
-        order = model_causes.find_order(a, b, self._bound)
+        order = causes.find_order(a, b, self._bound)
         if order is None:
             return None
         program = self._session.sides[1]
@@ -1129,7 +1124,7 @@ class _LayerFinder:
                 turned = np.moveaxis(np.empty_like(held), axis, 0)
                 turned[order] = np.moveaxis(held, axis, 0)
                 made = program.repeat(pair.b.key, {name: np.moveaxis(turned, 0, axis)}, {}, exact=self._exact)
-                if made and model_causes.output_error(calls[0], CapturedCall((), (), made)) <= self._bound:
+                if made and causes.output_error(calls[0], CapturedCall((), (), made)) <= self._bound:
                     return replace(cause, confirmed=True)
         return None
 
@@ -1141,7 +1136,7 @@ class _LayerFinder:
         later = [each for each in pairs[pairs.index(failed) + 1 :] if each.by == "weights"]
         for other in [each for each in later if at_b[each.b.key] < at_b[failed.b.key]]:
             given = self._session.sides[1].capture([other.b.key], exact=self._exact)[other.b.key].given
-            if call.given and given and model_causes.input_error(call.given[0], given[0]) <= self._bound:
+            if call.given and given and causes.input_error(call.given[0], given[0]) <= self._bound:
                 text = (
                     f"B's {other.b.path}, called in the place of A's {failed.a.path}, has the weights of "
                     f"A's {other.a.path}"

@@ -10,12 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ckpttool.commands import options, restore
-from ckpttool.commands.restore import (
-    VerifiedSidecar,
-    select_network_leaves,
-)
-from ckpttool.commands.save import ReverseRecord
+from ckpttool.conversion.reverse import ReverseRecord
 from ckpttool.core import text
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.deferred import NamedTuple
@@ -23,6 +18,12 @@ from ckpttool.core.digests import Digest, digest_checkpoint
 from ckpttool.core.errors import CkpttoolError, UsageError, abbreviate_list
 from ckpttool.core.sidecar import Sidecar
 from ckpttool.core.tree import Leaf, Path, Tree, ValueLeaf, json_value
+from ckpttool.evaluation import restore
+from ckpttool.evaluation.restore import (
+    VerifiedSidecar,
+    select_network_leaves,
+)
+from ckpttool.libraries import optimizer_settings
 from ckpttool.libraries.recognize import recognize_checkpoint
 from ckpttool.libraries.schema import (
     NO_LAYOUT,
@@ -36,7 +37,7 @@ from ckpttool.mapping.rules import (
 )
 
 if TYPE_CHECKING:
-    from ckpttool.commands.plan import ConversionPlan
+    from ckpttool.conversion.plan import ConversionPlan
 
 # Policy facts recorded in a model's configuration or code, not in its weights.
 _RECORDED = frozenset(("activations", "head", "epsilon", "action_low", "action_high", "choices", "norm"))
@@ -236,7 +237,7 @@ def _source_details(
     found = {"part": part} if part is not None else {}
     optimized = binding is not None and any(m.target[0].value in OPTIMIZERS for m in binding.moves.moves)
     if binding is not None and optimized:
-        found["epsilon"] = options.epsilon_placement(own.sidecar, binding.layout)
+        found["epsilon"] = optimizer_settings.epsilon_placement(own.sidecar, binding.layout)
     return found
 
 

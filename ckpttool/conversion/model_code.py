@@ -11,15 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from ckpttool.commands.network_outputs import (
-    ActionBounds,
-    build_part_network,
-    derive_network_settings,
-    require_even_bounds,
-)
-from ckpttool.commands.options import TARGETS, TargetKind
-from ckpttool.commands.restore import Agent
-from ckpttool.commands.save import is_word, python_literal
+from ckpttool.conversion.loading_code import is_word, python_literal
+from ckpttool.conversion.targets import TARGETS, TargetKind
 from ckpttool.core import sidecar
 from ckpttool.core.deferred import NamedTuple, dataclass, field
 from ckpttool.core.errors import CkpttoolError, UnsupportedError, UsageError
@@ -27,6 +20,13 @@ from ckpttool.core.kinds import ACTIVATION_KINDS
 from ckpttool.core.source import Inline
 from ckpttool.core.text import clean
 from ckpttool.core.tree import Leaf, Path, Tree, attr, display
+from ckpttool.evaluation.agent_networks import (
+    ActionBounds,
+    build_part_network,
+    derive_network_settings,
+    require_even_bounds,
+)
+from ckpttool.evaluation.restore import Agent
 from ckpttool.libraries.schema import NORMALIZER, AgentNetwork
 from ckpttool.mapping.rules import KEEP, SEQUENTIAL_EDGES, Move, Permute, Rule
 from ckpttool.networks.build import UNBOUNDED, policy_network

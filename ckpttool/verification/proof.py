@@ -17,15 +17,6 @@ from typing import Any
 
 import numpy as np
 
-from ckpttool.commands.model_comparison import (
-    ModelComparison,
-    ModelComparisonOptions,
-    ModelSide,
-    compare_models,
-    find_code,
-    find_model_kind,
-)
-from ckpttool.commands.network_outputs import OWN_ERROR, Parity
 from ckpttool.core.atomic_write import Progress, ignore_progress
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.deferred import dataclass
@@ -41,11 +32,20 @@ from ckpttool.networks.live import set_value
 from ckpttool.networks.model_child import model_framework
 from ckpttool.networks.tracing import to_array
 from ckpttool.networks.worker import ModelSpec
+from ckpttool.verification.output_comparison import OWN_ERROR, Parity
+from ckpttool.verification.two_models import (
+    ModelComparison,
+    ModelComparisonOptions,
+    ModelSide,
+    compare_models,
+    find_code,
+    find_model_kind,
+)
 
 NO_VERIFY = "--no-verify was used"
 _INCOMPLETE = "some tensors of the model keep its own values"
 _SIDES = "comparison of the source (A) with the target (B): "
-_SEED = 0  # of the inputs (commands/model_inputs.py)
+_SEED = 0  # of the inputs (verification/inputs.py)
 _TOLERANCE = (
     f"error vs. float64 at most {OWN_ERROR:g}x that of the source, or within rounding of the largest sum"
 )

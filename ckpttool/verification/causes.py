@@ -27,7 +27,7 @@ from ckpttool.networks.network import Activation
 from ckpttool.networks.tracing import ROOT
 
 if TYPE_CHECKING:
-    from ckpttool.commands.model_comparison import ModelClient
+    from ckpttool.verification.two_models import ModelClient
 
 # Layers and their families (core/kinds.py), whatever the framework calls them.
 

@@ -11,31 +11,9 @@ from typing import IO, TypedDict, Unpack
 
 import numpy as np
 
-from ckpttool.commands import receipt, restore
-from ckpttool.commands.evaluate import (
-    assume_choices,
-    count_actions,
-    environment_hint,
-    read_action_bounds,
-    take_means,
-)
-from ckpttool.commands.evidence import NO_FACTS, AgentFacts
-from ckpttool.commands.network_outputs import (
-    ActionBounds,
-    OutputVerification,
-    Parity,
-    build_part_network,
-    derive_network_settings,
-    make_observations,
-    measure_parity,
-    network_sizes,
-    require_even_bounds,
-    require_facts,
-    run_network,
-)
-from ckpttool.commands.options import with_keywords
-from ckpttool.commands.plan import ConversionResult
-from ckpttool.commands.restore import Agent, restore_agent
+from ckpttool.conversion import receipt
+from ckpttool.conversion.options import with_keywords
+from ckpttool.conversion.plan import ConversionResult
 from ckpttool.core import sidecar, urls
 from ckpttool.core.atomic_write import Output, require_new, write_atomically
 from ckpttool.core.deferred import dataclass
@@ -50,14 +28,38 @@ from ckpttool.core.sidecar import LedgerEntries, Sidecar
 from ckpttool.core.source import File
 from ckpttool.core.text import format_count
 from ckpttool.core.tree import Leaf, Path, Tree, display
-from ckpttool.evaluation import environments
+from ckpttool.evaluation import environments, restore
+from ckpttool.evaluation.agent_networks import (
+    ActionBounds,
+    build_part_network,
+    derive_network_settings,
+    network_sizes,
+    require_even_bounds,
+    require_facts,
+)
+from ckpttool.evaluation.evidence import NO_FACTS, AgentFacts
 from ckpttool.evaluation.gymnasium_engine import EnvSpec
+from ckpttool.evaluation.playing import (
+    assume_choices,
+    count_actions,
+    environment_hint,
+    read_action_bounds,
+    take_means,
+)
+from ckpttool.evaluation.restore import Agent, restore_agent
 from ckpttool.libraries import schema
 from ckpttool.libraries.schema import VALUES, AgentNetwork
 from ckpttool.mapping.rules import MappingEntry, MappingReport
 from ckpttool.networks import numpy_backend
 from ckpttool.networks.build import UNBOUNDED, NetworkSettings, layer_widths, policy_network
 from ckpttool.networks.network import ArgMax, Dense, LayerNorm, Network
+from ckpttool.verification.output_comparison import (
+    OutputVerification,
+    Parity,
+    make_observations,
+    measure_parity,
+    run_network,
+)
 from ckpttool.version import __version__
 
 # Contents of an exported file: the entries and facts in it, and the names of its parts.

@@ -8,18 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from ckpttool.commands import options
-from ckpttool.commands.network_outputs import build_part_network
-from ckpttool.commands.restore import Agent, canonical_tree
-from ckpttool.commands.training_comparison import STATE_BOUND, is_equal, relative_distance
 from ckpttool.core.deferred import NamedTuple, dataclass, field
 from ckpttool.core.errors import UnsupportedError, UsageError
 from ckpttool.core.optimizers import BUFFER, FLAGS, VELOCITY, OptimizerFamily
 from ckpttool.core.tree import Leaf, Path, Tree, ValueLeaf, attr
-from ckpttool.libraries import schema
+from ckpttool.evaluation.agent_networks import build_part_network
+from ckpttool.evaluation.restore import Agent
+from ckpttool.libraries import optimizer_settings, schema
 from ckpttool.libraries.optimizers_read import CanonicalOptimizer
 from ckpttool.libraries.schema import JOINT, AgentNetwork
-from ckpttool.mapping.rules import ToValue
+from ckpttool.mapping.rules import ToValue, canonical_tree
 from ckpttool.networks import numpy_backend
 from ckpttool.networks.build import NetworkSettings
 from ckpttool.networks.network import Concat, Dense, Network, Node
@@ -38,6 +36,7 @@ from ckpttool.networks.policy_training import (
     OptimizerSetup,
     TrainingBatch,
 )
+from ckpttool.verification.training import STATE_BOUND, is_equal, relative_distance
 
 BATCH = 100
 MISSING = (
@@ -72,9 +71,9 @@ class LearnerReader:
     def __init__(self, agent: Agent, settings: NetworkSettings) -> None:
         self._agent, self._settings = agent, settings
         self._tree: Tree = canonical_tree(agent.checkpoint.tree, agent.binding.moves)
-        self._stated = options.sidecar_settings(agent.sidecar)
-        place = options.epsilon_placement(agent.sidecar, agent.binding.layout)
-        self._corrected = place == options.CORRECTED
+        self._stated = optimizer_settings.sidecar_settings(agent.sidecar)
+        place = optimizer_settings.epsilon_placement(agent.sidecar, agent.binding.layout)
+        self._corrected = place == optimizer_settings.CORRECTED
         self._parts = {part.title: part for part in agent.binding.parts}
         self.assumed: list[str] = []
         self.notes: list[str] = []

@@ -11,23 +11,12 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from ckpttool.commands import general_conversion, options, restore, save
-from ckpttool.commands.optimizer_states import OPTIMIZER
-from ckpttool.commands.options import (
-    TARGETS,
-    ConversionRequest,
-    OptimizerOptions,
-    PreparedTree,
-    TargetKind,
-    prepare_tree,
-)
-from ckpttool.commands.restore import (
-    canonical_tree,
-    require_layers,
-    with_names,
-    with_records,
-)
-from ckpttool.commands.save import ReverseConversion
+from ckpttool.conversion import averages, general, parts, reverse, targets
+from ckpttool.conversion.optimizer_options import OptimizerOptions
+from ckpttool.conversion.options import ConversionRequest
+from ckpttool.conversion.preparation import PreparedTree, prepare_tree
+from ckpttool.conversion.reverse import ReverseConversion
+from ckpttool.conversion.targets import TARGETS, TargetKind
 from ckpttool.core import dtypes, plugins, sidecar
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.deferred import NamedTuple, dataclass, field
@@ -37,8 +26,18 @@ from ckpttool.core.source import Inline
 from ckpttool.core.text import describe_record, format_count
 from ckpttool.core.tree import Container, Leaf, Path, Tree, ValueLeaf, attr, display, key
 from ckpttool.core.tree_views import render_record
-from ckpttool.libraries import onnx_policies, optimizers_write, recognize, schema, tf_names
+from ckpttool.evaluation import restore
+from ckpttool.evaluation.restore import require_layers, with_names, with_records
+from ckpttool.libraries import (
+    onnx_policies,
+    optimizer_settings,
+    optimizers_write,
+    recognize,
+    schema,
+    tf_names,
+)
 from ckpttool.libraries.activation_orders import with_orders
+from ckpttool.libraries.optimizer_states import OPTIMIZER
 from ckpttool.libraries.optimizers_read import WITHOUT, is_scheduled
 from ckpttool.libraries.schema import (
     NO_LAYOUT,
@@ -60,6 +59,7 @@ from ckpttool.mapping.rules import (
     Rule,
     Settings,
     apply_plan,
+    canonical_tree,
     compose_plans,
     is_cut,
     object_graph_paths,
@@ -69,9 +69,9 @@ from ckpttool.mapping.user_rules import RuleFile
 from ckpttool.networks.build import layer_widths
 
 if TYPE_CHECKING:
-    from ckpttool.commands.model_proof import ModelProof
-    from ckpttool.commands.network_outputs import Parity
     from ckpttool.formats.probe import WritingFormat
+    from ckpttool.verification.output_comparison import Parity
+    from ckpttool.verification.proof import ModelProof
 
 # The plan of a conversion, and its result.
 
@@ -245,7 +245,7 @@ def _without_unfit_optimizers(
     unused, moved = {*made.report.unused}, {move.source for move in made.moves}
     unfit: dict[Path, list[Path]] = {}
     gone: set[Path] = set()
-    for top, own in general_conversion.list_optimizers(ready.tree).items():
+    for top, own in general.list_optimizers(ready.tree).items():
         lost = [path for path in own if ready.names[path] in unused]
         slots = any(path in moved and _is_slot(ready.tree[path]) for path in own)
         whole = slots and all(_is_slot(ready.tree[path]) for path in lost)
@@ -256,7 +256,7 @@ def _without_unfit_optimizers(
             gone.update(own)
     if not unfit:
         return made
-    tree = options.select_entries(ready.tree, {p: leaf for p, leaf in ready.tree.items() if p not in gone})
+    tree = averages.select_entries(ready.tree, {p: leaf for p, leaf in ready.tree.items() if p not in gone})
     wanted = planner.request.options
     try:
         binding, _ = recognize_source_agent(planner.checkpoint, tree, wanted.layout, wanted.part)
@@ -296,12 +296,12 @@ def _why_unfit(top: Path, lost: Sequence[Path], ready: PreparedTree, made: Conve
 def _prepare(checkpoint: Checkpoint, request: ConversionRequest, known: Sidecar | None) -> PreparedTree:
     """Return the part to convert, under the names used for mapping."""
     part, weights = request.options.part, request.options.weights
-    tree, lost = (checkpoint.tree, ()) if part is None else options.select_part(checkpoint.tree, part)
+    tree, lost = (checkpoint.tree, ()) if part is None else parts.select_part(checkpoint.tree, part)
     chosen: tuple[str, ...] = ()
     if weights is not None:
-        tree, chosen = options.choose_weights(tree, weights)
+        tree, chosen = averages.choose_weights(tree, weights)
     if request.no_optimizers:
-        tree, without = general_conversion.without_optimizers(tree)
+        tree, without = general.without_optimizers(tree)
         chosen = (*chosen, *without)
     ready = prepare_tree(checkpoint.tree, tree, part, request.options.preparation, known)
     return ready._replace(lost=(*lost, *ready.lost), notes=(*ready.notes, *chosen))
@@ -422,7 +422,7 @@ def _report(
     report = MappingReport(report_moves(ready, target, plan.moves), unused, plan.missing, plan.assumed, notes)
     if not unused or plan.missing:
         return report
-    optimizers = general_conversion.list_optimizers(ready.tree).values()
+    optimizers = general.list_optimizers(ready.tree).values()
     state = {ready.names[path] for own in optimizers for path in own}
     return replace(report, remedy="--optimizer none") if state.issuperset(unused) else report
 
@@ -513,7 +513,7 @@ class _Planner:
     @property
     def framework(self) -> str:
         """The framework whose names the target uses."""
-        return options.format_framework(self.kind.format)
+        return optimizer_settings.format_framework(self.kind.format)
 
     @property
     def folds(self) -> bool:
@@ -523,7 +523,7 @@ class _Planner:
     @property
     def settings(self) -> Settings:
         """The sidecar's optimizer settings."""
-        return options.sidecar_settings(self.known)
+        return optimizer_settings.sidecar_settings(self.known)
 
     def choose(self) -> _Choice:
         """Return the plan: by rules, a copy, by the agent's layout, or by the kinds of its layers.
@@ -533,7 +533,7 @@ class _Planner:
         request, binding, file = self.request, self.binding, self.checkpoint.path
         if request.rules is not None:
             return _Choice(self._by_rules(request.rules))
-        if self.checkpoint.format == options.ONNX:
+        if self.checkpoint.format == targets.ONNX:
             return _Choice(self._from_onnx())
         if self.kind.agent and binding is None:
             raise UsageError(
@@ -594,7 +594,7 @@ class _Planner:
             return _Choice(compose_plans(nested, _plan_rewrite(inner, kind, None) or copy))
         plan = _plan_rewrite(tree, kind, self.known if self.request.options.part is None else None)
         # A TensorFlow 1 optimizer cannot be stored in a Keras file unchanged, whatever layout recognises it.
-        older = kind.format == _WEIGHTS_FILE and general_conversion.has_older_optimizer(tree)
+        older = kind.format == _WEIGHTS_FILE and general.has_older_optimizer(tree)
         objects = (binding is None or older) and _is_rebuilt(self.checkpoint.format, kind, tree)
         made = self._object_rebuild() if objects else None
         if made is None or (_open_problems(tree, made) and not older):
@@ -605,7 +605,7 @@ class _Planner:
         binding = self.binding
         moved = {str(move.target[0].value) for move in binding.moves.moves} if binding is not None else set()
         own = [name for name in schema.OPTIMIZERS if name in moved]
-        return general_conversion.to_objects(
+        return general.to_objects(
             self.tree,
             self.settings,
             self.request.stated.settings(),
@@ -695,7 +695,7 @@ class _Planner:
             for path, leaf in self.tree.tensors()
             if path in unplaced
         )
-        if options.format_framework(self.checkpoint.format) == self.framework == "torch":
+        if optimizer_settings.format_framework(self.checkpoint.format) == self.framework == "torch":
             return _Choice(None) if weights else None
         general = self._attempt_by_parts() if slots or weights else None
         if general is None:
@@ -731,20 +731,18 @@ class _Planner:
         given, stated = request.given, request.stated.settings()
         ours = self.framework
         theirs, stated_axes = "torch" if ours == TENSORFLOW else TENSORFLOW, request.options.from_ is not None
-        if self.checkpoint.format != options.ONNX:
+        if self.checkpoint.format != targets.ONNX:
             tree = with_orders(tree, self.checkpoint, unknown=False)
-        whole, tree = tree, general_conversion.without_copies(tree)
+        whole, tree = tree, general.without_copies(tree)
         try:
             rows = orientation.group_unnamed_arrays(tree, theirs, stated=stated_axes)
             original, tree = tree, rows.tree
             if ours == TENSORFLOW:
                 file = self.kind.format == _WEIGHTS_FILE
-                graph = self.kind is options.TARGETS["tf"]
-                plan = general_conversion.to_tensorflow(
-                    tree, given, self.settings, stated, file=file, graph=graph
-                )
+                graph = self.kind is targets.TARGETS["tf"]
+                plan = general.to_tensorflow(tree, given, self.settings, stated, file=file, graph=graph)
             else:
-                plan = general_conversion.to_torch(tree, given, self.settings, stated)
+                plan = general.to_torch(tree, given, self.settings, stated)
             plan = plan if tree is original else rows.plan(plan)
             copies = tuple(path for path in whole if path not in original)
             return replace(plan, consumed=(*plan.consumed, *copies))
@@ -797,7 +795,7 @@ def _is_kept(
 ) -> bool:
     """Return whether a whole checkpoint goes into another format unchanged, under the same paths."""
     source, target = checkpoint.format, request.kind.format
-    native, ours = options.format_framework(source), options.format_framework(target)
+    native, ours = optimizer_settings.format_framework(source), optimizer_settings.format_framework(target)
     if source == target or ours == NUMPY:
         return True
     if {source, target} <= CONTAINERS and (
@@ -808,23 +806,23 @@ def _is_kept(
         theirs = orientation.checkpoint_orientation(checkpoint, tree, native, request.options.from_, ours)
         return theirs in (ours, NUMPY)
     if source in orientation.NEUTRAL & CONTAINERS:
-        return options.layout_framework(binding.layout) == ours
+        return optimizer_settings.layout_framework(binding.layout) == ours
     theirs = native
     if theirs != NUMPY:
         # A program's own data is an agent for others only if a layout recognises it; variables by name and
         # objects are TensorFlow's own.
         return theirs == ours == TENSORFLOW and source not in PICKLES
     # Arrays of no framework keep their paths; their names show which program named them.
-    return binding.layout not in ENCLOSED and options.layout_framework(binding.layout) == ours
+    return binding.layout not in ENCLOSED and optimizer_settings.layout_framework(binding.layout) == ours
 
 
 def axes_note(checkpoint: Checkpoint, tree: Tree, request: ConversionRequest) -> str | None:
     """Return a note on arrays that keep their axes because their framework is unknown."""
-    ours = options.format_framework(request.kind.format)
+    ours = optimizer_settings.format_framework(request.kind.format)
     if checkpoint.format not in orientation.NEUTRAL or ours == NUMPY or request.options.from_ is not None:
         return None
     matrices = [path for path, leaf in tree.tensors() if len(leaf.shape) > 1 and "float" in leaf.dtype]
-    native = options.format_framework(checkpoint.format)
+    native = optimizer_settings.format_framework(checkpoint.format)
     if not matrices or orientation.checkpoint_orientation(checkpoint, tree, native, None, ours) != NUMPY:
         return None
     names = abbreviate_list([display(path) or "one array" for path in matrices], 3)
@@ -882,10 +880,8 @@ def _is_rebuilt(source: str, kind: TargetKind, tree: Tree) -> bool:
     if kind.format == _WEIGHTS_FILE:
         held = tree.containers.get(())
         groups = held is not None and isinstance(held.state, dict) and "group" in held.state
-        return not groups and options.format_framework(source) == TENSORFLOW
-    return bool(kind.options.get("graph")) and (
-        source in _KERAS_FILES or general_conversion.is_keras_export(tree)
-    )
+        return not groups and optimizer_settings.format_framework(source) == TENSORFLOW
+    return bool(kind.options.get("graph")) and (source in _KERAS_FILES or general.is_keras_export(tree))
 
 
 # Converts an agent to another layout: through the canonical tree, with all its known facts.
@@ -904,7 +900,7 @@ def recognize_source_agent(
 
     `known` is the agent of the whole checkpoint, if already recognised.
     """
-    if checkpoint.format == options.ONNX:
+    if checkpoint.format == targets.ONNX:
         return recognize.recognize_checkpoint(checkpoint, layout), ()
     same = known is not None and layout is None and tree is checkpoint.tree
     binding = known if same else recognize.recognize_tree(tree, os.path.basename(checkpoint.path), layout)
@@ -957,7 +953,7 @@ def plan_agent_conversion(
     first = Plan(found.moves, added, assumed=found.assumed, consumed=consumed, notes=(*found.notes, *notes))
     second = cast(Plan, getattr(layout, kind.plan)(binding, Tree({**agent, **added}), settings))
     epsilon_notes = optimizers_write.list_epsilon_notes(
-        agent, options.layout_framework(binding.layout), layout.TABLE.framework
+        agent, optimizer_settings.layout_framework(binding.layout), layout.TABLE.framework
     )
     if any(move.source in copies for move in second.moves):
         second = replace(second, assumed=(*second.assumed, _copied_targets_note(binding, copies)))
@@ -1175,7 +1171,7 @@ def plan_reverse(
         return ReverseConversion()
     if not _is_reverse(known, request.kind):
         return ReverseConversion()
-    found = save.reverse_conversion(tree, known.undo, checkpoint.path)
+    found = reverse.reverse_conversion(tree, known.undo, checkpoint.path)
     if found.tree is None:
         return found
     if request.kind.agent and not _can_store(request.kind, found.tree):

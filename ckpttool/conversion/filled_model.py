@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ckpttool.commands import evidence, receipt, save
-from ckpttool.commands.load_into import (
+from ckpttool.conversion import receipt, write
+from ckpttool.conversion.filling import (
     ModelFillPlan,
     TargetModel,
     choose_model_form,
@@ -17,29 +17,15 @@ from ckpttool.commands.load_into import (
     plan_fill,
     source_names,
 )
-from ckpttool.commands.model_comparison import ModelSide
-from ckpttool.commands.model_proof import (
-    NO_VERIFY,
-    ModelMismatchError,
-    ModelProof,
-    comparing_command,
-    prove_outputs,
-)
-from ckpttool.commands.optimizer_states import ConvertedOptimizers, OptimizerSettings, convert_optimizers
-from ckpttool.commands.options import (
-    ConversionOptions,
-    ConversionRequest,
-    PreparedTree,
-    format_framework,
-    parse_layer_options,
-    parse_optimizer_options,
-    parse_target_kind,
-    sidecar_settings,
-    target_stem,
-)
-from ckpttool.commands.plan import ConversionPlan, ConversionResult, report_moves
-from ckpttool.commands.restore import VerifiedSidecar, read_verified_sidecar
-from ckpttool.commands.save import ReverseRecord, WriteOptions, format_loading_code
+from ckpttool.conversion.layer_options import parse_layer_options
+from ckpttool.conversion.loading_code import format_loading_code
+from ckpttool.conversion.optimizer_options import parse_optimizer_options
+from ckpttool.conversion.options import ConversionOptions, ConversionRequest
+from ckpttool.conversion.plan import ConversionPlan, ConversionResult, report_moves
+from ckpttool.conversion.preparation import PreparedTree
+from ckpttool.conversion.reverse import ReverseRecord
+from ckpttool.conversion.targets import parse_target_kind, target_stem
+from ckpttool.conversion.write import WriteOptions
 from ckpttool.core import urls
 from ckpttool.core.activations import UNKNOWN, framework_order
 from ckpttool.core.atomic_write import Progress
@@ -49,13 +35,25 @@ from ckpttool.core.digests import Digest
 from ckpttool.core.errors import UsageError, abbreviate_list
 from ckpttool.core.sidecar import LedgerEntry, Sidecar
 from ckpttool.core.tree import ValueLeaf, display
+from ckpttool.evaluation import evidence
+from ckpttool.evaluation.restore import VerifiedSidecar, read_verified_sidecar
 from ckpttool.formats.detect import open_checkpoint
+from ckpttool.libraries.optimizer_settings import format_framework, sidecar_settings
+from ckpttool.libraries.optimizer_states import ConvertedOptimizers, OptimizerSettings, convert_optimizers
 from ckpttool.mapping import user_rules
 from ckpttool.mapping.fill_model import MatchOptions
 from ckpttool.mapping.flattening import format_order_option, list_open_orders
 from ckpttool.mapping.layers import Layer, LayerOption, find_layers
 from ckpttool.mapping.rules import Cast, Move, rule_steps
 from ckpttool.networks.worker import ModelSpec
+from ckpttool.verification.proof import (
+    NO_VERIFY,
+    ModelMismatchError,
+    ModelProof,
+    comparing_command,
+    prove_outputs,
+)
+from ckpttool.verification.two_models import ModelSide
 
 
 def parse_match_options(lines: Sequence[str]) -> tuple[tuple[str, str], ...]:
@@ -128,7 +126,7 @@ def convert_into_model(
     form, stem = choose_model_form(kind), target_stem(target, kind)
     checkpoint = open_checkpoint(source)
     if not options.dry_run:
-        save.require_new_target(stem, kind, checkpoint, force=options.force)
+        write.require_new_target(stem, kind, checkpoint, force=options.force)
     own = read_verified_sidecar(checkpoint)
     # Rules for every tensor cover all of their axes.
     axes = options.from_ or ("torch" if rules is not None and rules.rest != "kinds" else None)
@@ -146,7 +144,7 @@ def convert_into_model(
         load = writer.moved.loading_code(format_loading_code(stem, kind, writer.moved.tree), form)
         how = WriteOptions(checkpoint.files, options.force, options.sync, progress)
         try:
-            put = save.write_checkpoint(writer.moved.tree, stem, kind, how=how, receipt=writer.receipt)
+            put = write.write_checkpoint(writer.moved.tree, stem, kind, how=how, receipt=writer.receipt)
         except ModelMismatchError as error:
             return replace(done, proof=error.proof, loaded=True)
         return replace(

@@ -13,37 +13,13 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any, TypedDict, Unpack
 
-from ckpttool.commands import evidence, restore
-from ckpttool.commands import options as layer_options
-from ckpttool.commands.general_conversion import describe_sources, read_state_dicts, without_copies
-from ckpttool.commands.model_ledger import ModelLedger, account_for_tensors
-from ckpttool.commands.model_proof import (
-    ModelMismatchError,
-    ModelProof,
-    ProofRequest,
-    common_rounding,
-    preserve_state,
-    prove_live,
-)
-from ckpttool.commands.optimizer_states import (
-    ConvertedOptimizers,
-    OptimizerSettings,
-    build_torch_state,
-    convert_optimizers,
-    stage_keras_optimizer,
-)
-from ckpttool.commands.options import (
-    NO_PREPARATION,
-    TARGETS,
-    ConversionOptions,
-    PreparationOptions,
-    PreparedTree,
-    TargetKind,
-    prepare_tree,
-    sidecar_settings,
-)
-from ckpttool.commands.plan import report_moves
-from ckpttool.commands.restore import canonical_tree
+from ckpttool.conversion import layer_options, parts, targets
+from ckpttool.conversion.general import describe_sources, read_state_dicts, without_copies
+from ckpttool.conversion.ledger import ModelLedger, account_for_tensors
+from ckpttool.conversion.options import ConversionOptions, with_keywords
+from ckpttool.conversion.plan import report_moves
+from ckpttool.conversion.preparation import NO_PREPARATION, PreparationOptions, PreparedTree, prepare_tree
+from ckpttool.conversion.targets import TARGETS, TargetKind
 from ckpttool.core import deferred, sidecar
 from ckpttool.core.activations import (
     CallPlace,
@@ -59,13 +35,22 @@ from ckpttool.core.sidecar import LedgerEntries, OmittedTensor, Sidecar
 from ckpttool.core.source import Shape
 from ckpttool.core.text import compile_glob, format_count
 from ckpttool.core.tree import Container, Leaf, Path, Role, Tree, ValueLeaf, attr, display
+from ckpttool.evaluation import evidence, restore
 from ckpttool.formats import onnx
 from ckpttool.formats.detect import ensure_open, open_checkpoint
 from ckpttool.graphs.graph import Graph, read_graph
 from ckpttool.graphs.interpreter import evaluate
 from ckpttool.graphs.weights import extract_module
-from ckpttool.libraries import onnx_policies, tf_names
+from ckpttool.libraries import onnx_policies, optimizer_settings, tf_names
 from ckpttool.libraries.activation_orders import annotate_orders, with_orders
+from ckpttool.libraries.optimizer_settings import sidecar_settings
+from ckpttool.libraries.optimizer_states import (
+    ConvertedOptimizers,
+    OptimizerSettings,
+    build_torch_state,
+    convert_optimizers,
+    stage_keras_optimizer,
+)
 from ckpttool.libraries.recognize import recognize_checkpoint
 from ckpttool.libraries.schema import RUN
 from ckpttool.mapping import fill_model, orientation
@@ -86,13 +71,21 @@ from ckpttool.mapping.layers import (
     ModuleInfo,
     find_layers,
 )
-from ckpttool.mapping.rules import MappingReport, MoveList
+from ckpttool.mapping.rules import MappingReport, MoveList, canonical_tree
 from ckpttool.mapping.solver import Ambiguity, FillResult, LayerMatch, Misfit
 from ckpttool.networks import live_trees, model_child
 from ckpttool.networks.live import assign
 from ckpttool.networks.live_trees import LiveSource, dtype_and_shape
 from ckpttool.networks.tracing import probe_module
 from ckpttool.networks.worker import ModelProcess, ModelSpec
+from ckpttool.verification.proof import (
+    ModelMismatchError,
+    ModelProof,
+    ProofRequest,
+    common_rounding,
+    preserve_state,
+    prove_live,
+)
 
 # The user's model as the target: built in a separate process, its skeleton, and the proof that it loads.
 
@@ -147,7 +140,7 @@ class TargetModel:
         if self._form not in built["forms"]:
             raise UsageError(
                 f"{self._wanted.factory} creates a {framework} model, which cannot load {self._form}",
-                hint=layer_options.suggest_targets(self._target, built["forms"]),
+                hint=targets.suggest_targets(self._target, built["forms"]),
             )
         shapes, guesses = ([*map(list, each)] for each in (self._wanted.shapes, guessed))
         modules = self.process.request("describe", shapes=shapes, guessed=guesses)["modules"]
@@ -155,7 +148,7 @@ class TargetModel:
         if self._form == "keras" and all("vars/" not in leaf.key for _, leaf in tree.tensors()):
             raise UnsupportedError(
                 "the model's Keras version is too old for .weights.h5 files",
-                hint=layer_options.suggest_targets(self._target, ["tf"]),
+                hint=targets.suggest_targets(self._target, ["tf"]),
             )
         places: dict[str | int, Path]
         if self.process.request("number")["done"]:
@@ -481,7 +474,7 @@ def model_source(
     else:
         tree = with_orders(checkpoint.tree, checkpoint, shapes)
         checkpoint = replace(checkpoint, tree=_with_own_norms(tree, checkpoint))
-    tree, lost = (checkpoint.tree, ()) if part is None else layer_options.select_part(checkpoint.tree, part)
+    tree, lost = (checkpoint.tree, ()) if part is None else parts.select_part(checkpoint.tree, part)
     restore.require_shards(tree)
     ready, described = _as_saved(prepare_tree(checkpoint.tree, tree, part, wanted, known))
     ready = ready._replace(lost=(*lost, *ready.lost))
@@ -658,7 +651,7 @@ def agent_source(checkpoint: Checkpoint, part: str | None, layout: str | None) -
     names = {display(move.target): checkpoint.tree.names[move.source] for move in moves}
     if part is not None:
         try:
-            tree = layer_options.select_part(tree, part)[0]
+            tree = parts.select_part(tree, part)[0]
         except UsageError as error:
             hint = f"choose one of the agent's networks: {', '.join(each.title for each in binding.parts)}"
             raise UsageError(error.message, file=checkpoint.path, path=part, hint=hint) from None
@@ -710,7 +703,7 @@ def left_out_notes(ready: PreparedTree, used: Collection[Path] = ()) -> Iterator
 
 def _detect_framework(checkpoint: Checkpoint, tree: Tree, source: str | None) -> str:
     """Return the framework whose naming the source uses; without evidence, the one that maps more arrays."""
-    native = layer_options.format_framework(checkpoint.format)
+    native = optimizer_settings.format_framework(checkpoint.format)
     detected = orientation.checkpoint_orientation(checkpoint, tree, native, source)
     if detected in ("torch", "tensorflow"):
         return detected
@@ -745,7 +738,7 @@ class ModelLoadResult:
     reason. `different` pairs belong together but do not fit; `ambiguous` ones have no evidence which is
     which. `cast` are tensors whose number type changes in the model. `loaded` is false for a dry run.
     The `ledger` lists what else in or beside the checkpoint may affect the model's outputs
-    (commands/evidence.py); see `decides`. `proof` is whether the filled model computes what the
+    (evaluation/evidence.py); see `decides`. `proof` is whether the filled model computes what the
     checkpoint's model computes, where that runs.
     """
 
@@ -975,7 +968,7 @@ def load_into(
     >>> done.filled, done.matched[0].source, done.matched[0].by, done.report.mapped[0].rule
     (6, 'l1', 'name', 'transpose')
     """
-    options = layer_options.with_keywords(options or FillOptions(), keywords, "load_into")
+    options = with_keywords(options or FillOptions(), keywords, "load_into")
     target = LiveModel(model, options.shapes)
     checkpoint = ensure_open(path)
     met = _with_python_arguments(plan_model_fill(target, checkpoint, options))

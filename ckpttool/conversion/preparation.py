@@ -1,0 +1,114 @@
+"""Changes before the mapping: `convert` strips or restores wrapper prefixes and folds weight norm."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ckpttool.conversion.parts import full_names
+from ckpttool.core.deferred import NamedTuple
+from ckpttool.core.errors import UsageError, abbreviate_list
+from ckpttool.core.sidecar import Sidecar
+from ckpttool.core.tree import Path, Tree, display
+from ckpttool.mapping import wrappers
+
+
+class PreparationOptions(NamedTuple):
+    """Changes to names and weights before the mapping."""
+
+    strip: bool = False
+    restore: bool = False
+    fold: bool = False
+
+
+NO_PREPARATION = PreparationOptions()
+
+
+class PreparedTree(NamedTuple):
+    """A prepared tree.
+
+    `names` are the leaves' names in the checkpoint, `rules` the changes made, `lost` the names of
+    entries left out. `stripped` is the sidecar record that `--restore` needs; None if nothing was
+    removed.
+    """
+
+    tree: Tree
+    names: Mapping[Path, str]
+    rules: Mapping[Path, str]
+    lost: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    stripped: tuple[Mapping[str, object], ...] | None = None
+
+
+def prepare_tree(
+    whole: Tree, tree: Tree, part: str | None, wanted: PreparationOptions, known: Sidecar | None
+) -> PreparedTree:
+    """Return the tree, a part of the whole one, prepared for mapping.
+
+    Raise UsageError when names cannot be restored.
+    """
+    names = full_names(tree, part)
+    done = PreparedTree(tree, names, {}, stripped=_recorded_wrappers(known) if part is None else None)
+    if wanted.restore:
+        done = _restore_wrappers(done, part, known)
+    if wanted.strip:
+        done = _strip_wrappers(done, lightning=part is not None and wrappers.is_lightning_state(whole, part))
+    return _fold_weight_norm(done) if wanted.fold else done
+
+
+def _recorded_wrappers(known: Sidecar | None) -> tuple[Mapping[str, object], ...] | None:
+    # Prefixes removed once stay removed in a copy.
+    return tuple(known.stripped) if known is not None and known.stripped else None
+
+
+def _strip_wrappers(done: PreparedTree, *, lightning: bool) -> PreparedTree:
+    found = wrappers.strip_prefixes(done.tree, lightning=lightning)
+    if found is None:
+        return done._replace(notes=(*done.notes, "no names have a wrapper prefix"))
+    rules = {new: "strip" for new, old in found.moves.items() if new != old}
+    removed = tuple(f"removed: {line}" for line in wrappers.describe_prefixes(found.decorations))
+    averaged = any(wrapped.averaged is not None for each in found.decorations for wrapped in each.wrapped)
+    own = ("n_averaged is AveragedModel's own counter; it is kept, but a plain module has no such entry",)
+    return PreparedTree(
+        found.tree,
+        {new: done.names[old] for new, old in found.moves.items()},
+        rules,
+        done.lost,
+        (*done.notes, *removed, *(own if averaged else ())),
+        wrappers.prefix_documents(found.decorations),
+    )
+
+
+def _restore_wrappers(done: PreparedTree, part: str | None, known: Sidecar | None) -> PreparedTree:
+    if part is not None:
+        raise UsageError(
+            "--restore needs the whole checkpoint, because its sidecar records the original names"
+        )
+    if known is None or not known.stripped:
+        raise UsageError(
+            "no sidecar beside the checkpoint records the prefixes removed from its names",
+            hint="use the output of convert --strip, which has such a sidecar",
+        )
+    tree, moves = wrappers.restore_prefixes(done.tree, wrappers.parse_prefixes(known.stripped))
+    rules = {new: "restore" for new, old in moves.items() if new != old}
+    names = {new: done.names[old] for new, old in moves.items()}
+    return PreparedTree(tree, names, rules, done.lost, done.notes)
+
+
+def _fold_weight_norm(done: PreparedTree) -> PreparedTree:
+    found = wrappers.merge_weight_norm(done.tree)
+    lost = tuple(done.names[path] for path in found.lost)
+    names = {path: done.names[path] for path in found.tree if path in done.names}
+    for weight, (length, direction) in found.made.items():
+        names[weight] = f"{done.names[direction]} and {done.names[length]}"
+    rules = {**done.rules, **dict.fromkeys(found.made, "fold weight norm")}
+    lines = [] if found.made else ["no weight norm pairs found"]
+    if lost:
+        lines.append(
+            "optimizers that trained folded weights, or may have, are left out because they number "
+            "parameters; use --optimizer none to convert without them"
+        )
+    if found.spectral:
+        lines.append(
+            f"spectral norm is not folded: {abbreviate_list([display(p) for p in found.spectral], 3)}"
+        )
+    return PreparedTree(found.tree, names, rules, (*done.lost, *lost), (*done.notes, *lines), done.stripped)

@@ -1,0 +1,188 @@
+"""Targets of `--to`: the writing format, the layout of an agent in it, and the name."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+from ckpttool.core.deferred import NamedTuple
+from ckpttool.core.errors import UsageError
+
+
+class TargetKind(NamedTuple):
+    """A target of `--to`: the format that writes it, and the layout of an agent in it.
+
+    `options` are passed to the format's `pieces` besides the tree. `prefix` means that the target is
+    not a file but the common prefix of several, `state` that its folder has a state file, as
+    TensorFlow's do. `agent` means that only an agent can be written so: the layout is the point. An
+    `ending` belongs to a name that stands for several files (`NAME.h5f`), before what they append.
+    `plan` is the layout's function; a library with several file forms has several.
+    """
+
+    format: str
+    layout: str
+    options: Mapping[str, Any] = MappingProxyType({})
+    prefix: bool = False
+    state: bool = False
+    agent: bool = False
+    ending: str = ""
+    plan: str = "plan"
+
+
+_BUNDLE = TargetKind("tensor_bundle", "td3_tf", MappingProxyType({"graph": True}), prefix=True, state=True)
+# Libraries whose agents are files of torch.save.
+_SAVED = ("cleanrl", "tianshou", "spinningup", "rsl_rl", "fasttd3", "skrl", "rl_games", "elegantrl")
+TARGETS: dict[str, TargetKind] = {
+    "torch": TargetKind("pytorch", "td3_torch"),
+    "tf": _BUNDLE,
+    "tf1": _BUNDLE._replace(options=MappingProxyType({"graph": False})),
+    "fujimoto": TargetKind("pytorch_set", "fujimoto", prefix=True, agent=True),
+    **{name: TargetKind("pytorch", name, agent=True) for name in _SAVED},
+    "d3rlpy": TargetKind("d3rlpy", "d3rlpy", agent=True, plan="plan_d3"),
+    "d3rlpy_model": TargetKind("pytorch", "d3rlpy", agent=True),
+    "keras": TargetKind("keras_h5", "td3_tf", MappingProxyType({"root": "policy"})),
+    "sb3": TargetKind("stable_baselines3", "stable_baselines3", agent=True),
+    **{name: _BUNDLE._replace(layout=name, agent=True) for name in ("tf2rl", "tf_agents", "acme")},
+    "keras_rl": TargetKind("keras_rl", "keras_rl", prefix=True, agent=True, ending=".h5f"),
+    "rllib": TargetKind("rllib", "rllib", agent=True),
+    "sb2": TargetKind("stable_baselines2", "stable_baselines2", agent=True),
+    "safetensors": TargetKind("safetensors", "td3_torch"),
+    "npz": TargetKind("npz", "td3_torch"),
+}
+# Exports for running, without a tree that could be read back (conversion/export.py).
+ONNX = "onnx"
+EXPORTS = (ONNX,)
+_SUFFIXES = {
+    ".pt": "torch",
+    ".pth": "torch",
+    ".index": "tf",
+    ".h5": "keras",
+    ".safetensors": "safetensors",
+    ".npz": "npz",
+    ".cleanrl_model": "cleanrl",
+    ".d3": "d3rlpy",
+    ".onnx": "onnx",
+}
+_INDEX = ".index"
+# Other names of targets, accepted as they are.
+_ALIASES = {
+    "pytorch": "torch",
+    "tensorflow": "tf",
+    "tf2": "tf",
+    "hf": "safetensors",
+    "huggingface": "safetensors",
+    "onnxruntime": "onnx",
+}
+# What users may mean by other words, in lower case without separators.
+_MEANT = {
+    **_ALIASES,
+    "ckpt": "tf",
+    "checkpoint": "tf",
+    "tensorflow1": "tf1",
+    "savedmodel": "tf",
+    "pt": "torch",
+    "pth": "torch",
+    "h5": "keras",
+    "hdf5": "keras",
+    "weightsh5": "keras",
+    "keras2": "keras",
+    "keras3": "keras",
+    "numpy": "npz",
+    "np": "npz",
+    "st": "safetensors",
+    "stablebaselines": "sb2",
+    "stablebaselines2": "sb2",
+    "stablebaselines3": "sb3",
+    "td3": "fujimoto",
+}
+_COMMON = "torch, tf, keras, safetensors, npz, onnx"
+_ALL = "run ckpttool convert --help for all targets"
+
+
+def _unknown_target_error(chosen: str, known: Collection[str]) -> UsageError:
+    """Return the error for an unknown target, with the most similar one."""
+    plain = re.sub(r"[^a-z0-9]", "", chosen.lower())
+    names = {re.sub("_", "", name): name for name in known}
+    close = difflib.get_close_matches(plain, [*names, *_MEANT], 1)
+    meant = names.get(plain) or _MEANT.get(plain)
+    if meant is None and close:
+        meant = names.get(close[0]) or _MEANT.get(close[0])
+    suggested = f"; did you mean {meant!r}?" if meant is not None else ""
+    hint = f"--to {meant}" if meant is not None else f"use --to with {_COMMON} or a library name; {_ALL}"
+    return UsageError(f"unknown target {chosen!r}{suggested}", hint=hint)
+
+
+def infer_target_word(target: str, to: str | None) -> str:
+    """Return the target's name: `to`, else the one implied by the target's suffix."""
+    chosen, known = to or _SUFFIXES.get(os.path.splitext(target)[1]), (*TARGETS, *EXPORTS)
+    chosen = _ALIASES.get(chosen, chosen) if chosen is not None else None
+    if chosen is None:
+        stem, suffix = os.path.splitext(target)
+        hint = f"use --to with {_COMMON} or a library name; {_ALL}"
+        if suffix == ".keras":
+            hint = f"use {stem}.weights.h5: a .keras file also contains the program's layers"
+        raise UsageError("cannot infer the output format from the target's name", file=target, hint=hint)
+    if chosen not in known:
+        raise _unknown_target_error(chosen, known)
+    _require_suffix(target, chosen)
+    return chosen
+
+
+def _require_suffix(target: str, chosen: str) -> None:
+    """Raise UsageError for a target whose suffix is that of another format."""
+    suffix = os.path.splitext(target)[1]
+    implied = _SUFFIXES.get(suffix)
+    formats = {word: TARGETS[word].format if word in TARGETS else word for word in (chosen, implied) if word}
+    if implied is None or formats[chosen] == formats[implied]:
+        return
+    raise UsageError(
+        f"the suffix {suffix} is that of --to {implied}, not of --to {chosen}",
+        file=target,
+        hint=f"leave out --to, or name the target {_rename_target(target, chosen)}",
+    )
+
+
+def _rename_target(target: str, chosen: str) -> str:
+    """Return the target's name with the suffix of another format."""
+    stem = os.path.splitext(target)[0]
+    own = next((each for each, word in _SUFFIXES.items() if word == chosen and word in (*TARGETS, ONNX)), "")
+    return stem if chosen in TARGETS and TARGETS[chosen].prefix else stem + own
+
+
+def suggest_targets(target: str | None, words: Sequence[str]) -> str:
+    """Return the hint that writes one of the formats: an option, or a name if the target's is another's."""
+    if target is None or os.path.splitext(target)[1] not in _SUFFIXES:
+        return " or ".join(f"--to {word}" for word in words)
+    names = {word: _rename_target(target, word) for word in words}
+    return " or ".join(
+        f"name the target {name}" + ("" if os.path.splitext(name)[1] in _SUFFIXES else f" with --to {word}")
+        for word, name in names.items()
+    )
+
+
+def parse_target_kind(target: str, to: str | None) -> TargetKind:
+    """Return the target's kind: that of `to`, else the one implied by the target's suffix."""
+    chosen = infer_target_word(target, to)
+    if chosen in EXPORTS:
+        raise UsageError(
+            f"{chosen} stores a runnable network, not a tree", hint="use ckpttool convert to write one"
+        )
+    return TARGETS[chosen]
+
+
+def target_stem(target: str, kind: TargetKind) -> str:
+    """Return the common prefix of the target's files; a prefix may be given by its index file."""
+    return target.removesuffix(_INDEX) if kind.state else target.removesuffix(kind.ending) + kind.ending
+
+
+def writer_options(target: str, kind: TargetKind) -> dict[str, Any]:
+    """Return the format's options; TensorFlow counts saves, and a prefix ends with that count."""
+    fields = dict(kind.options)
+    if fields.get("graph"):
+        number = re.search(r"-(\d{1,18})$", target, re.ASCII)
+        fields["counter"] = int(number[1]) if number else 1
+    return fields

@@ -1,0 +1,248 @@
+"""Write checkpoints, verify them by reading back, and record how to reverse a conversion."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import IO, Any, cast
+
+from ckpttool.conversion import targets
+from ckpttool.conversion.readback import LeafChecksums
+from ckpttool.conversion.state_file import state_file_output
+from ckpttool.conversion.targets import TargetKind
+from ckpttool.core import plugins, sidecar
+from ckpttool.core.atomic_write import (
+    Output,
+    Progress,
+    WorkerThread,
+    ignore_progress,
+    require_new,
+    write_atomically,
+)
+from ckpttool.core.checkpoint import Checkpoint, keep_network_reads
+from ckpttool.core.deferred import dataclass
+from ckpttool.core.digests import (
+    Digest,
+)
+from ckpttool.core.errors import (
+    CkpttoolError,
+    NotFoundError,
+    TargetExistsError,
+    TruncatedError,
+    UsageError,
+)
+from ckpttool.core.sidecar import Sidecar
+from ckpttool.core.source import File
+from ckpttool.core.tree import Path, Tree
+from ckpttool.formats.detect import CheckpointLocation, matching_formats
+from ckpttool.formats.probe import OutputFile, Probe, WritingFormat
+
+# Writes a tree as a checkpoint: beside the target, read back, compared, then renamed.
+
+
+def require_writable_target(
+    target: str, kind: TargetKind, sources: tuple[File, ...] = (), *, force: bool = False
+) -> None:
+    """Raise unless `target` may be written; the prefix of an existing checkpoint counts as taken."""
+    if kind.prefix:
+        _require_prefix(target)
+    if target.endswith(sidecar.SUFFIX):
+        raise UsageError(
+            "the target has the name of another checkpoint's sidecar",
+            file=target,
+            hint="choose another name",
+        )
+    require_new(target, sources, force=force)
+    probe = Probe(target)
+    if probe.kind == "missing":
+        with contextlib.suppress(NotFoundError, TruncatedError):
+            for claim in matching_formats(probe, plugins.BUILT_IN["formats"]):
+                if force and kind.format == claim.format.NAME:
+                    _require_other(claim, sources)
+                    continue
+                raise TargetExistsError(
+                    f"a checkpoint with this name already exists ({claim.format.NAME})",
+                    file=target,
+                    hint="use --force to replace it"
+                    if kind.format == claim.format.NAME
+                    else "choose another name",
+                )
+
+
+def require_new_target(target: str, kind: TargetKind, checkpoint: Checkpoint, *, force: bool) -> None:
+    """Raise unless a conversion's target and its sidecar may be written."""
+    require_writable_target(target, kind, checkpoint.files, force=force)
+    require_new(sidecar.sidecar_path(target), checkpoint.files, force=force)
+
+
+def _require_prefix(target: str) -> None:
+    """Raise if the target exists: a checkpoint's prefix is not a file name."""
+    if os.path.isdir(target) or not os.path.basename(target):
+        raise TargetExistsError(
+            "the target is a folder, but must be the common prefix of the checkpoint's files",
+            file=target,
+            hint=f"use {os.path.join(target, 'ckpt-1')}",
+        )
+    if os.path.lexists(target):
+        raise TargetExistsError(
+            "the target is an existing file, so the name would denote two checkpoints",
+            file=target,
+            hint="choose another name",
+        )
+
+
+def _require_other(claim: CheckpointLocation, sources: tuple[File, ...]) -> None:
+    """Raise if the checkpoint to be replaced is the one being converted."""
+    if _file_identities(claim.format.read(claim.location).files) & _file_identities(sources):
+        raise UsageError("source and target are the same checkpoint", file=claim.location)
+
+
+def _require_no_rest(target: str, writer: WritingFormat, outputs: list[Output]) -> None:
+    """Raise if an existing file would become part of the new set without being replaced."""
+    replaced = {os.path.abspath(output.file) for output in outputs}
+    members = getattr(writer, "members", None)
+    for file in members(target) if members is not None else ():
+        if os.path.abspath(file) not in replaced:
+            raise TargetExistsError(
+                "an existing file would become part of the new checkpoint", file=file, hint="remove it first"
+            )
+
+
+def _file_identities(files: tuple[File, ...]) -> set[tuple[int, int]]:
+    """Return the device and inode, which identify files independently of path spelling."""
+    found = [os.stat(file.path) for file in files if os.path.exists(file.path)]
+    return {(known.st_dev, known.st_ino) for known in found}
+
+
+def save(
+    tree: Tree,
+    target: str,
+    to: str | None = None,
+    *,
+    force: bool = False,
+    sync: bool = True,
+    progress: Progress = ignore_progress,
+) -> Digest:
+    """Write a tree unchanged to a new file and return the digest of the data read back."""
+    kind = targets.parse_target_kind(target, to)
+    require_writable_target(targets.target_stem(target, kind), kind, force=force)
+    return write_checkpoint(tree, target, kind, WriteOptions((), force, sync, progress))
+
+
+@dataclass(frozen=True, slots=True)
+class WriteOptions:
+    """How files are written.
+
+    Args:
+        sources: files that the tree is read from; ChangedError is raised if they changed meanwhile.
+        force: replace what exists.
+        sync: flush to disk before the rename.
+        progress: called with the bytes written and the total.
+
+    """
+
+    sources: tuple[File, ...] = ()
+    force: bool = False
+    sync: bool = True
+    progress: Progress = ignore_progress
+
+
+def write_checkpoint(
+    tree: Tree,
+    target: str,
+    kind: TargetKind,
+    how: WriteOptions,
+    *,
+    receipt: Callable[[Digest, Checkpoint], Sidecar] | None = None,
+    others: Callable[[Mapping[Path, Path], WorkerThread], Sequence[Output]] | None = None,
+) -> Digest:
+    """Write the tree with `others` and the sidecar that `receipt` builds from the file read back.
+
+    `receipt` also gets the digest; if it raises, nothing is written. `others` gets a mapping from the
+    tensors' paths to those read back, and the worker that compares files with trees. A checkpoint
+    identified by a prefix becomes the latest in its folder's state file.
+    """
+    writer = cast(WritingFormat, plugins.find("formats", kind.format).load())
+    target = targets.target_stem(target, kind)
+    options = targets.writer_options(target, kind)
+    stored = with_stored_paths(writer, tree, options)
+    result: list[tuple[Digest, Checkpoint]] = []
+    with WorkerThread() as lane:
+        taken = LeafChecksums(lane)
+
+        def check(temporary: str) -> None:
+            location = writer.claims(Probe(temporary))
+            found = keep_network_reads(writer.read(temporary if location is None else location))
+            result.append((taken.compared(found), found))
+
+        between = {"between": target} if kind.state else {}
+        pieces = writer.pieces(taken.watch(stored, how.progress), **options, **between)
+        outputs = _target_outputs(target.removesuffix(kind.ending), pieces, stored, check)
+        for output in outputs if kind.prefix else ():
+            if not output.extra:
+                require_new(output.file, how.sources, force=how.force)
+        if kind.prefix and not kind.state:
+            _require_no_rest(target, writer, outputs)
+        if others is not None:
+            outputs += others(stored_paths(tree, stored), lane)
+        if receipt is not None:
+            make = receipt
+
+            def put(stream: IO[bytes]) -> None:
+                stream.write(make(*result[0]).encode())
+
+            outputs.append(Output(sidecar.sidecar_path(target), put, follows=True))
+        if kind.state:
+            outputs.append(state_file_output(target))
+        replaced = partial(_existing_files, writer, target) if kind.state else tuple
+        write_atomically(outputs, force=how.force, sync=how.sync, sources=how.sources, replaced=replaced)
+    return result[0][0]
+
+
+def _target_outputs(
+    base: str, pieces: Sequence[OutputFile], stored: Tree, check: Callable[[str], None]
+) -> list[Output]:
+    """Return the checkpoint's files; the last one is checked together with all of them."""
+    outputs = [
+        Output(
+            base,
+            piece.write,
+            suffix=piece.suffix,
+            indexes=piece.indexes,
+            meanwhile=piece.meanwhile,
+            extra=piece.extra,
+        )
+        for piece in pieces
+    ]
+    outputs[0] = outputs[0]._replace(nbytes=sum(leaf.nbytes for _, leaf in stored.tensors()))
+    outputs[-1] = outputs[-1]._replace(check=check)
+    return outputs
+
+
+def _existing_files(writer: WritingFormat, target: str) -> tuple[str, ...]:
+    """Return the files of the existing checkpoint at the target, none if none is complete.
+
+    They are removed when the new files are in place, so only files starting with the target's name
+    count.
+    """
+    begin = os.path.abspath(target) + "."
+    with contextlib.suppress(CkpttoolError):
+        if writer.claims(Probe(target)) is not None:
+            paths = (file.path for file in writer.read(target).files)
+            return tuple(path for path in paths if os.path.abspath(path).startswith(begin))
+    return ()
+
+
+def stored_paths(tree: Tree, stored: Tree) -> dict[Path, Path]:
+    """Return the stored paths of a tree's tensors, by their paths in it."""
+    # A format that changes paths keeps the same source objects.
+    there = {id(leaf.source): path for path, leaf in stored.tensors()}
+    return {path: there[id(leaf.source)] for path, leaf in tree.tensors() if id(leaf.source) in there}
+
+
+def with_stored_paths(writer: WritingFormat, tree: Tree, options: Mapping[str, Any]) -> Tree:
+    """Return the tree with read-back paths, if the format changes any."""
+    change = getattr(writer, "stored", None)
+    return tree if change is None else cast(Tree, change(tree, **options))

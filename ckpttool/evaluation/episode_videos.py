@@ -1,0 +1,325 @@
+"""Videos of scored episodes: the same episodes replayed and rendered, into an atomically written file."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import os
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import IO, Any
+
+import numpy as np
+
+from ckpttool.core import urls
+from ckpttool.core.atomic_write import (
+    Output,
+    Progress,
+    ignore_progress,
+    require_new,
+    write_atomically,
+    write_file,
+)
+from ckpttool.core.deferred import dataclass
+from ckpttool.core.errors import (
+    CkpttoolError,
+    UsageError,
+)
+from ckpttool.core.text import clean, format_count, shorten
+from ckpttool.evaluation import video
+from ckpttool.evaluation.playing import EvaluationOptions, play_stacked, prepare_agent
+from ckpttool.evaluation.protocol import Evaluation
+from ckpttool.evaluation.rollout import (
+    Rollout,
+)
+from ckpttool.evaluation.simulators import DEVICE_ENGINE, is_factory
+from ckpttool.evaluation.video import Camera, CutError, StripCamera, StripFrame
+
+WORDS = ("best", "worst", "median")
+_FPS = 30.0  # if the environment specifies no frame rate
+
+
+@dataclass(frozen=True, slots=True)
+class VideoEpisode:
+    """One recorded episode: the words that selected it, its return and steps, and the scored return.
+
+    `equal` is true if return and steps equal the scored ones, bit for bit.
+    """
+
+    episode: int
+    wanted: tuple[str, ...]
+    paid: float
+    steps: int
+    scored: float
+    equal: bool
+
+    def document(self) -> dict[str, Any]:
+        """Return the JSON object."""
+        return {
+            "episode": self.episode,
+            "wanted": list(self.wanted),
+            "return": self.paid,
+            "length": self.steps,
+            "scored": self.scored,
+            "equal": self.equal,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeVideo:
+    """A video of consecutive episodes, with one frame before the first step and one after each step."""
+
+    file: str
+    checkpoint: str
+    fps: float
+    width: int
+    height: int
+    takes: tuple[VideoEpisode, ...]
+
+    @property
+    def frames(self) -> int:
+        """The number of rendered frames."""
+        return sum(take.steps + 1 for take in self.takes)
+
+    def document(self) -> dict[str, Any]:
+        """Return the JSON object."""
+        return {
+            "file": self.file,
+            "checkpoint": urls.display_url(self.checkpoint),
+            "fps": self.fps,
+            "width": self.width,
+            "height": self.height,
+            "frames": self.frames,
+            "episodes": [take.document() for take in self.takes],
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeStrip:
+    """A film strip: a row of images per episode, evenly spread over it; `steps` are those of its images."""
+
+    file: str
+    checkpoint: str
+    takes: tuple[VideoEpisode, ...]
+    steps: tuple[tuple[int, ...], ...]
+
+    def document(self) -> dict[str, Any]:
+        """Return the JSON object."""
+        return {
+            "file": self.file,
+            "checkpoint": urls.display_url(self.checkpoint),
+            "episodes": [
+                {**take.document(), "steps": list(steps)}
+                for take, steps in zip(self.takes, self.steps, strict=True)
+            ],
+        }
+
+
+def require_video_support(
+    paths: Sequence[str], options: EvaluationOptions, target: str, wanted: Sequence[str] = ("0",)
+) -> None:
+    """Raise an error unless one of these checkpoints can be recorded; call it before hours of playing.
+
+    `wanted` are episode numbers, or best, worst and median. Raise UsageError for any other word and for
+    a file name without a video format, TargetExistsError for an existing file, MissingExtraError and
+    UnsupportedError if frames cannot be rendered or encoded; one frame is rendered as a test.
+    Checkpoints that cannot be played are not reported here.
+    """
+    if _suffix(target) not in video.ENCODINGS:
+        raise UsageError(
+            "cannot infer the video format from the file name",
+            file=target,
+            hint=f"use a file name that ends in {' or '.join(video.ENCODINGS)}",
+        )
+    _require_recording(paths, options, target, wanted, video.require_encoder)
+
+
+def require_strip_support(
+    paths: Sequence[str], options: EvaluationOptions, target: str, wanted: Sequence[str]
+) -> None:
+    """Raise an error unless one of these checkpoints can be drawn as a film strip.
+
+    See `require_video_support`.
+    """
+    if _suffix(target) != ".png":
+        raise UsageError("a film strip is a PNG image", file=target, hint="use a file name that ends in .png")
+    _require_recording(paths, options, target, wanted, video.require_pillow)
+
+
+def _require_recording(
+    paths: Sequence[str],
+    options: EvaluationOptions,
+    target: str,
+    wanted: Sequence[str],
+    require_library: Callable[[], None],
+) -> None:
+    """Raise an error for an existing file, unknown episodes, or if frames cannot be rendered."""
+    require_new(target, hint="take another name")
+    require_library()
+    for word in wanted:
+        _require_episode(word, options.protocol.episodes)
+    _require_gymnasium(options)
+    for path in paths:
+        with suppress(CkpttoolError):
+            place = options.environment(options.restore(path))
+            break
+    else:
+        return
+    with place.make(1, "gymnasium", pictures=True) as trial:
+        trial.reset(np.arange(1), np.array([options.protocol.seed]))
+        trial.frame(0)
+
+
+def record_video(
+    scored: Evaluation,
+    target: str,
+    wanted: Sequence[str] = ("0",),
+    *,
+    options: EvaluationOptions,
+    width: int | None = None,
+    progress: Progress = ignore_progress,
+) -> EpisodeVideo:
+    """Replay a scored evaluation and write the `wanted` episodes, in their order, to a new file.
+
+    `options` are those of the evaluation; `width` is that of the images, by default the environment's. The
+    policy receives the same batches, so that every step is repeated bit for bit, which VideoEpisode.equal
+    records. A score that was computed differently (several checkpoints stacked) may not be repeated
+    exactly. Raise as `require_video_support` does, and KeyboardInterrupt on Ctrl-C; in that case no file is
+    written.
+    """
+    chosen = _choose_episodes(wanted, scored.rollout)
+    total = sum(int(scored.rollout.lengths[number]) + 1 for number in chosen)
+    takes: list[VideoEpisode] = []
+    with _Replay(scored, target, options) as replay:
+        fps, done, size = replay.vector.spec.render_fps or _FPS, itertools.count(1), (0, 0)
+
+        def write(stream: IO[bytes]) -> None:
+            with video.write_video(stream.name, _suffix(target), fps, small=width is not None) as show:
+
+                def counted(picture: np.ndarray) -> None:
+                    nonlocal size
+                    show(picture)
+                    size = (picture.shape[1], picture.shape[0])
+                    progress(next(done), total)
+
+                for number, words in chosen.items():
+                    title = ", ".join((f"episode {number}", *words))
+                    camera = Camera(replay.vector, number, title, counted, width)
+                    takes.append(replay.take(camera, number, words))
+
+        write_atomically((Output(target, write),))
+    return EpisodeVideo(target, scored.checkpoint, fps, *size, tuple(takes))
+
+
+STRIP_WIDTH = 240
+
+
+def record_strip(
+    scored: Evaluation,
+    target: str,
+    wanted: Sequence[str] = ("best", "worst"),
+    *,
+    options: EvaluationOptions,
+    frames: int = 8,
+    theme: str = "light",
+    progress: Progress = ignore_progress,
+) -> EpisodeStrip:
+    """Replay a scored evaluation and write a film strip of the `wanted` episodes to a new PNG file.
+
+    Each row has `frames` images from the first to the last step. See `record_video` for the rest.
+    """
+    chosen = _choose_episodes(wanted, scored.rollout)
+    takes: list[VideoEpisode] = []
+    rows: list[tuple[str, list[StripFrame]]] = []
+    with _Replay(scored, target, options) as replay:
+        for number, words in chosen.items():
+            steps = np.linspace(0, int(scored.rollout.lengths[number]), frames).round().astype(int)
+            camera = StripCamera(replay.vector, number, steps.tolist(), STRIP_WIDTH)
+            takes.append(replay.take(camera, number, words))
+            rows.append((_strip_heading(takes[-1]), camera.taken))
+            progress(len(rows), len(chosen))
+        fps = replay.vector.spec.render_fps
+    title = f"{shorten(clean(os.path.basename(scored.checkpoint)), 60)} in {clean(scored.env)}"
+    write_file(target, video.render_strip(title, rows, fps, theme))
+    pictured = tuple(tuple(frame.step for frame in taken) for _, taken in rows)
+    return EpisodeStrip(target, scored.checkpoint, tuple(takes), pictured)
+
+
+def _strip_heading(take: VideoEpisode) -> str:
+    words = f"{' and '.join(take.wanted)}: " if take.wanted else ""
+    return f"{words}episode {take.episode}, return {take.paid:,.1f} in {format_count(take.steps, 'step')}"
+
+
+def _require_gymnasium(options: EvaluationOptions) -> None:
+    if options.protocol.engine == DEVICE_ENGINE and options.env is not None and is_factory(options.env):
+        raise UsageError(
+            f"the simulator {options.env} cannot be recorded on video",
+            hint="--video supports only Gymnasium environments",
+        )
+
+
+def _require_episode(word: str, episodes: int) -> None:
+    if word in WORDS:
+        return
+    if not word.isascii() or not word.isdigit():
+        raise UsageError(f"unknown episode {word!r}", hint=f"use a number from 0, or {', '.join(WORDS)}")
+    if int(word) >= episodes:
+        raise UsageError(
+            f"episode {word} does not exist", hint=f"{episodes} episodes are played: 0 to {episodes - 1}"
+        )
+
+
+def _suffix(target: str) -> str:
+    return os.path.splitext(target)[1].lower()
+
+
+def _choose_episodes(wanted: Sequence[str], played: Rollout) -> dict[int, tuple[str, ...]]:
+    """Return the episode numbers in the requested order, each once, with the words that selected it."""
+    ranked = np.argsort(played.returns, kind="stable")
+    named = {
+        "best": int(np.argmax(played.returns)),
+        "worst": int(ranked[0]),
+        "median": int(ranked[(len(ranked) - 1) // 2]),
+    }
+    chosen: dict[int, tuple[str, ...]] = {}
+    for word in wanted:
+        number = named[word] if word in named else int(word)
+        words = (word,) if word in named else ()
+        chosen[number] = (*chosen.get(number, ()), *words)
+    return chosen
+
+
+class _Replay:
+    """Rendering environments in which a scored evaluation is replayed; closed by `with`."""
+
+    def __init__(self, scored: Evaluation, target: str, options: EvaluationOptions) -> None:
+        require_new(target, hint="take another name")
+        options = dataclasses.replace(options, protocol=scored.protocol)
+        _require_gymnasium(options)
+        agent = options.restore(scored.checkpoint)
+        place = options.environment(agent)
+        self._scored = scored
+        self.vector = place.make(scored.protocol.at_once, "gymnasium", pictures=True)
+        try:
+            self._player = prepare_agent(agent, place, scored.protocol, self.vector.spec)
+        except BaseException:
+            self.vector.close()
+            raise
+
+    def __enter__(self) -> _Replay:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.vector.close()
+
+    def take(self, camera: Camera | StripCamera, number: int, words: tuple[str, ...]) -> VideoEpisode:
+        """Replay one episode; each needs its own replay, because parallel episodes would be interleaved."""
+        how, played = self._scored.protocol, self._scored.rollout
+        try:
+            play_stacked((self._player,), how, self.vector, watch=camera)
+        except CutError:
+            steps, score = camera.frames - 1, float(played.returns[number])
+            equal = camera.paid == score and steps == played.lengths[number]
+            return VideoEpisode(number, words, camera.paid, steps, score, bool(equal))
+        # Only Ctrl-C ends a replay before its last episode ends.
+        raise KeyboardInterrupt

@@ -1,0 +1,1 @@
+"""Verify conversions: outputs of agents and of any two models, causes of differences, training steps."""
