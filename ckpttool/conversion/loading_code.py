@@ -12,7 +12,6 @@ from typing import Any
 from ckpttool.conversion.targets import TARGETS, TargetKind
 from ckpttool.core import deferred
 from ckpttool.core.tree import Leaf, Path, Tree, key
-from ckpttool.formats import keras_h5
 from ckpttool.formats.tf_object_graph import MARK
 from ckpttool.mapping.rules import (
     SEQUENTIAL_EDGES,
@@ -272,6 +271,8 @@ def _layer_code(layer: _Objects) -> str:
     cell = layer.get("cell", {})
     if layer.keys() - members.keys() - {"cell"} or not isinstance(cell, dict):
         return "..."
+    from ckpttool.formats import keras_h5  # for layers of a keras.Sequential
+
     name = keras_h5.layer_class(members, cell)
     shapes = {name: leaf.shape for name, leaf in (members or cell).items()}
     bare = "" if "bias" in shapes else ", use_bias=False"

@@ -29,7 +29,6 @@ from ckpttool.core.tree_views import render_record
 from ckpttool.evaluation import restore
 from ckpttool.evaluation.restore import require_layers, with_names, with_records
 from ckpttool.libraries import (
-    onnx_policies,
     optimizer_settings,
     optimizers_write,
     recognize,
@@ -632,6 +631,8 @@ class _Planner:
                 hint="use --to torch, tf, keras, safetensors or npz to write its layers",
             )
         try:
+            from ckpttool.libraries import onnx_policies  # for ONNX models
+
             first, choices = onnx_policies.plan_state_dict(checkpoint)
         except CkpttoolError as error:
             raise error.located(file=error.file or file) from error.__cause__

@@ -39,7 +39,7 @@ from ckpttool.formats import onnx, settings, tf_common
 from ckpttool.formats.detect import ensure_open, find_location, open_checkpoint
 from ckpttool.formats.probe import Format
 from ckpttool.formats.tf_bundle import MissingShardTensor
-from ckpttool.libraries import recognize, sb3, schema, single_networks, tf_names
+from ckpttool.libraries import recognize, schema, single_networks, tf_names
 from ckpttool.libraries.recognize import recognize_checkpoint, recognize_tree
 from ckpttool.libraries.schema import (
     NETWORKS,
@@ -785,6 +785,8 @@ def _candidate_owners(path: str) -> Iterator[str]:
         yield from (
             each for stem in stems if stem and (each := _resolve_if_readable(os.path.join(folder, stem)))
         )
+    from ckpttool.libraries import sb3  # the library is not loaded for other agents
+
     for above in (folder, os.path.dirname(folder)):
         for agent in (
             os.path.join(above, each) for each in sorted(list_names(above)) if each.endswith(".zip")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ckpttool.core import deferred
 from ckpttool.core.deferred import NamedTuple
@@ -51,7 +51,6 @@ from ckpttool.libraries.optimizers_read import (
     list_torch_optimizers,
 )
 from ckpttool.libraries.write import merge_plans
-from ckpttool.mapping.fill_model import Skeleton
 from ckpttool.mapping.layers import Name
 from ckpttool.mapping.rules import (
     KEEP,
@@ -68,6 +67,9 @@ from ckpttool.mapping.rules import (
     rule_steps,
 )
 from ckpttool.mapping.solver import FillResult
+
+if TYPE_CHECKING:
+    from ckpttool.mapping.fill_model import Skeleton
 
 _NETWORKS = attr("networks")  # component of all weights in the canonical tree of an optimizer
 OPTIMIZER = "optimizer"

@@ -16,7 +16,7 @@ import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import astuple, replace
 from itertools import pairwise
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from ckpttool.core import deferred, plugins, urls
 from ckpttool.core.checkpoint import Checkpoint
@@ -29,12 +29,10 @@ from ckpttool.formats.probe import Format
 from ckpttool.graphs.graph import Graph, read_graph
 from ckpttool.graphs.torchscript_code import read_code
 from ckpttool.libraries import (
-    graph_programs,
     model_steps,
     schema,
     tf_names,
 )
-from ckpttool.libraries.graph_programs import GraphComputation
 from ckpttool.libraries.model_steps import ChainStep, LayerTensors
 from ckpttool.libraries.recognize import (
     ComponentLayer,
@@ -57,6 +55,9 @@ from ckpttool.mapping import wrappers
 from ckpttool.mapping.layer_kinds import LayerKind
 from ckpttool.mapping.layers import SPELLING, Name, candidate_kinds, recognize_kind
 from ckpttool.mapping.rules import KEEP, Move, MoveList
+
+if TYPE_CHECKING:
+    from ckpttool.libraries.graph_programs import GraphComputation
 
 _EPSILON = {"torch": 1e-5, "tensorflow": 1e-3}
 _MAP = ("action_scale", "action_bias")
@@ -131,7 +132,7 @@ def recognize_single_policy(checkpoint: Checkpoint, network: str = "actor") -> R
         return None
     if (graph := _read_graph(checkpoint)) is not None:
         hint = _ONLY_LAYERS if checkpoint.format == onnx.NAME else None
-        computation = graph_programs.lower_policy(graph, network, checkpoint.path, hint=hint)
+        computation = _lower_policy(graph, network, checkpoint.path, hint=hint)
         return _bind_computation(computation, checkpoint)
     module = read_pickled_module(tree)
     if module is not None:
@@ -242,6 +243,12 @@ def _bind_policy(
     return binding
 
 
+def _lower_policy(graph: Graph, network: str, file: str, **how: Any) -> GraphComputation:
+    from ckpttool.libraries.graph_programs import lower_policy  # for files that record a graph
+
+    return lower_policy(graph, network, file, **how)
+
+
 # What records a computation, and the framework of its layers, by format.
 _ORIGINS = {
     onnx.NAME: ("the ONNX graph", "torch"),
@@ -258,7 +265,7 @@ def _bind_keras(
 
     file, version = checkpoint.path, keras_tree.writer_version(checkpoint.details)
     graph = read_document(document, tree, file, version)
-    found = graph_programs.lower_policy(graph, network, file, half=True)
+    found = _lower_policy(graph, network, file, half=True)
     return _bind_program(found, tree, "the model's configuration")
 
 
