@@ -21,10 +21,12 @@ from typing import cast
 import pytest
 
 import ckpttool
-from ckpttool.core import plugins
+from ckpttool.conversion.write import save
+from ckpttool.core import key, plugins
 from tests import nightly
 from tests.conftest import ROOT, TF_SAMPLE, TORCH_SAMPLE, in_process
 from tests.conftest import ckpttool as run
+from tests.golden_texts import Golden
 
 PACKAGE = ROOT / "ckpttool"
 # Lines and classes of each package, without the modules that a table names: a newcomer's format is free.
@@ -658,6 +660,43 @@ def test_looking_at_every_sample_loads_no_framework_and_no_numpy() -> None:
     loaded = set(json.loads(done.stdout))
     drawing = {"typer", "rich", "jinja2", "textual"}
     assert not loaded & (FRAMEWORKS | drawing | {"numpy", "ml_dtypes", "zipfile", "pickle"})
+
+
+LOADED = """
+import sys
+from ckpttool.cli import main
+try:
+    main()
+except SystemExit:
+    pass
+names = [name for name in sys.modules if name.startswith("ckpttool.")]
+print(*sorted(name.removeprefix("ckpttool.") for name in names), sep="\\n", file=sys.stderr)
+"""
+
+
+@pytest.mark.parametrize(
+    ("command", "kind"),
+    [
+        *[("inspect", kind) for kind in ("tf", "torch", "safetensors", "npz", "keras")],
+        *[(command, "torch") for command in ("digest", "check", "convert")],
+        ("convert", "safetensors"),
+    ],
+)
+def test_a_command_loads_these_modules(command: str, kind: str, tmp_path: Path, golden: Golden) -> None:
+    """Whatever a command imports is paid at each start: a new row of this list has a reason."""
+    path = {"tf": str(TF_SAMPLE), "torch": str(TORCH_SAMPLE)}.get(kind, "")
+    if not path:
+        suffix = {"keras": ".weights.h5"}.get(kind, f".{kind}")
+        save(
+            ckpttool.open(str(TORCH_SAMPLE)).tree.below((key("actor"),)),
+            path := str(tmp_path / f"a{suffix}"),
+            kind,
+        )
+    words = [command, path, *([str(tmp_path / "out.npz")] if command == "convert" else [])]
+    done = subprocess.run(
+        [sys.executable, "-c", LOADED, *words], capture_output=True, text=True, cwd=tmp_path, check=True
+    )
+    golden(done.stderr)
 
 
 def test_importing_the_package_loads_almost_nothing() -> None:
