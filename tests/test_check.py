@@ -14,11 +14,11 @@ import pytest
 import yaml
 
 from ckpttool.commands import check as candidates
-from ckpttool.commands import parallel
 from ckpttool.commands.check import check
 from ckpttool.commands.stats import stats
 from ckpttool.conversion.write import save
 from ckpttool.core import Tree, WorkerError, display, limits
+from ckpttool.evaluation import scheduling
 from ckpttool.formats import open_checkpoint
 from tests.conftest import ROOT, TF_SAMPLE, TORCH_SAMPLE, Ran, in_process, refused
 from tests.golden_texts import Golden
@@ -252,7 +252,7 @@ def _die(*_: object) -> None:
 
 @pytest.mark.long
 def test_file_that_ends_its_process_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parallel, "_prepare_player", _die)
+    monkeypatch.setattr(scheduling, "_prepare_player", _die)
     ordered = candidates.collect_candidates([str(TORCH_SAMPLE)]).ordered()
     task = candidates._CheckTask(ordered, candidates.CheckOptions(), limits.current())
     ((verdict, files),) = next(candidates._run_tasks([task], 1))

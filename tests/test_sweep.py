@@ -20,11 +20,10 @@ import numpy as np
 import pytest
 
 from ckpttool.cli import evaluate as scores
-from ckpttool.commands import parallel, training_counters
 from ckpttool.commands import sweep as results
+from ckpttool.commands import training_counters
 from ckpttool.commands.evaluate import evaluate
 from ckpttool.commands.folder import expand_paths
-from ckpttool.commands.parallel import BatchResult, EvaluationBatch
 from ckpttool.commands.sweep import Sweep, sweep
 from ckpttool.core import (
     ChecksumError,
@@ -36,7 +35,9 @@ from ckpttool.core import (
     WorkerError,
 )
 from ckpttool.core.atomic_write import Progress
+from ckpttool.evaluation import scheduling
 from ckpttool.evaluation.protocol import Evaluation, Protocol
+from ckpttool.evaluation.scheduling import BatchResult, EvaluationBatch
 from ckpttool.evaluation.statistics import paired_interval
 from tests import schemas
 from tests.conftest import ROOT, SAMPLES, TF_SAMPLE, TORCH_SAMPLE, ckpttool, in_process, refused
@@ -62,7 +63,7 @@ def whole() -> Sweep:
 @pytest.fixture
 def pairs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let groups be of two, so that a few checkpoints make several."""
-    monkeypatch.setattr(parallel, "MEMBERS", 2)
+    monkeypatch.setattr(scheduling, "MEMBERS", 2)
 
 
 def returns(found: Sweep) -> dict[str, list[float]]:
@@ -267,13 +268,13 @@ def test_groups_do_not_depend_on_who_plays(whole: Sweep) -> None:
     def counting(
         work: Iterable[EvaluationBatch], progress: Progress
     ) -> Iterator[tuple[EvaluationBatch, BatchResult]]:
-        for batch, result in parallel.play_in_process(work, progress):
+        for batch, result in scheduling.play_in_process(work, progress):
             sizes.append(len(batch.agents))
             yield batch, result
 
     require_alike(returns(sweep([str(RUN)], protocol=SHORT, spread=counting)), returns(whole))
     assert sizes == [2, 2, 2]
-    there = sweep([str(RUN)], protocol=SHORT, spread=parallel.process_spread(2))
+    there = sweep([str(RUN)], protocol=SHORT, spread=scheduling.process_spread(2))
     require_alike(returns(there), returns(whole))
     assert {e.stacked for e in there.evaluations} == {2}
 
@@ -282,19 +283,19 @@ def test_groups_do_not_depend_on_who_plays(whole: Sweep) -> None:
 def test_a_process_that_is_killed_loses_nothing(
     whole: Sweep, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    start = parallel._Player._start
+    start = scheduling._Player._start
     killed: list[str] = []
 
-    def short_lived(player: parallel._Player) -> Any:
+    def short_lived(player: scheduling._Player) -> Any:
         executor = start(player)
         if not killed and player._context.process is not None:
             killed.append(player._name)
             threading.Timer(0.2, player._context.process.kill).start()
         return executor
 
-    monkeypatch.setattr(parallel._Player, "_start", short_lived)
+    monkeypatch.setattr(scheduling._Player, "_start", short_lived)
     out = tmp_path / "lines.jsonl"
-    found = sweep([str(RUN)], protocol=SHORT, out=str(out), spread=parallel.process_spread(2))
+    found = sweep([str(RUN)], protocol=SHORT, out=str(out), spread=scheduling.process_spread(2))
     assert len(killed) == 1
     require_alike(returns(found), returns(whole))
     assert len(out.read_text().splitlines()) == 6
@@ -305,8 +306,8 @@ def _die(*_: object) -> None:
 
 
 def test_a_process_that_cannot_live_is_an_error(monkeypatch: pytest.MonkeyPatch, golden: Golden) -> None:
-    monkeypatch.setattr(parallel, "_prepare_player", _die)
-    found = sweep([str(RUN)], protocol=SHORT, spread=parallel.process_spread(1))
+    monkeypatch.setattr(scheduling, "_prepare_player", _die)
+    found = sweep([str(RUN)], protocol=SHORT, spread=scheduling.process_spread(1))
     assert not found.scored
     assert len(found.failed) == 6
     assert all(isinstance(each.error, WorkerError) for each in found.failed)
@@ -315,10 +316,10 @@ def test_a_process_that_cannot_live_is_an_error(monkeypatch: pytest.MonkeyPatch,
 
 def test_cores_are_divided() -> None:
     cores = sorted(os.sched_getaffinity(0))
-    assert sorted(core for share in parallel.share_cores(1) for core in share) == cores
-    assert [len(share) for share in parallel.share_cores(len(cores) + 1)] == [1] * (len(cores) + 1)
+    assert sorted(core for share in scheduling.share_cores(1) for core in share) == cores
+    assert [len(share) for share in scheduling.share_cores(len(cores) + 1)] == [1] * (len(cores) + 1)
     with pytest.raises(UsageError):
-        parallel.process_spread(0)
+        scheduling.process_spread(0)
 
 
 # What is written as it comes.
@@ -528,7 +529,7 @@ def test_ctrl_c_keeps_the_results_that_are_there(tmp_path: Path) -> None:
 
 CLUSTER = """
 import glob, json, os, signal, sys, threading, time
-from ckpttool.commands import parallel as groups, parallel as ray_cluster
+from ckpttool.evaluation import scheduling as groups, scheduling as ray_cluster
 from ckpttool.evaluation.protocol import Protocol
 from ckpttool.commands.sweep import sweep
 

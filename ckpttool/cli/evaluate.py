@@ -428,11 +428,11 @@ def _print_failures(failed: Sequence[EvaluationFailure]) -> None:
 
 def _choose_executor(jobs: int | None, ray: str | None) -> Any:
     """Return the function that plays the episodes."""
-    from ckpttool.commands import parallel
+    from ckpttool.evaluation import scheduling
 
     if ray is not None:
-        return parallel.ray_spread(ray, jobs)
-    return parallel.play_in_process if jobs is None else parallel.process_spread(jobs)
+        return scheduling.ray_spread(ray, jobs)
+    return scheduling.play_in_process if jobs is None else scheduling.process_spread(jobs)
 
 
 # Output of `eval` about algorithms: aggregated training runs, their comparison, and scores as files.

@@ -694,9 +694,9 @@ class _CheckTask(NamedTuple):
 
 def _run_tasks(tasks: Sequence[_CheckTask], jobs: int) -> Iterator[list[_Judged]]:
     """Yield the verdicts of each task; after the end of a process, those of its candidates one by one."""
-    from ckpttool.commands import parallel
+    from ckpttool.evaluation import scheduling
 
-    for task, result in zip(tasks, parallel.map_in_processes(_CheckTask.run, tasks, jobs), strict=True):
+    for task, result in zip(tasks, scheduling.map_in_processes(_CheckTask.run, tasks, jobs), strict=True):
         if isinstance(result, list):
             yield result
         elif len(task.candidates) == 1:

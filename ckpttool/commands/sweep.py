@@ -17,13 +17,6 @@ import numpy as np
 
 from ckpttool.commands import training_counters
 from ckpttool.commands.folder import CheckpointEntry, expand_paths
-from ckpttool.commands.parallel import (
-    BatchResult,
-    EvaluationBatch,
-    Spread,
-    max_batch_policies,
-    play_in_process,
-)
 from ckpttool.core import filesystem, plugins, sidecar, urls
 from ckpttool.core import text as documents
 from ckpttool.core.atomic_write import Progress, ignore_progress, require_new, require_regular, write_file
@@ -60,6 +53,13 @@ from ckpttool.evaluation.restore import (
     recognize_playable_agent,
 )
 from ckpttool.evaluation.rollout import Rollout
+from ckpttool.evaluation.scheduling import (
+    BatchResult,
+    EvaluationBatch,
+    Spread,
+    max_batch_policies,
+    play_in_process,
+)
 from ckpttool.evaluation.statistics import Estimate, percentile_interval, resampled_means, summarize
 from ckpttool.libraries.recognize import recognize_checkpoint
 from ckpttool.networks import network as serial
