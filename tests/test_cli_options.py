@@ -188,12 +188,13 @@ def test_only_the_command_that_is_chosen_is_imported() -> None:
         )
         return set(done.stderr.split())
 
-    own = {"ckpttool.cli", "ckpttool.cli.app", "ckpttool.cli.parameters"}
+    own = {f"ckpttool.cli{each}" for each in ("", ".app", ".console", ".panels", ".progress", ".styles")}
     for words in (("--version",), ("--help",)):
         found = imported(*words)
         assert {name for name in found if not name.startswith(("ckpttool.core", "ckpttool.version"))} == own
     found = {name for name in imported("eval", "--help") if name.startswith("ckpttool.cli")}
-    assert found == {*own, "ckpttool.cli.evaluate", "ckpttool.cli.tables"}
+    chosen = ("columns", "completion", "evaluate", "next_steps", "parameters", "tables")
+    assert found == own | {f"ckpttool.cli.{each}" for each in chosen}
 
 
 def test_plain_help_has_the_same_titles() -> None:

@@ -20,6 +20,7 @@ from ckpttool.networks import (
     Concat,
     ConstantRow,
     Convolution,
+    Cosines,
     Dense,
     Exp,
     Flatten,
@@ -30,7 +31,9 @@ from ckpttool.networks import (
     NetworkBuilder,
     Node,
     QuantileMean,
+    Repeat,
     Slice,
+    Softmax,
     Transpose,
     add_gru,
     add_lstm,
@@ -175,6 +178,9 @@ def every_layer(seed: int = 0) -> dict[str, Network]:
         "ArgMax": chain(9, dense(r, 9, 7), ArgMax((3, 4), (0, -1))),
         "QuantileMean": chain(9, dense(r, 9, 20), QuantileMean(5)),
         "AtomMean": chain(9, dense(r, 9, 22), AtomMean(np.linspace(-1, 1, 11, dtype=np.float32))),
+        "Softmax": chain(9, dense(r, 9, 7), Softmax()),
+        "Cosines": chain(2, dense(r, 2, 3), Cosines(4), Flatten(), dense(r, 12, 2)),
+        "Repeat": chain(9, dense(r, 9, 4), Repeat(3), Flatten(), dense(r, 12, 2)),
     }
     # The type of a network is that of its arrays: an activation alone would compute in float32 only.
     same = Affine(np.ones(9, np.float32), np.zeros(9, np.float32))

@@ -951,8 +951,7 @@ def _image_norm_kinds(rank: int) -> tuple[LayerKind, ...]:
 
 
 def _has_weight(group: Group) -> bool:
-    """Return whether a norm has its factor, which is not one number: without an offset that is a slope."""
-    return "weight" in group and (len(group) > 1 or group["weight"].shape != (1,))
+    return "weight" in group
 
 
 def _has_both(group: Group) -> bool:
@@ -971,7 +970,7 @@ NORM_KINDS: tuple[LayerKind, ...] = (
     BATCH_KERAS,
     BATCH_TORCH,
     LayerKind("rms_norm", "tensorflow", (WeightSpec("scale", "scale", 1),)),
-    LayerKind("rms_norm", "torch", (WeightSpec("weight", "scale", 1),), also=_has_weight),
+    LayerKind("rms_norm", "torch", (WeightSpec("weight", "scale", 1),)),
     # Over several axes: a matrix that only the class distinguishes from a dense layer's.
     LayerKind("rms_norm", "tensorflow", (WeightSpec("scale", "scale", 2),)),
     LayerKind("rms_norm", "torch", (WeightSpec("weight", "scale", 2),), AXES, opt_in=True),

@@ -269,6 +269,9 @@ def _fitting_kinds(framework: str, forms: tuple[tuple[str, str, Shape], ...]) ->
     able = [kind for kind in _kinds_by_names().get((framework, frozenset(group)), ()) if kind.fits(group)]
     # The unusual orientation of a matrix is used if the length of the bias excludes the usual one.
     usual = [kind for kind in able if not kind.is_selected]
+    # A norm of one number computes nothing: a lone number is a slope.
+    if all(leaf.shape == (1,) for leaf in group.values()):
+        usual = [kind for kind in usual if kind.name == "prelu"] or usual
     biased = len(group) > 1 and any(len(leaf.shape) == 1 for leaf in group.values())
     return tuple(usual or (able if biased else []))
 
