@@ -36,14 +36,16 @@ def given_options(panel: OptionPanel) -> Iterator[str]:
     """Yield the words of a command line that set the panel's options, except those with their defaults."""
     for each, shown in zip(dataclasses.fields(panel), _panel_parameters(type(panel)), strict=True):  # type: ignore[arg-type]
         value, (option,) = getattr(panel, each.name), shown.annotation.__metadata__
-        if value == each.default or value is None:
+        factory = each.default_factory
+        if value is None or value == (each.default if factory is dataclasses.MISSING else factory()):
             continue
         # typer takes the first name of an annotated option for its default.
         names = [str(name) for name in (option.default, *(option.param_decls or ()))]
         name = next((n for n in names if n.startswith("--")), f"--{each.name.replace('_', '-')}")
         for one in value if isinstance(value, list) else [value]:
-            yield name
-            yield from () if one is True else map(str, one if isinstance(one, tuple) else (one,))
+            yield name.split("/")[-1 if one is False else 0]
+            if not isinstance(one, bool):
+                yield from map(str, one if isinstance(one, tuple) else (one,))
 
 
 def takes_panels(command: Callable[..., int]) -> Callable[..., int]:
