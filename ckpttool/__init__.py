@@ -100,8 +100,8 @@ if TYPE_CHECKING:
     from ckpttool.core.sidecar import Sidecar as Sidecar
     from ckpttool.core.tree import Leaf as Leaf, Tree as Tree, ValueLeaf as ValueLeaf, display as display
     from ckpttool.networks.live_trees import flatten_with_path as flatten_with_path
-    from ckpttool.formats.detect import open_checkpoint
+    from ckpttool.commands.folder import open_path
 
-    open = open_checkpoint  # noqa: A001  # ckpttool.open(path)
+    open = open_path  # noqa: A001  # ckpttool.open(path)
 
-package_face(open="open_checkpoint")
+package_face(open="open_path")

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from ckpttool.cli.app import COMMANDS, CommandEntry
 from ckpttool.cli.app import app as program
 from ckpttool.cli.completion import complete_words
-from ckpttool.cli.panels import OptionPanel, takes_panels
+from ckpttool.cli.panels import OptionPanel, given_options, takes_panels
 from ckpttool.core import UsageError
 from tests.conftest import ROOT, in_process
 
@@ -73,6 +73,24 @@ def run(app: typer.Typer) -> Callable[..., Any]:
         return CliRunner().invoke(app, words, env={"COLUMNS": "100", "TERM": "dumb", "NO_COLOR": "1"})
 
     return invoke
+
+
+@pytest.mark.parametrize(
+    "panels",
+    [
+        (SpeedOptions(), NameOptions()),
+        (SpeedOptions(steps=3, engine="diesel", sync=False), NameOptions(match=["a=b", "c=-d"])),
+        (SpeedOptions(), NameOptions(strip=True)),
+    ],
+    ids=["defaults", "values", "flag"],
+)
+def test_the_options_of_a_panel_give_it_again(
+    panels: tuple[SpeedOptions, NameOptions], run: Callable[..., Any], calls: list[Call]
+) -> None:
+    words = [word for panel in panels for word in given_options(panel)]
+    assert bool(words) == (panels != (SpeedOptions(), NameOptions()))
+    run("a.pt", *words)
+    assert calls == [("a.pt", *panels, False)]
 
 
 def test_without_options_a_panel_has_its_defaults(run: Callable[..., Any], calls: list[Call]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import shlex
 import shutil
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import ckpttool
 from ckpttool.commands.folder import choose_checkpoint, expand_paths
 from tests.conftest import TF_SAMPLE, TORCH_SAMPLE, in_process
 
@@ -151,6 +153,22 @@ def test_a_command_names_the_checkpoint_first(kind: str, command: str, folders: 
     elif expected:
         assert first == f"using {folder / expected}"
         assert rest[0].startswith("ckpttool: ")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_open_takes_a_folder(kind: str, folders: Path) -> None:
+    folder, expected = folders / kind, KINDS[kind][1]
+    if expected not in (CHOOSE, NOTHING):
+        assert ckpttool.open(folder).path == str(folder / expected)
+        return
+    with pytest.raises(ckpttool.errors.NotACheckpointError) as error:
+        ckpttool.open(folder)
+    if expected == CHOOSE:
+        assert error.value.hint is not None
+        followed = ast.parse(error.value.hint, mode="eval").body
+        assert isinstance(followed, ast.Call)
+        assert ast.unparse(followed.func) == "ckpttool.open"
+        assert ckpttool.open(ast.literal_eval(followed.args[0])).tree
 
 
 @pytest.mark.parametrize("kind", KINDS)

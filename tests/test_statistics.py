@@ -162,3 +162,37 @@ def test_unequal_sides_are_refused(golden: Golden) -> None:
     with pytest.raises(UsageError) as caught:
         statistics.paired_interval([1, 2], [1])
     golden(caught.value)
+
+
+@pytest.mark.parametrize(("level", "difference"), [(0.95, 0.5), (0.99, -0.3)])
+def test_the_episodes_for_a_power_give_this_power(level: float, difference: float) -> None:
+    """Repeat the experiment with the number of episodes that a long one names."""
+    random = np.random.default_rng(5)
+    pilot = random.normal(size=4000)
+    pilot += difference - pilot.mean()
+    means = statistics.resampled_means(pilot, 500)
+    n = statistics.episodes_for_power(difference, means, len(pilot), level)
+    assert n is not None
+    intervals = [
+        statistics.mean_interval(random.normal(difference, size=n), level=level, resamples=500)
+        for _ in range(300)
+    ]
+    significant = [low > 0 or high < 0 for low, high in (each for each in intervals if each is not None)]
+    assert np.mean(significant) == pytest.approx(0.8, abs=0.08)
+
+
+@pytest.mark.parametrize(
+    ("difference", "value", "expected"),
+    [
+        (0.0, 1.0, None),
+        (math.nan, math.nan, None),
+        (math.inf, math.inf, None),
+        (1e-300, 1e9, None),
+        (2.0, 2.0, 0),
+    ],
+)
+def test_no_number_of_episodes_for_equal_or_undefined_means(
+    difference: float, value: float, expected: int | None
+) -> None:
+    means = np.array([value, value if expected == 0 else value * 2])
+    assert statistics.episodes_for_power(difference, means, 2, 0.95) == expected

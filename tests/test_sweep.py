@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -40,7 +41,7 @@ from ckpttool.evaluation.protocol import Evaluation, Protocol
 from ckpttool.evaluation.scheduling import BatchResult, EvaluationBatch
 from ckpttool.evaluation.statistics import paired_interval
 from tests import schemas
-from tests.conftest import ROOT, SAMPLES, TF_SAMPLE, TORCH_SAMPLE, ckpttool, in_process, refused
+from tests.conftest import ROOT, SAMPLES, TF_SAMPLE, TORCH_SAMPLE, Terminal, ckpttool, in_process, refused
 from tests.golden_texts import Golden
 
 pytestmark = pytest.mark.environment
@@ -468,6 +469,83 @@ def test_the_document_and_the_table(tmp_path: Path) -> None:
     assert len((tmp_path / "evaluations.jsonl").read_text().splitlines()) == 3
     again = in_process("eval", "ckpt-[257]*.pt", "--episodes", 2, "--out", ".", "--json", cwd=tmp_path)
     assert again.json()["resumed"] == 3
+
+
+def ranks(text: str) -> list[int]:
+    return [
+        int(line[:4]) for line in text.splitlines() if line.startswith("   ") and line[:4].strip().isdigit()
+    ]
+
+
+def test_the_table_is_best_first_and_top_shortens_it(whole: Sweep, tmp_path: Path) -> None:
+    assert ranks(scores.render_sweep(whole, quiet=True)) == [1, 2, 3, 4, 5, 6]
+    words = ("eval", RUN, "--episodes", 3, "--top", 2)
+    table = in_process(*words, "--csv", "a.csv", "--tensorboard", "logs", cwd=tmp_path)
+    assert ranks(table.out) == [1, 2]
+    (hidden,) = (line for line in table.out.splitlines() if "--top 2" in line)
+    assert hidden.startswith("4 of 6 checkpoints")
+    rows = [line.partition(",")[0] for line in (tmp_path / "a.csv").read_text().splitlines()[1:]]
+    assert rows == [each.checkpoint for each in whole.ranking[:2] for _ in range(3)]
+    document = in_process(*words, "--json").json()
+    assert (len(document["evaluations"]), len(document["ranking"])) == (6, 6)
+    assert "--top" not in in_process(*words[:4], "--top", 9).out
+
+
+def test_top_lists_all_where_nothing_is_ranked(whole: Sweep) -> None:
+    other = replace(whole.scored[0], evaluation=replace(whole.evaluations[0], env="Other-v0"))
+    found = replace(whole, scored=(other, *whole.scored[1:]), ranking=(), best=None)
+    lines = scores.render_sweep(found, quiet=True, top=1).splitlines()
+    assert len([line for line in lines if line.startswith("   -")]) == 6
+    assert "--top" in lines[-1]
+
+
+def next_command(*words: object, cwd: Path | None = None) -> list[str]:
+    seen = in_process(*words, "--no-chart", cwd=cwd, kind=Terminal, env={"NO_COLOR": "1"})
+    (line,) = (line for line in seen.out.splitlines() if line.startswith("next: ckpttool "))
+    return shlex.split(line)[2:]
+
+
+def test_the_next_command_plays_the_rivals_long_enough() -> None:
+    first = in_process("eval", RUN, "--episodes", 5, "--json").json()
+    assert [row["tied"] for row in first["ranking"]] == [True] * 6
+    needed = max(row["episodes_needed"] for row in first["ranking"][1:])
+    command = next_command("eval", RUN, "--episodes", 5, "--bounds", "-2", "2", "--jobs", 1)
+    play = ["--episodes", str(needed), "--seed", "1005", "--jobs", "1"]
+    assert command == ["eval", str(RUN), "--bounds", "-2", "2", *play]
+    followed = in_process(*command, "--json")
+    assert followed.status == 0, followed.err
+    tied = [row for row in followed.json()["ranking"] if row["tied"]]
+    assert len(tied) == 2
+    # The two are as good, and the best is scored alone.
+    assert tied[1]["episodes_needed"] > results.MOST_EPISODES
+    best = next_command(*command)
+    assert best[:2] == ["eval", tied[0]["checkpoint"]]
+    alone = in_process(*best, "--json")
+    assert alone.status == 0, alone.err
+    assert len(alone.json()["returns"]) == 100
+
+
+def test_after_one_episode_the_fewest_are_offered() -> None:
+    command = next_command("eval", RUN, "--episodes", 1, "--top", 1)
+    assert command == ["eval", str(RUN), "--episodes", str(results.fewest_episodes(5)), "--seed", "1001"]
+
+
+def test_only_rivals_are_played_again(tmp_path: Path) -> None:
+    """No number of episodes distinguishes two of equal weights."""
+    for step in (2500, 5000, 10000, 12500):
+        for suffix in ("pt", "pt.ckpttool.json"):
+            shutil.copy(RUN / f"ckpt-{step}.{suffix}", tmp_path)
+    words = ("eval", "ckpt-*.pt", "--seed", 50)
+    rows = in_process(*words, "--json", cwd=tmp_path).json()["ranking"]
+    tied = [row["checkpoint"] for row in rows if row["tied"]]
+    assert [row["tied"] for row in rows] == [True, True, False, False]
+    number = str(rows[1]["episodes_needed"])
+    expected = ["eval", *tied, "--episodes", number, "--seed", "60"]
+    assert next_command(*words, cwd=tmp_path) == expected
+    shutil.copy(tmp_path / "ckpt-10000.pt", tmp_path / "ckpt-12500.pt")
+    shutil.copy(tmp_path / "ckpt-10000.pt.ckpttool.json", tmp_path / "ckpt-12500.pt.ckpttool.json")
+    command = next_command(*words, cwd=tmp_path)
+    assert command == ["eval", "ckpt-10000.pt", "--episodes", "100", "--seed", "60"]
 
 
 def test_what_is_wrong_with_all_is_said_once(golden: Golden) -> None:

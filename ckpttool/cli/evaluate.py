@@ -14,7 +14,7 @@ import typer
 
 from ckpttool.cli import completion, console, next_steps, parameters
 from ckpttool.cli.columns import fit_path
-from ckpttool.cli.panels import OptionPanel
+from ckpttool.cli.panels import OptionPanel, given_options
 from ckpttool.cli.parameters import AgentOptions, AsJson, Quiet, make_importable
 from ckpttool.cli.progress import show_progress
 from ckpttool.cli.styles import wrap_sentence
@@ -186,6 +186,9 @@ class OutputOptions(OptionPanel, title="Output"):
     csv: Annotated[
         str | None, typer.Option(metavar="FILE", help="Write one line per episode to a new CSV file.")
     ] = None
+    top: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="List only the N best, also in --csv.")
+    ] = None
     tensorboard: Annotated[
         str | None, typer.Option(metavar="DIR", help="Write TensorBoard scalars at the training steps.")
     ] = None
@@ -308,6 +311,9 @@ def evaluate(
             parameters.require_one_run(paths)
         raise found.failed[0].error
     shown, mean = _print_results(found, compared, output, options, as_json=as_json, quiet=quiet)
+    if not as_json:
+        given = [*given_options(environment), *given_options(agent)]
+        next_steps.print_next_steps(next_steps.after_eval, found, compared.paths, given, play, quiet=quiet)
     return _exit_status(found, shown, mean, runs.min_return)
 
 
@@ -373,7 +379,13 @@ def _print_results(
     if not as_json and found.scored:
         notes = () if quiet else labeled_lines("note", beside.notes)
         console.print_text(
-            "\n".join([render_sweep(found, quiet=quiet), *map(wrap_sentence, notes), *compared_output.lines])
+            "\n".join(
+                [
+                    render_sweep(found, quiet=quiet, top=output.top),
+                    *map(wrap_sentence, notes),
+                    *compared_output.lines,
+                ]
+            )
         )
     unit = UNITS.get(found.step_from or "", ANY_UNIT)
     drawn = figures.PlotData(
@@ -393,7 +405,6 @@ def _print_results(
         console.print_text(whole)
     else:
         console.print_text("\n".join(shown.lines))
-        next_steps.print_next_steps(next_steps.after_eval, found, options.env, quiet=quiet)
     return shown, compared_output.mean
 
 
@@ -489,7 +500,7 @@ def report_comparison(compared: ComparedRuns, output: OutputOptions, found: Swee
         # The episodes were played: their results are printed and written all the same.
         printed.failures.append(error)
     if output.csv is not None and found.scored:
-        sweep.save_table(output.csv, found.scored)
+        sweep.save_table(output.csv, _select_rows(found, output.top) if output.top else found.scored)
         printed.lines.append(f"wrote {clean(output.csv)}")
     if output.tensorboard is not None and found.scored:
         path = sweep.save_scalars(output.tensorboard, found.scored, time.time())
@@ -608,8 +619,8 @@ _STEPS = {
 }
 
 
-def render_sweep(found: Sweep, *, quiet: bool) -> str:
-    """Return a report for one checkpoint, or a table of several with the best one."""
+def render_sweep(found: Sweep, *, quiet: bool, top: int | None = None) -> str:
+    """Return a report for one checkpoint, or a table of several, best first, with `top` rows or all."""
     every = found.evaluations
     if len(every) == 1:
         sentences = [*_note_lines(every[0]), *labeled_lines("note", found.notes)]
@@ -617,12 +628,22 @@ def render_sweep(found: Sweep, *, quiet: bool) -> str:
         return "\n".join(
             [*_evaluation_lines(every[0]), *trained, *([] if quiet else map(wrap_sentence, sentences))]
         )
-    lines = _table_lines(found) if every else []
+    rows = _select_rows(found, top)
+    lines = _table_lines(found, rows) if every else []
+    if hidden := len(every) - len(rows):
+        lines.append(f"{hidden:,} of {len(every):,} checkpoints not listed (--top {top}); --json lists all")
+    elif top is not None and not found.ranking:
+        lines.append("not ranked, because the environments differ: --top lists all checkpoints")
     if found.best is not None:
         lines += map(wrap_sentence, _verdict_lines(found, found.best))
         best = next(each for each in every if each.checkpoint == found.best.checkpoint)
         lines += _judgement_lines(best)
     return "\n".join([*lines, *([] if quiet else _remark_lines(found))])
+
+
+def _select_rows(found: Sweep, top: int | None) -> tuple[ScoredCheckpoint, ...]:
+    """Return the first rows of the table; all if nothing is ranked, e.g. of different environments."""
+    return found.best_first[: top if found.ranking else None]
 
 
 def _training_lines(counts: Mapping[str, int | None]) -> list[str]:
@@ -631,9 +652,9 @@ def _training_lines(counts: Mapping[str, int | None]) -> list[str]:
     return [f"trained  {', '.join(shown)}"] if shown else []
 
 
-def _table_lines(found: Sweep) -> list[str]:
+def _table_lines(found: Sweep, scored: Sequence[ScoredCheckpoint]) -> list[str]:
     places = {place.checkpoint: place for place in found.ranking}
-    counts = [step_columns(each.counts) for each in found.scored]
+    counts = [step_columns(each.counts) for each in scored]
     shown = [name for name in TITLES if any(each[name] is not None for each in counts)]
     if len(shown) > 1:
         # The rows contain the names.
@@ -641,12 +662,13 @@ def _table_lines(found: Sweep) -> list[str]:
     rows = [("rank", *(TITLES[n] for n in shown), "mean", "95 % CI", "IQM", "behind")]
     rows += [
         _table_row(each, places.get(each.evaluation.checkpoint), [own[name] for name in shown])
-        for each, own in zip(found.scored, counts, strict=True)
+        for each, own in zip(scored, counts, strict=True)
     ]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    every = [each.evaluation for each in scored]
     paths = [
         "checkpoint",
-        *(f"{clean(urls.display_url(e.checkpoint))}{_interruption_note(e)}" for e in found.evaluations),
+        *(f"{clean(urls.display_url(e.checkpoint))}{_interruption_note(e)}" for e in every),
     ]
     starts = [" ".join(f"{cell:>{width}}" for cell, width in zip(row, widths, strict=True)) for row in rows]
     return [f"{start}  {fit_path(path, len(start) + 2)}" for start, path in zip(starts, paths, strict=True)]
@@ -667,26 +689,29 @@ def _table_row(
 
 
 def _verdict_lines(found: Sweep, best: BestCheckpoint) -> list[str]:
-    from ckpttool.commands.sweep import episodes_needed
+    from ckpttool.commands.sweep import MOST_EPISODES, decisive_episodes, fewest_episodes
 
-    name = clean(urls.display_url(best.checkpoint))
+    name, others = clean(urls.display_url(best.checkpoint)), len(found.ranking) - 1
+    paired = "paired by seed, 95 % over all comparisons"
     if best.certain:
-        return [
-            f"best     {name}: significantly better than all others (paired by seed, 95 % over all "
-            "comparisons)"
-        ]
-    episodes = min(each.statistics.n for each in found.evaluations)
-    needed = episodes_needed(len(found.ranking) - 1)
-    if episodes < needed:
+        return [f"best     {name}: significantly better than all others ({paired})"]
+    episodes, fewest = min(each.statistics.n for each in found.evaluations), fewest_episodes(others)
+    decisive, needed = decisive_episodes(found.ranking), ""
+    if episodes > 1 and decisive is None:
+        needed = f"; {MOST_EPISODES:,} episodes would distinguish none (power 80 %)"
+    elif episodes > 1 and decisive is not None:
+        near = sum((row.episodes_needed or math.inf) <= decisive for row in found.ranking if row.tied)
+        needed = f"; {decisive:,} episodes would distinguish {format_count(near, 'other')} (power 80 %)"
+    if episodes < fewest:
         few = format_count(episodes, "episode is", "episodes are")
         return [
             f"best     {name} by mean; {few} too few for a significant result among "
-            f"{len(found.ranking)} checkpoints ({needed} needed)"
+            f"{others + 1} checkpoints (at least {fewest} needed){needed}"
         ]
     tied = sum(place.tied for place in found.ranking) - 1
     return [
-        f"best     {name} (not significantly better than {tied} of "
-        f"{format_count(len(found.ranking) - 1, 'other')}; paired by seed, 95 % over all comparisons)"
+        f"best     {name} (not significantly better than {tied} of {format_count(others, 'other')}; {paired})"
+        f"{needed}"
     ]
 
 

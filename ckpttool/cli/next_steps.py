@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextlib
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import (
     TYPE_CHECKING,
     Any,
 )
 
 from ckpttool.cli.console import print_text
+from ckpttool.cli.panels import given_options
 from ckpttool.cli.styles import DIM, PLAIN, has_colors
 from ckpttool.core import sidecar, urls
 from ckpttool.core.errors import (
@@ -20,6 +22,7 @@ from ckpttool.core.errors import (
 from ckpttool.core.text import clean
 
 if TYPE_CHECKING:
+    from ckpttool.cli.evaluate import PlayOptions
     from ckpttool.commands.doctor import Diagnosis
     from ckpttool.commands.folder import CheckpointFolder
     from ckpttool.commands.inspect import CheckpointSummary
@@ -125,15 +128,35 @@ def after_verify(second: str, found: Verification) -> Steps:
     return [_eval_command(second)] if found.within and found.models is None else []
 
 
-def after_eval(found: Sweep, env: str | None) -> Steps:
-    """Suggest scoring the best of several more precisely, or recording a video of one."""
-    env_options = ("--env", env) if env is not None else ()
-    if found.best is not None:
-        return [("eval", urls.display_url(found.best.checkpoint), *env_options, "--episodes", "100")]
-    return [
-        ("eval", urls.display_url(each.checkpoint), *env_options, "--video", "agent.mp4")
-        for each in found.evaluations[:1]
-    ]
+def after_eval(found: Sweep, paths: Sequence[str], options: Sequence[str], play: PlayOptions) -> Steps:
+    """Suggest playing the best of several and its rivals longer, the best alone, or recording a video.
+
+    `options` are those of the environment and the agent. New seeds do not favor the best of these episodes.
+    """
+    from ckpttool.commands.sweep import decisive_episodes
+
+    if found.best is None:
+        played = replace(play, episodes=type(play).episodes)
+        return [
+            (
+                "eval",
+                urls.display_url(each.checkpoint),
+                *options,
+                *given_options(played),
+                "--video",
+                "agent.mp4",
+            )
+            for each in found.evaluations[:1]
+        ]
+    rivals = [each for each in found.ranking if each.tied]
+    episodes = decisive_episodes(rivals)
+    if episodes is None:
+        rivals, episodes = rivals[:1], 100
+    names = [urls.display_url(each.checkpoint) for each in rivals]
+    if len(rivals) == len(found.ranking) and not found.failed:
+        names = [*paths]
+    played = replace(play, episodes=episodes, seed=(play.seed + play.episodes) % 2**32)
+    return [("eval", *names, *options, *given_options(played))]
 
 
 def _eval_command(path: str, found: CheckpointSummary | None = None) -> tuple[str, ...]:

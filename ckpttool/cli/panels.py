@@ -32,6 +32,22 @@ class OptionPanel:
         cls.TITLE = title
 
 
+def given_options(panel: OptionPanel) -> Iterator[str]:
+    """Yield the words of a command line that set the panel's options, except those with their defaults."""
+    for each, shown in zip(dataclasses.fields(panel), _panel_parameters(type(panel)), strict=True):  # type: ignore[arg-type]
+        value, (option,) = getattr(panel, each.name), shown.annotation.__metadata__
+        factory = each.default_factory
+        if value is None or value == (each.default if factory is dataclasses.MISSING else factory()):
+            continue
+        # typer takes the first name of an annotated option for its default.
+        names = [str(name) for name in (option.default, *(option.param_decls or ()))]
+        name = next((n for n in names if n.startswith("--")), f"--{each.name.replace('_', '-')}")
+        for one in value if isinstance(value, list) else [value]:
+            yield name.split("/")[-1 if one is False else 0]
+            if not isinstance(one, bool):
+                yield from map(str, one if isinstance(one, tuple) else (one,))
+
+
 def takes_panels(command: Callable[..., int]) -> Callable[..., int]:
     """Return a command with the options of every `OptionPanel` parameter of this function."""
     hints = get_type_hints(command, include_extras=True)

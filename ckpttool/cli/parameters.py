@@ -45,9 +45,9 @@ def use_checkpoint(path: str, *, quiet: bool) -> str:
 
     choice = folder.choose_checkpoint(path)
     if choice.candidates:
-        raise _ambiguous_folder_error(path, choice)
+        raise _ambiguous_folder_error(choice)
     if not quiet and os.path.normpath(choice.location) != os.path.normpath(path):
-        beside = f" (also in this folder: {abbreviate_list([*choice.beside], _CANDIDATES)})"
+        beside = f" (also in this folder: {abbreviate_list([*choice.beside], folder.NAMED)})"
         _write_stderr(
             [wrap_sentence(f"using {choice.location}{beside if choice.beside else ''}", sys.stderr)]
         )
@@ -61,19 +61,15 @@ def require_one_run(paths: Sequence[str]) -> None:
     for path in paths:
         choice = folder.choose_checkpoint(path)
         if choice.folders > 1:
-            raise _ambiguous_folder_error(path, choice)
+            raise _ambiguous_folder_error(choice)
 
 
-def _ambiguous_folder_error(path: str, choice: CheckpointChoice) -> NotACheckpointError:
-    paths = [each.path for each in choice.candidates]
-    words = [paths[-1] if word == path else word for word in sys.argv[1:]]
-    found = abbreviate_list([os.path.relpath(each, path) for each in reversed(paths)], _CANDIDATES)
-    hint = shlex.join(("ckpttool", *words))
-    return NotACheckpointError(choice.problem, file=path, found=found, hint=hint)
+def _ambiguous_folder_error(choice: CheckpointChoice) -> NotACheckpointError:
+    last = choice.candidates[-1].path
+    words = [last if word == choice.path else word for word in sys.argv[1:]]
+    return choice.error(shlex.join(("ckpttool", *words)))
 
 
-# Checkpoints of a folder in an error.
-_CANDIDATES = 5
 # Name of the copy of stdin, as it is shown; the maximum number of its bytes, and how many at a time.
 _STDIN = "stdin"
 _MOST_STDIN, _PIECE = 8 << 30, 1 << 20

@@ -30,6 +30,7 @@ from ckpttool.core.errors import (
     NotFoundError,
     TruncatedError,
     UsageError,
+    abbreviate_list,
     is_system_error,
 )
 from ckpttool.core.filesystem import list_names
@@ -218,6 +219,8 @@ def _without_latest(
 
 # Names to examine in subfolders.
 _MOST_BELOW = 2000
+# Checkpoints of a folder that a message names.
+NAMED = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,6 +255,27 @@ class CheckpointChoice:
             else "no checkpoint is marked as the latest"
         )
         return f"{what}; inspect {last}"
+
+    def error(self, hint: str) -> NotACheckpointError:
+        """Return the error that names the candidates, last first."""
+        names = [os.path.relpath(each.path, self.path) for each in reversed(self.candidates)]
+        return NotACheckpointError(
+            self.problem, file=self.path, found=abbreviate_list(names, NAMED), hint=hint
+        )
+
+
+def open_path(path: str | os.PathLike[str]) -> Checkpoint:
+    """List everything at the path without reading a tensor; a folder stands for one checkpoint in it.
+
+    As on the command line, that is the latest that a file of the folder names, or the only one, also of
+    subfolders. Raise NotACheckpointError with the candidates if there are several, NotFoundError,
+    NotACheckpointError or UnsupportedError if there is nothing to list, and FormatError if the bytes are
+    damaged.
+    """
+    choice = choose_checkpoint(os.fspath(path))
+    if choice.candidates:
+        raise choice.error(f"ckpttool.open({choice.candidates[-1].path!r})")
+    return open_checkpoint(choice.path)
 
 
 def choose_checkpoint(path: str) -> CheckpointChoice:

@@ -60,7 +60,13 @@ from ckpttool.evaluation.scheduling import (
     max_batch_policies,
     play_in_process,
 )
-from ckpttool.evaluation.statistics import Estimate, percentile_interval, resampled_means, summarize
+from ckpttool.evaluation.statistics import (
+    Estimate,
+    episodes_for_power,
+    percentile_interval,
+    resampled_means,
+    summarize,
+)
 from ckpttool.libraries.recognize import recognize_checkpoint
 from ckpttool.networks import network as serial
 from ckpttool.networks.network import Backend, Network, stack_structure
@@ -69,6 +75,8 @@ from ckpttool.version import __version__
 # Combined results of one run's evaluations: a learning curve, a ranking, and the best checkpoint.
 
 LEVEL = 0.95
+# Maximum number of episodes that is proposed to distinguish a checkpoint from the best one.
+MOST_EPISODES = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +112,8 @@ class RankingRow:
     """One rank; `behind` is this mean minus the best one, over the episodes that both finished.
 
     `tied` means that it does not differ significantly from the best, at 95 % confidence over all
-    comparisons; the best one is tied with itself.
+    comparisons; the best one is tied with itself. With `episodes_needed` episodes, a difference as large
+    as this one is significant with a probability of 80 %, after one episode it may be; None if equal.
     """
 
     rank: int
@@ -113,6 +122,7 @@ class RankingRow:
     mean: float
     behind: Estimate | None
     tied: bool
+    episodes_needed: int | None = None
 
     def document(self) -> dict[str, Any]:
         """Return the JSON object."""
@@ -162,12 +172,9 @@ def rank_checkpoints(scored: Sequence[ScoredCheckpoint]) -> tuple[RankingRow, ..
     places = [RankingRow(1, best.checkpoint, first.step, best.statistics.mean, None, tied=True)]
     for number, each in enumerate(others, 2):
         result = each.evaluation
-        behind, highest = _paired_difference(result, best, len(others))
-        places.append(
-            RankingRow(
-                number, result.checkpoint, each.step, result.statistics.mean, behind, tied=not highest < 0
-            )
-        )
+        behind, highest, needed = _paired_difference(result, best, len(others))
+        mean, tied = result.statistics.mean, not highest < 0
+        places.append(RankingRow(number, result.checkpoint, each.step, mean, behind, tied, needed))
     return tuple(places)
 
 
@@ -184,8 +191,17 @@ def find_best(places: Sequence[RankingRow]) -> BestCheckpoint | None:
     return BestCheckpoint(first.checkpoint, first.step, first.mean, not any(other.tied for other in others))
 
 
-def episodes_needed(others: int) -> int:
-    """Return how many shared episodes are needed to distinguish the best from that many others.
+def decisive_episodes(places: Sequence[RankingRow]) -> int | None:
+    """Return how many episodes distinguish the best from all tied rows that MOST_EPISODES distinguish.
+
+    None if there is no such row.
+    """
+    numbers = [each.episodes_needed for each in places if each.tied and each.episodes_needed is not None]
+    return max((number for number in numbers if number <= MOST_EPISODES), default=None)
+
+
+def fewest_episodes(others: int) -> int:
+    """Return how many shared episodes can at least distinguish the best from that many others.
 
     n fair coins agree with probability 2 ** -n: a bootstrap of two episodes that agree would be
     certain.
@@ -193,8 +209,10 @@ def episodes_needed(others: int) -> int:
     return math.ceil(math.log2(others / (1 - LEVEL)))
 
 
-def _paired_difference(one: Evaluation, best: Evaluation, others: int) -> tuple[Estimate | None, float]:
-    """Return the difference of means over shared seeds, and its upper end.
+def _paired_difference(
+    one: Evaluation, best: Evaluation, others: int
+) -> tuple[Estimate | None, float, int | None]:
+    """Return the difference of means over shared seeds, its upper end, and RankingRow.episodes_needed.
 
     None without shared seeds; the upper end is infinite if the episodes are too few. Episodes without
     seeds, of a simulator that seeds them itself, are two independent samples.
@@ -203,16 +221,16 @@ def _paired_difference(one: Evaluation, best: Evaluation, others: int) -> tuple[
         ours, highest = np.sort(one.rollout.returns), np.sort(best.rollout.returns)
         difference, fewest = float(ours.mean() - highest.mean()), min(len(ours), len(highest))
         if fewest < 2:
-            return Estimate(difference, None), np.inf
+            return Estimate(difference, None), np.inf, fewest_episodes(others)
         return _difference_interval(
             difference, resampled_means(ours) - resampled_means(highest, seed=1), fewest, others
         )
     _, mine, theirs = np.intersect1d(one.rollout.seeds, best.rollout.seeds, return_indices=True)
     if not len(mine):
-        return None, np.inf
+        return None, np.inf, None
     differences = np.sort(one.rollout.returns[mine] - best.rollout.returns[theirs])
     if len(differences) < 2:
-        return Estimate(float(differences.mean()), None), np.inf
+        return Estimate(float(differences.mean()), None), np.inf, fewest_episodes(others)
     return _difference_interval(
         float(differences.mean()), resampled_means(differences), len(differences), others
     )
@@ -220,13 +238,14 @@ def _paired_difference(one: Evaluation, best: Evaluation, others: int) -> tuple[
 
 def _difference_interval(
     difference: float, means: np.ndarray, episodes: int, others: int
-) -> tuple[Estimate, float]:
-    """Return a difference with its interval from resampled values, and its upper end."""
+) -> tuple[Estimate, float, int | None]:
+    """Return a difference with its interval from resampled values, its upper end, and episodes_needed."""
     estimate = Estimate(difference, percentile_interval(means, LEVEL))
     # Each of the others may differ from the best by chance: they share the 5 % (Bonferroni).
-    level = 1 - (1 - LEVEL) / others
-    enough = episodes >= episodes_needed(others)
-    return estimate, percentile_interval(means, level)[1] if enough else np.inf
+    level, fewest = 1 - (1 - LEVEL) / others, fewest_episodes(others)
+    highest = percentile_interval(means, level)[1] if episodes >= fewest else np.inf
+    needed = episodes_for_power(difference, means, episodes, level)
+    return estimate, highest, None if needed is None else max(fewest, needed)
 
 
 # Evaluations in files: the JSON document, a CSV table of episodes, scalars for TensorBoard.
@@ -646,6 +665,12 @@ class Sweep:
     def evaluations(self) -> tuple[Evaluation, ...]:
         """The evaluations alone."""
         return tuple(each.evaluation for each in self.scored)
+
+    @property
+    def best_first(self) -> tuple[ScoredCheckpoint, ...]:
+        """The scored checkpoints in the order of the ranking; as they were named, if nothing is ranked."""
+        ranks = {each.checkpoint: each.rank for each in self.ranking}
+        return tuple(sorted(self.scored, key=lambda each: ranks.get(each.evaluation.checkpoint, 0)))
 
     def document(self) -> dict[str, Any]:
         """Return the JSON document."""

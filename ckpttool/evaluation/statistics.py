@@ -171,6 +171,26 @@ def percentile_interval(resampled: np.ndarray, level: float = 0.95) -> tuple[flo
     return float(low), float(high)
 
 
+@_QUIET
+def episodes_for_power(
+    difference: float, resampled: np.ndarray, episodes: int, level: float, power: float = 0.8
+) -> int | None:
+    """Return how many episodes make a difference as large as this one significant with that probability.
+
+    `resampled` are the differences of means over resamples of at least two episodes. By the normal
+    approximation, z((1 + level) / 2) + z(power) standard errors must not exceed the difference. None for
+    equal or undefined means.
+    """
+    from statistics import NormalDist
+
+    quantile = NormalDist().inv_cdf
+    # Resampling underestimates the variance by 1 / episodes.
+    error = float(resampled.std()) * math.sqrt(episodes / (episodes - 1))
+    ratio = error * (quantile((1 + level) / 2) + quantile(power)) / difference if difference else math.nan
+    needed = episodes * ratio * ratio
+    return math.ceil(needed) if math.isfinite(needed) else None
+
+
 def _sort_values(values: Values) -> np.ndarray:
     """Return the values as sorted float64, so that sums do not depend on the order of the episodes."""
     array = np.sort(np.asarray(values, np.float64))
