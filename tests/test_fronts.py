@@ -32,6 +32,7 @@ from ckpttool.evaluation.protocol import Protocol
 from ckpttool.evaluation.restore import restore_agent
 from ckpttool.evaluation.space_comparison import SpaceComparison
 from ckpttool.formats import open_checkpoint
+from ckpttool.libraries.sb3 import read_encoder_orders
 from tests import sb3_files as sb3
 from tests import warm_sb3
 from tests.conftest import ckpttool, in_process
@@ -332,6 +333,32 @@ def test_other_numbers_of_three_axes_are_flattened_as_they_are(
     found = load_agent(str(tmp_path / "a.zip")).scores(images)
     assert np.abs(found - wanted).max() <= 1e-6 * np.abs(wanted).max()
     assert len({*wanted.argmax(1).tolist()}) > 1
+
+
+def test_parts_of_three_axes_that_are_no_images_are_flattened(tmp_path: Path) -> None:
+    """CombinedExtractor has a NatureCNN for images alone."""
+    library = pytest.importorskip("stable_baselines3")
+    gymnasium = importlib.import_module("gymnasium")
+    parts = {"a": image_space("bytes"), "b": image_space("fractions"), "c": gymnasium.spaces.Box(-1, 1, (2,))}
+    parts["d"] = gymnasium.spaces.Box(0, 255, (36, 37, 3), np.uint8)
+
+    class Parts(gymnasium.Env):  # type: ignore[misc, name-defined]
+        observation_space = gymnasium.spaces.Dict(parts)
+        action_space = gymnasium.spaces.Discrete(4)
+
+    torch.manual_seed(0)
+    model = library.DQN("MultiInputPolicy", Parts(), policy_kwargs={"net_arch": [9]}, buffer_size=2)
+    _spread_outputs(model.policy)
+    model.save(tmp_path / "a.zip")
+    model.observation_space.seed(0)
+    drawn = [model.observation_space.sample() for _ in range(50)]
+    seen = {name: np.stack([each[name] for each in drawn]) for name in drawn[0]}
+    with torch.no_grad():
+        wanted = model.q_net({name: torch.from_numpy(each) for name, each in seen.items()}).numpy()
+    found = load_agent(str(tmp_path / "a.zip")).scores(seen)
+    assert np.abs(found - wanted).max() <= 2e-6 * np.abs(wanted).max()
+    # Whose layers receive flattened bytes, in an order that nothing shows.
+    assert not read_encoder_orders(open_checkpoint(str(tmp_path / "a.zip")).tree)
 
 
 def test_images_of_unknown_bounds_are_refused(tmp_path: Path) -> None:

@@ -678,7 +678,8 @@ def read_encoder_orders(tree: Tree) -> dict[Path, WeightUse]:
         for name, shape in spaces.items():
             prefix = f"extractors.{name}." if several else ""
             mine = {each.removeprefix(prefix): own.pop(each) for each in list(own) if each.startswith(prefix)}
-            if _read_input(tree, name, shape, mine) is None:
+            flattened = not mine and len(shape) >= _IMAGE_AXES
+            if flattened or _read_input(tree, name, shape, mine) is None:
                 return {}
             if mine:
                 channels = _leaf_shape(tree, mine[f"{_CONVOLUTIONS[-1]}.weight"])[0]
