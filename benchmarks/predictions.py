@@ -158,12 +158,11 @@ def compare_discrete(
         names = [n for n, each in discrete.AGENTS.items() if each.module.partition(".")[0] in held]
         command = [python, "-m", "tests.agent_truth.discrete", str(folder), *names]
         subprocess.run(command if names else [python, "-c", ""], cwd=ROOT, capture_output=True, timeout=600)
-    obs = discrete.observations()
-    for name in discrete.AGENTS:
+    for name, each in discrete.AGENTS.items():
         document = folder / f"{name.replace(' ', '_')}.json"
         if not document.exists():
             continue
-        case = json.loads(document.read_text())
+        case, obs = json.loads(document.read_text()), discrete.observations(each.shape)
         actions, scores = (np.load(document.with_suffix(f".{end}.npy")) for end in ("actions", "scores"))
         activation = dict(case["known"]).get("activation")
         given = AgentFacts(activations=activation.split(",")) if activation else None

@@ -18,12 +18,13 @@ from ckpttool.commands.evaluate import evaluate
 from ckpttool.commands.load_agent import load_agent
 from ckpttool.commands.verify import verify
 from ckpttool.conversion.export import export
-from ckpttool.core import CkpttoolError, EnvironmentMismatchError, UnsupportedError
+from ckpttool.core import CkpttoolError, EnvironmentMismatchError, UnsupportedError, plugins
 from ckpttool.evaluation.agent_networks import ActionBounds, derive_network_settings
 from ckpttool.evaluation.evidence import NO_FACTS, AgentFacts
 from ckpttool.evaluation.playing import read_sampling
 from ckpttool.evaluation.protocol import Protocol
 from ckpttool.evaluation.restore import restore_agent
+from ckpttool.evaluation.rollout import ActionSampler
 from ckpttool.networks import NOISE, numpy_backend, policy_network
 from tests import test_format_stable_baselines2 as sb2
 from tests.pickles import importable, instance, stand_in
@@ -848,12 +849,79 @@ def test_fractions_of_iqn_are_drawn(tmp_path: Path) -> None:
     network = Fractions(proposes=False)
     path, facts = network.save(tmp_path / "policy.pth"), AgentFacts(activations=("elu",))
     with pytest.raises(UnsupportedError) as caught:
-        load_agent(path, "CartPole-v1", facts=facts)
+        evaluate(path, "CartPole-v1", facts=facts)
     assert "--stochastic" in str(caught.value.hint)
     result = evaluate(path, "CartPole-v1", Protocol(episodes=3, stochastic=True), facts=facts)
     assert any("sample_size" in each for each in result.assumed)
     again = evaluate(path, "CartPole-v1", Protocol(episodes=3, stochastic=True), facts=facts)
     assert again.rollout.returns.tolist() == result.rollout.returns.tolist()
+
+
+@pytest.fixture
+def iqn(tmp_path: Path) -> tuple[str, AgentFacts, Fractions]:
+    torch.manual_seed(4)
+    network = Fractions(proposes=False)
+    return network.save(tmp_path / "policy.pth"), AgentFacts(activations=("elu",)), network
+
+
+@pytest.mark.parametrize("env", [None, "CartPole-v1"])
+@pytest.mark.parametrize("backend", ["numpy", "torch", "tensorflow", "onnxruntime"])
+def test_iqn_acts_with_drawn_fractions(
+    iqn: tuple[str, AgentFacts, Fractions], backend: str, env: str | None
+) -> None:
+    if not plugins.find("backends", backend).available():
+        pytest.skip(f"{backend} is not installed")
+    path, facts, network = iqn
+    with load_agent(path, env, facts=facts, backend=backend) as agent:
+        assert any("sample_size" in each for each in agent.assumed)
+        found = agent.act(rows(), deterministic=False)
+        draws = ActionSampler.stream(0)
+        fractions = np.stack([draws.random(32) for _ in rows()]).astype("f4")
+        np.testing.assert_array_equal(found, network.scores(rows(), torch.from_numpy(fractions)).argmax(1))
+        agent.seed(0)
+        tensor = agent.act(torch.from_numpy(rows()), deterministic=False)
+        np.testing.assert_array_equal(tensor.numpy(), found)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda agent: agent.act(rows()),
+        lambda agent: agent.act(torch.from_numpy(rows())),
+        lambda agent: agent.predict(rows()),
+        lambda agent: agent.scores(rows()),
+        lambda agent: agent.q_values(rows()),
+        lambda agent: agent.act(rows(), epsilon=0.1),
+    ],
+    ids=["act", "tensor", "predict", "scores", "q_values", "epsilon"],
+)
+def test_iqn_without_drawing_is_refused(
+    iqn: tuple[str, AgentFacts, Fractions], call: Callable[[Any], Any]
+) -> None:
+    path, facts, _ = iqn
+    with load_agent(path, facts=facts, backend="torch") as agent:
+        for _ in range(2):
+            with pytest.raises(UnsupportedError) as caught:
+                call(agent)
+            assert "deterministic=False" in str(caught.value.hint)
+
+
+def test_iqn_draws_what_eval_draws(iqn: tuple[str, AgentFacts, Fractions]) -> None:
+    gymnasium = pytest.importorskip("gymnasium")
+    path, facts, _ = iqn
+    how = Protocol(episodes=1, seed=31, stochastic=True)
+    (length,) = evaluate(path, "CartPole-v1", how, facts=facts).rollout.lengths
+    env = gymnasium.make("CartPole-v1")
+    with load_agent(path, "CartPole-v1", facts=facts) as agent:
+        agent.seed(31)
+        obs, _ = env.reset(seed=31)
+        steps, over = 0, False
+        while not over:
+            action, _ = agent.predict(obs, deterministic=False)
+            obs, _, terminated, truncated, _ = env.step(int(action))
+            steps, over = steps + 1, terminated or truncated
+    env.close()
+    assert steps == length
 
 
 def test_drawn_fractions_are_inputs_of_the_network(tmp_path: Path) -> None:

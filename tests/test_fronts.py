@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import copy
 import functools
 import importlib
 import json
+import pickle
 import re
 import shlex
 import shutil
@@ -30,6 +32,7 @@ from ckpttool.evaluation.protocol import Protocol
 from ckpttool.evaluation.restore import restore_agent
 from ckpttool.evaluation.space_comparison import SpaceComparison
 from ckpttool.formats import open_checkpoint
+from ckpttool.libraries.sb3 import read_encoder_orders
 from tests import sb3_files as sb3
 from tests import warm_sb3
 from tests.conftest import ckpttool, in_process
@@ -263,13 +266,143 @@ def test_quantiles_of_images(made: Any, tmp_path: Path) -> None:
     np.testing.assert_allclose(agent.scores(images), quantiles.mean(1).numpy(), rtol=1e-4, atol=1e-4)
 
 
-def test_flattened_images_of_a_q_network_are_refused(made: Any, tmp_path: Path) -> None:
-    """MlpPolicy divides images by 255 in front of its layers, which are no evidence of it."""
-    model, _ = made("DQN", "Moves")
-    whole = type(model)("MlpPolicy", model.get_env(), policy_kwargs={"net_arch": [4]}, buffer_size=2)
-    whole.save(tmp_path / "a.zip")
-    with pytest.raises(UnsupportedError):
-        load_agent(str(tmp_path / "a.zip"))
+def flattened(algorithm: str, space: Any, path: Path, **settings: Any) -> Any:
+    """Save an agent of the library whose policy flattens images of that space; return it."""
+    library, gymnasium = pytest.importorskip("stable_baselines3"), importlib.import_module("gymnasium")
+
+    class Images(gymnasium.Env):  # type: ignore[misc, name-defined]
+        observation_space = space
+        action_space = (
+            gymnasium.spaces.Discrete(4) if algorithm != "SAC" else gymnasium.spaces.Box(-1, 1, (2,))
+        )
+
+    torch.manual_seed(0)
+    kwargs = {"net_arch": [9, 7], "activation_fn": nn.ELU, **settings}
+    more = MORE.get(algorithm, {"buffer_size": 2})
+    model = getattr(library, algorithm)("MlpPolicy", Images(), policy_kwargs=kwargs, device="cpu", **more)
+    _spread_outputs(model.policy)
+    model.save(path)
+    return model
+
+
+def image_space(kind: str) -> Any:
+    """Return a Box of three axes: images to be divided, bytes or fractions that are not."""
+    box = importlib.import_module("gymnasium").spaces.Box
+    high, dtype = {"images": (255, np.uint8), "bytes": (100, np.uint8), "fractions": (1, np.float32)}[kind]
+    return box(0, high, (10, 14, 3), dtype)
+
+
+@pytest.mark.parametrize("backend", ["numpy", "torch", "tensorflow", "onnxruntime"])
+@pytest.mark.parametrize("algorithm", ["DQN", "PPO", "SAC"])
+def test_flattened_images_are_divided_as_the_library_does(
+    algorithm: str, backend: str, tmp_path: Path
+) -> None:
+    if not plugins.find("backends", backend).available():
+        pytest.skip(f"{backend} is not installed")
+    model = flattened(algorithm, image_space("images"), tmp_path / "a.zip")
+    draw = np.random.default_rng(0)
+    images = draw.integers(0, 256, (200, *model.observation_space.shape), dtype=np.uint8)
+    wanted = model.predict(images, deterministic=True)[0]
+    with load_agent(str(tmp_path / "a.zip"), backend=backend) as agent:
+        actions = agent.act(images)
+    if algorithm == "SAC":
+        # VecTransposeImage gives the library an environment's images with the channels first.
+        last = images.transpose(0, 2, 3, 1)
+        played, _ = policy_of(str(tmp_path / "a.zip"), {"obs": last}, backend).step(last)
+        np.testing.assert_allclose(played, actions, atol=1e-6)
+        with torch.no_grad():
+            means = model.actor.get_action_dist_params(torch.from_numpy(images))[0]
+        # 420 products of each sum: 9.6e-7 with PyTorch on one processor.
+        assert np.abs(actions - wanted).max() <= 2e-6 * float(means.abs().max())
+    else:
+        assert len({*wanted.tolist()}) > 1
+        np.testing.assert_array_equal(actions, wanted)
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings"), [("images", {"normalize_images": False}), ("bytes", {}), ("fractions", {})]
+)
+def test_other_numbers_of_three_axes_are_flattened_as_they_are(
+    kind: str, settings: dict[str, Any], tmp_path: Path
+) -> None:
+    model = flattened("DQN", image_space(kind), tmp_path / "a.zip", **settings)
+    space = model.observation_space
+    images = np.stack([space.sample() for _ in range(200)])
+    with torch.no_grad():
+        wanted = model.q_net(torch.from_numpy(images)).numpy()
+    found = load_agent(str(tmp_path / "a.zip")).scores(images)
+    assert np.abs(found - wanted).max() <= 1e-6 * np.abs(wanted).max()
+    assert len({*wanted.argmax(1).tolist()}) > 1
+
+
+def test_parts_of_three_axes_that_are_no_images_are_flattened(tmp_path: Path) -> None:
+    """CombinedExtractor has a NatureCNN for images alone."""
+    library = pytest.importorskip("stable_baselines3")
+    gymnasium = importlib.import_module("gymnasium")
+    parts = {"a": image_space("bytes"), "b": image_space("fractions"), "c": gymnasium.spaces.Box(-1, 1, (2,))}
+    parts["d"] = gymnasium.spaces.Box(0, 255, (36, 37, 3), np.uint8)
+
+    class Parts(gymnasium.Env):  # type: ignore[misc, name-defined]
+        observation_space = gymnasium.spaces.Dict(parts)
+        action_space = gymnasium.spaces.Discrete(4)
+
+    torch.manual_seed(0)
+    model = library.DQN("MultiInputPolicy", Parts(), policy_kwargs={"net_arch": [9]}, buffer_size=2)
+    _spread_outputs(model.policy)
+    model.save(tmp_path / "a.zip")
+    model.observation_space.seed(0)
+    drawn = [model.observation_space.sample() for _ in range(50)]
+    seen = {name: np.stack([each[name] for each in drawn]) for name in drawn[0]}
+    with torch.no_grad():
+        wanted = model.q_net({name: torch.from_numpy(each) for name, each in seen.items()}).numpy()
+    found = load_agent(str(tmp_path / "a.zip")).scores(seen)
+    assert np.abs(found - wanted).max() <= 2e-6 * np.abs(wanted).max()
+    # Whose layers receive flattened bytes, in an order that nothing shows.
+    assert not read_encoder_orders(open_checkpoint(str(tmp_path / "a.zip")).tree)
+
+
+def test_images_of_unknown_bounds_are_refused(tmp_path: Path) -> None:
+    """Without them nobody knows whether the library divides them."""
+    flattened("DQN", image_space("images"), tmp_path / "a.zip")
+    with zipfile.ZipFile(tmp_path / "a.zip") as archive:
+        held = {name: archive.read(name) for name in archive.namelist()}
+    data = json.loads(held["data"])
+    space = pickle.loads(base64.b64decode(data["observation_space"][":serialized:"]))
+    space.low = space.low[:1]
+    data["observation_space"][":serialized:"] = base64.b64encode(pickle.dumps(space)).decode()
+    path = sb3.put(tmp_path / "b.zip", held | {"data": json.dumps(data).encode()})
+    with pytest.raises(UnsupportedError) as caught:
+        load_agent(path)
+    assert "bounds" in str(caught.value.found)
+
+
+@pytest.mark.parametrize("algorithm", ["PPO", "SAC"])
+def test_values_of_flattened_images_are_not_computed(algorithm: str, tmp_path: Path) -> None:
+    model = flattened(algorithm, image_space("images"), tmp_path / "a.zip")
+    images = np.zeros((2, *model.observation_space.shape), np.uint8)
+    with load_agent(str(tmp_path / "a.zip")) as agent, pytest.raises(UnsupportedError):
+        agent.value(images) if algorithm == "PPO" else agent.q_values(images, np.zeros((2, 2), "f4"))
+
+
+def test_normalized_images_of_a_convolution_are_not_divided(tmp_path: Path) -> None:
+    """NatureCNN accepts fractions with `normalized_image`, which preprocess_obs does not divide."""
+    library = pytest.importorskip("stable_baselines3")
+    gymnasium = importlib.import_module("gymnasium")
+
+    class Fractions(gymnasium.Env):  # type: ignore[misc, name-defined]
+        observation_space = gymnasium.spaces.Box(0, 1, (3, 40, 44), np.float32)
+        action_space = gymnasium.spaces.Discrete(4)
+
+    torch.manual_seed(0)
+    kwargs = {"net_arch": [9], "features_extractor_kwargs": {"normalized_image": True, "features_dim": 5}}
+    model = library.DQN("CnnPolicy", Fractions(), policy_kwargs=kwargs, device="cpu", buffer_size=2)
+    _spread_outputs(model.policy)
+    model.save(tmp_path / "a.zip")
+    images = drawn_images().astype("f4") / 255
+    with torch.no_grad():
+        wanted = model.q_net(torch.from_numpy(images)).numpy()
+    found = load_agent(str(tmp_path / "a.zip")).scores(images)
+    assert np.abs(found - wanted).max() <= 1e-6 * max(1, np.abs(wanted).max())
 
 
 @pytest.mark.parametrize("policy", ["Goal", "Grid"])

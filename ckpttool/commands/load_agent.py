@@ -41,7 +41,7 @@ from ckpttool.evaluation.rollout import ActionSampler, NormalSampler, Sampler
 from ckpttool.libraries import schema
 from ckpttool.libraries.schema import VALUES, AgentNetwork, Choices
 from ckpttool.networks.build import UNBOUNDED, NetworkSettings, policy_network
-from ckpttool.networks.network import Backend, Dtype, Network, Observation, Policy, State
+from ckpttool.networks.network import NOISE, Backend, Dtype, Network, Observation, Policy, State
 
 _NUMPY, _TORCH, _TENSORFLOW = "numpy", "torch", "tensorflow"
 
@@ -88,6 +88,9 @@ def load_agent(
     how = Protocol(device=device, backend=name, network=network, dtype=dtype)
     require_backend(how)
     agent = restore.restore_agent(path, layout, facts or NO_FACTS, network)
+    choices = schema.known_choices(agent.known)
+    if choices is not None and choices.scores == "drawn_fractions":
+        how = replace(how, stochastic=True)
     bounded = agent.known.action_low is not None or agent.known.head in UNBOUNDED
     prepared = _in_environment(agent, env, how) if env is not None or not bounded else _alone(agent, how)
     return LoadedAgent(prepared, how)
@@ -118,8 +121,10 @@ def _alone(agent: restore.Agent, how: Protocol) -> _PolicySetup:
     if settings.choices is None and settings.action_low:
         require_even_bounds(agent, settings)
     front = agent.front(part.title)
-    network = policy_network(agent.tree, part, settings, front)
+    sampling = read_sampling(agent, part, settings, how)[0] if how.stochastic else settings
+    network = policy_network(agent.tree, part, sampling, front)
     more = sidecar.assumption_entries("architecture", front.assumed) if front is not None else ()
+    more = (*more, *sampling_entries(agent, how))
     ledger = sidecar.drop_known_bounds(sidecar.merge_entries(agent.ledger, assumed, more))
     return _PolicySetup(agent, network.cast(how.dtype), settings, ledger, None)
 
@@ -142,14 +147,14 @@ class LoadedAgent:
         self._policies: dict[str, Policy] = {}
         self._lock = threading.Lock()
         self._stream = ActionSampler.stream(0)
-        slots = {slot.name for slot in self._network.states}
-        self._shapes = {n: s for n, s in self._network.input_shapes.items() if n not in slots}
+        inner = {NOISE, *(slot.name for slot in self._network.states)}
+        self._shapes = {n: s for n, s in self._network.input_shapes.items() if n not in inner}
         discrete = prepared.agent.binding.facts.one_hot if self._spec is None else self._spec.one_hot
         # Wrappers and stacks of observations have other widths: those are given as rows.
         self._one_hot = {n: c for n, c in discrete.items() if self._shapes.get(n) == (sum(c.counts),)}
         self._open = True
         self.ledger = prepared.ledger
-        self.device = self._policy("act").device
+        self.device = self._policy("sample" if self._how.stochastic else "act").device
 
     def __repr__(self) -> str:
         """Return the file, the layout and the sizes in one line."""
@@ -248,7 +253,8 @@ class LoadedAgent:
         `deterministic=False` draws actions as training did, by the policy's probabilities or its standard
         deviation; `epsilon` is the probability of a uniform one, for Q-networks; such actions are drawn on
         the host. The random numbers begin with `seed`, 0 at first. Raise UsageError for a policy with
-        memory, whose state `predict` carries, and UnsupportedError for one that is not sampled, e.g. of TD3.
+        memory, whose state `predict` carries, and UnsupportedError for one that is not sampled, e.g. of TD3,
+        or is always sampled (Tianshou's IQN) without `deterministic=False`.
         """
         if self._network.states:
             raise UsageError("the policy has memory", hint="use predict, which takes and returns the state")
@@ -428,8 +434,10 @@ class LoadedAgent:
         return self._policies[role]
 
     def _build(self, role: str) -> Network:
-        if role == "act":
+        if role == ("sample" if self._how.stochastic else "act"):
             return self._network
+        if role == "act":  # of a policy whose actions are always drawn: refused
+            return self._policy_network(self._part, replace(self._settings, output="action"))
         if role in ("scores", "sample", "distribution"):
             settings = self._settings.scores if role == "scores" else self._sampling[0]
             if role == "distribution":

@@ -92,7 +92,8 @@ _ACTIVATIONS = {
 _IMAGE_AXES = 3
 _MOST_PIXELS = 1 << 18
 IMAGES = "image observations"
-"""Entry among a policy's unplaced tensors if the preprocessing of images is unknown."""
+"""Entry among a network's unplaced tensors if its observations are images."""
+_UNKNOWN_IMAGES = f"{IMAGES} whose bounds are unknown: only those from 0 to 255 are divided by 255"
 
 
 def add_settings_metadata(known: AgentMetadata, tree: Tree) -> AgentMetadata:
@@ -289,7 +290,7 @@ def _read_whole(found: Leaf | ValueLeaf | None) -> tuple[int, ...]:
 
 
 def read_image_scaling(tree: Tree) -> str | None:
-    """Return the preprocessing of images (they are divided by 255), None for other observations.
+    """Return the entry of images, which may be divided by 255, among the unplaced tensors, None for others.
 
     common/preprocessing.py, is_image_space: three axes of bytes; of other types only if images are not
     normalised.
@@ -298,7 +299,9 @@ def read_image_scaling(tree: Tree) -> str | None:
     axes = sum(path[:3] == shape for path in tree)
     dtype = tree.get((_DATA, key("observation_space"), attr("dtype")))
     name = dtype.value.summary if isinstance(dtype, ValueLeaf) and isinstance(dtype.value, Record) else ""
-    return IMAGES if axes == _IMAGE_AXES and not name.startswith("f") else None
+    if axes != _IMAGE_AXES or name.startswith("f"):
+        return None
+    return _UNKNOWN_IMAGES if _is_image_space(tree, "", _shape(tree, shape)) is None else IMAGES
 
 
 def _space_class(tree: Tree, name: str) -> str:
@@ -535,7 +538,7 @@ def find_encoder(tree: Tree, component: str, unplaced: tuple[str, ...]) -> Polic
     for name, shape in spaces.items():
         prefix = f"extractors.{name}." if several else ""
         mine = {each.removeprefix(prefix): own.pop(each) for each in list(own) if each.startswith(prefix)}
-        stream = _read_input(tree, name or "obs", shape, mine)
+        stream = _read_input(tree, name, shape, mine)
         if stream is None:
             return None
         streams.append(stream)
@@ -543,9 +546,9 @@ def find_encoder(tree: Tree, component: str, unplaced: tuple[str, ...]) -> Polic
     recurrent = {name.removeprefix(_LSTM): path for name, path in tensors.items() if name.startswith(_LSTM)}
     read = schema.read_recurrent_layers(tree, component, recurrent, "torch")
     normed = find_policy_norms(tree, component)
-    if own or read is None or not (moves or recurrent or several or normed.norms):
+    if own or read is None or not (moves or recurrent or several or normed.norms or IMAGES in unplaced):
         return None
-    covered = {tree.names[path] for path in tensors.values()} | {IMAGES} | normed.names
+    covered = {tree.names[path] for path in tensors.values()} | {IMAGES, _UNKNOWN_IMAGES} | normed.names
     cells, turned = read
     return PolicyEncoder(
         tuple(streams),
@@ -615,20 +618,45 @@ def _list_encoder_tensors(tree: Tree, component: str) -> dict[str, Path]:
     return inside | {name: path for name, path in names.items() if name.startswith(_LSTM)}
 
 
-def _read_input(tree: Tree, name: str, shape: Shape, tensors: NamedTensors) -> EncoderInput | None:
-    """Return the encoder of an input, None if it is not one of the library's."""
+def _read_input(tree: Tree, part: str, shape: Shape, tensors: NamedTensors) -> EncoderInput | None:
+    """Return the encoder of a Dict's part, or of the whole space (""), None if it is not the library's.
+
+    An extractor without tensors flattens. An image whose bounds the file does not show is unknown then.
+    """
     if not shape:
         return None
+    name, divided = part or schema.OBSERVATION, 1.0
+    image = _is_image_space(tree, part, shape)
+    if image is not False and read_setting(tree, "policy_kwargs", "normalize_images", True) is not False:
+        divided = 1 / 255
+    if not tensors and len(shape) < _IMAGE_AXES:
+        return EncoderInput(name, shape)
     if not tensors:
-        # Whether images that are only flattened are divided by 255 depends on their bounds.
-        return EncoderInput(name, shape) if len(shape) < 3 else None
+        return None if image is None else EncoderInput(name, shape, divided, flattened=image)
     modules = (*_CONVOLUTIONS, _LINEAR)
     if set(tensors) != {f"{module}.{each}" for module in modules for each in ("weight", "bias")}:
         return None
     if not fits_nature_encoder(shape, [_leaf_shape(tree, tensors[f"{module}.weight"]) for module in modules]):
         return None
-    divided = read_setting(tree, "policy_kwargs", "normalize_images", True) is not False
-    return EncoderInput(name, shape, 1 / 255 if divided else 1.0, NATURE_STRIDES, 1)
+    return EncoderInput(name, shape, divided, NATURE_STRIDES, 1)
+
+
+def _is_image_space(tree: Tree, part: str, shape: Shape) -> bool | None:
+    """Return whether the library divides and transposes such images; None if the file does not show it.
+
+    common/preprocessing.py, is_image_space: bytes of three axes, from 0 to 255.
+    """
+    place = _list_space_parts(tree).get(part, ())
+    dtype = tree.get((*place, attr("dtype")))
+    record = dtype.value if isinstance(dtype, ValueLeaf) else None
+    if not isinstance(record, Record) or record.name != "numpy.dtype" or len(shape) != _IMAGE_AXES:
+        return None
+    if record.summary != "u1":
+        return False
+    bounds = [_read_space_bound(tree.get((*place, attr(end)))) for end in ("low", "high")]
+    if (_DATA, key("unknown_observation_bounds")) in tree or {*map(len, bounds)} != {math.prod(shape)}:
+        return None
+    return {*bounds[0]} == {0.0} and {*bounds[1]} == {255.0}
 
 
 def read_encoder_orders(tree: Tree) -> dict[Path, WeightUse]:
@@ -650,7 +678,8 @@ def read_encoder_orders(tree: Tree) -> dict[Path, WeightUse]:
         for name, shape in spaces.items():
             prefix = f"extractors.{name}." if several else ""
             mine = {each.removeprefix(prefix): own.pop(each) for each in list(own) if each.startswith(prefix)}
-            if _read_input(tree, name or "obs", shape, mine) is None:
+            flattened = not mine and len(shape) >= _IMAGE_AXES
+            if flattened or _read_input(tree, name, shape, mine) is None:
                 return {}
             if mine:
                 channels = _leaf_shape(tree, mine[f"{_CONVOLUTIONS[-1]}.weight"])[0]
@@ -1527,8 +1556,8 @@ def _add_metadata(binding: RecognizedAgent, tree: Tree) -> RecognizedAgent:
         bounded = facts.head == "argmax" or facts.action_low is not None
         facts = facts if bounded else facts.lacking(NO_BOUNDS)
     if images := read_image_scaling(tree):
-        acting = dict.fromkeys(["actor", *(part.component for part in binding.parts if part.acts)])
-        unplaced |= {component: (*unplaced.get(component, ()), images) for component in acting}
+        seeing = dict.fromkeys(["actor", *(part.component for part in binding.parts)])
+        unplaced |= {component: (*unplaced.get(component, ()), images) for component in seeing}
     for component, paths in _list_extractor_tensors(tree).items():
         names = [tree.names[path] for path in paths]
         unplaced[component] = tuple(dict.fromkeys((*unplaced.get(component, ()), *names)))

@@ -55,7 +55,8 @@ class EncoderInput:
 
     `shape` is the shape used in training; images have the channels first. `strides` are those of its
     convolutions, each followed by ReLU; their output is flattened with the channels first, and goes
-    through `dense` layers, each followed by ReLU. `scale` multiplies the input.
+    through `dense` layers, each followed by ReLU. A `flattened` image goes through none of these.
+    `scale` multiplies the input.
     """
 
     name: str
@@ -63,6 +64,7 @@ class EncoderInput:
     scale: float = 1.0
     strides: tuple[int, ...] = ()
     dense: int = 0
+    flattened: bool = False
 
     @property
     def size(self) -> int:
@@ -72,7 +74,7 @@ class EncoderInput:
     @property
     def image(self) -> bool:
         """Return whether the input is an image; an environment may put its channels last."""
-        return bool(self.strides)
+        return bool(self.strides) or self.flattened
 
 
 class BatchNorm(NamedTuple):

@@ -682,7 +682,7 @@ def _add_fractions(
         if wiring.output != "sample":
             raise UnsupportedError(
                 "the library draws the fractions of IQN's quantiles at random, also in evaluation",
-                hint="use eval with --stochastic, which draws them",
+                hint="use eval with --stochastic, or in Python deterministic=False, which draw them",
             )
         shares, fractions, number = None, builder.number(NOISE), FRACTIONS
     else:

@@ -62,7 +62,7 @@ def scrambled(module: Any) -> None:
     torch.manual_seed(0)
     with torch.no_grad():
         for parameter in module.parameters():
-            wide = parameter.shape[1] ** 0.5 if parameter.ndim > 1 else 4.0
+            wide = parameter[0].numel() ** 0.5 if parameter.ndim > 1 else 4.0
             parameter.copy_(1.5 * torch.randn_like(parameter) / wide)
 
 

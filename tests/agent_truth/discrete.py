@@ -4,6 +4,9 @@
 the folder lacks: the agent's files, `NAME.json` (file, facts that no file contains, environment),
 `NAME.actions.npy` and `NAME.scores.npy`: the library's own actions for `observations()`, and the values or
 logits that it chooses them by. Networks have odd widths, and ELU where the library has a choice.
+
+CleanRL and Spinning Up are checkouts on the interpreter's path; that of Spinning Up has no
+`spinup/__init__.py`, which needs TensorFlow 1.
 """
 
 from __future__ import annotations
@@ -14,11 +17,13 @@ import json
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
 
 OBS, ACTIONS, SEVERAL = 6, 3, (3, 2)
+IMAGES = (4, 84, 84)
 ENV = "Acrobot-v1"
 """An environment of as many observations and actions."""
 HIDDEN = (17, 9)
@@ -37,17 +42,26 @@ class DiscreteAgent(NamedTuple):
     """One agent: what must be importable, what writes it, and what a person who trained it knows.
 
     `known` are options of the command line; `env` is given where no file contains the number of actions.
+    `shape` is that of one observation.
     """
 
     module: str
     write: Callable[[Path, np.ndarray], Outputs]
     known: Mapping[str, str] = {}
     env: str | None = None
+    shape: tuple[int, ...] = (OBS,)
 
 
-def observations() -> np.ndarray:
-    """Return what every agent sees: float32 [200, OBS], some of it large."""
-    return (2 * np.random.default_rng(0).normal(size=(200, OBS))).astype(np.float32)
+def observations(shape: tuple[int, ...] = (OBS,)) -> np.ndarray:
+    """Return what an agent sees: float32 [200, OBS], some of it large, or uint8 images of squares."""
+    draw = np.random.default_rng(0)
+    if shape != IMAGES:
+        return (2 * draw.normal(size=(200, *shape))).astype(np.float32)
+    # One colour on black: images that have little in common, whose values round less.
+    squares = draw.integers(0, 2, (200, IMAGES[0], 3, 3), dtype=np.uint8)
+    squares *= draw.integers(0, 2, (200, IMAGES[0], 1, 1), dtype=np.uint8)
+    squares *= draw.integers(128, 256, (200, 1, 1, 1)).astype(np.uint8)
+    return squares.repeat(IMAGES[1] // 3, axis=2).repeat(IMAGES[2] // 3, axis=3)
 
 
 def _module(name: str) -> Any:
@@ -533,6 +547,60 @@ def _keras_rl(*, dueling: bool) -> Any:
     return write
 
 
+# CleanRL and Spinning Up: classes of scripts, whose agents sample the actions of actors.
+
+
+def _cleanrl(kind: str) -> Any:
+    """Return what saves the agent of cleanrl/<kind>.py, whose widths are fixed."""
+
+    def write(path: Path, obs: np.ndarray) -> Outputs:
+        torch, script = _module("torch"), _module(f"cleanrl.{kind}")
+        spaces = SimpleNamespace(single_observation_space=_spaces()[0], single_action_space=_spaces()[1])
+        support = {"n_atoms": ATOMS, "v_min": LOW, "v_max": HIGH} if kind.startswith("c51") else {}
+        actor_critic = kind.startswith("ppo")
+        net = script.Agent(spaces) if actor_critic else script.QNetwork(spaces, **support)
+        _scramble(net)
+        compute = net.get_action_and_value if actor_critic else net.get_action if support else net
+        file, seen = f"{path}.cleanrl_model", _tensor(obs).float()
+        *_, last = (net.actor if actor_critic else net.network).modules()
+        outputs: list[Any] = []
+        last.register_forward_hook(lambda *call: outputs.append(call[2]))
+        with torch.no_grad():
+            compute(seen)
+            # Images differ less than they have in common; every action is to be the best of some.
+            last.bias -= outputs.pop().mean(0)
+            computed = compute(seen)
+            if support:
+                atoms = [net.get_action(seen, torch.full((len(seen),), n))[1] for n in range(ACTIONS)]
+                scores = torch.stack([(each * net.atoms).sum(1) for each in atoms], 1)
+            else:
+                scores = outputs[0]
+        state, arguments = net.state_dict(), vars(script.Args(env_id=ENV, **support))
+        torch.save({"model_weights": state, "args": arguments} if support else state, file)
+        return Outputs(file, computed[0] if support else _chosen(scores), scores)
+
+    return write
+
+
+def _spinningup(kind: str) -> Any:
+    """Return what saves the actor and critic of spinup/algos/pytorch/<kind>/core.py as a whole."""
+
+    def write(path: Path, obs: np.ndarray) -> Outputs:
+        torch, spaces = _module("torch"), _module("gym").spaces
+        seen, acts = spaces.Box(-np.inf, np.inf, (OBS,), np.float32), spaces.Discrete(ACTIONS)
+        agent = _module(f"spinup.algos.pytorch.{kind}.core").MLPActorCritic(seen, acts, HIDDEN, torch.nn.ELU)
+        _scramble(agent)
+        file = path / "pyt_save" / "model.pt"
+        file.parent.mkdir(parents=True)
+        torch.save(agent, file)
+        logits: list[Any] = []
+        agent.pi.logits_net.register_forward_hook(lambda *call: logits.append(call[2]))
+        agent.act(_tensor(obs))
+        return Outputs(str(file), _chosen(logits[0]), logits[0])
+
+    return write
+
+
 ELU, RELU = {"activation": "elu"}, {"activation": "relu"}
 AGENTS: Mapping[str, DiscreteAgent] = {
     "sb3 DQN": DiscreteAgent("stable_baselines3", _sb3("stable_baselines3", "DQN", buffer_size=9)),
@@ -594,6 +662,15 @@ AGENTS: Mapping[str, DiscreteAgent] = {
     },
     "keras_rl DQN": DiscreteAgent("rl.agents", _keras_rl(dueling=False), ELU, ENV),
     "keras_rl dueling DQN": DiscreteAgent("rl.agents", _keras_rl(dueling=True), ELU, ENV),
+    **{f"cleanrl {kind}": DiscreteAgent(f"cleanrl.{kind}", _cleanrl(kind)) for kind in ("dqn", "c51", "ppo")},
+    **{
+        f"cleanrl {kind}": DiscreteAgent(f"cleanrl.{kind}", _cleanrl(kind), shape=IMAGES)
+        for kind in ("dqn_atari", "c51_atari", "ppo_atari")
+    },
+    **{
+        f"spinningup {kind}": DiscreteAgent(f"spinup.algos.pytorch.{kind}.core", _spinningup(kind))
+        for kind in ("ppo", "vpg")
+    },
 }
 
 
@@ -608,14 +685,13 @@ def importable(module: str) -> bool:
 
 def main(folder: Path, *names: str) -> None:
     """Write the agents of the libraries that can be imported, and a document of each."""
-    obs = observations()
     for name, agent in AGENTS.items():
         title = name.replace(" ", "_")
         if (names and name not in names) or (folder / f"{title}.json").exists():
             continue
         if not importable(agent.module):
             continue
-        found = agent.write(folder / title, obs)
+        found = agent.write(folder / title, observations(agent.shape))
         for end, array in (("actions", found.actions), ("scores", found.scores)):
             held = array.detach() if hasattr(array, "detach") else array
             np.save(folder / f"{title}.{end}.npy", np.asarray(held))
