@@ -328,6 +328,40 @@ def pytest_runtestloop() -> Generator[None, object, object]:
         return (yield)
 
 
+ALONE = "CKPTTOOL_TEST_ALONE"
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test with the mark `alone` in a process of its own; its result is that of the process."""
+    if pyfuncitem.get_closest_marker("alone") is None or os.environ.get(ALONE):
+        return None
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-n",
+            "0",
+            "-q",
+            "-m",
+            "",
+            "-p",
+            "no:cacheprovider",
+            pyfuncitem.nodeid,
+        ],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, ALONE: "1"},
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+    if " skipped" in done.stdout.splitlines()[-1] and " passed" not in done.stdout.splitlines()[-1]:
+        pytest.skip(done.stdout.splitlines()[-2])
+    return True
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown() -> None:
     """Collect what the test left behind: an unclosed file fails this test, and not a later one.

@@ -332,9 +332,10 @@ def test_the_command_draws_the_best_and_the_worst(tmp_path: Path, golden: Golden
     golden(refused(in_process(*common, "--video-width", 100)))
 
 
-# --- OpenGL -----------------------------------------------------------------------------------------
+# --- OpenGL, whose software renderer and TensorFlow (both with LLVM) crash in one process ------------
 
 
+@pytest.mark.alone
 @needs_mujoco
 def test_mujoco_draws_without_a_display(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("DISPLAY", raising=False)
@@ -359,6 +360,7 @@ def test_mujoco_draws_without_a_display(monkeypatch: pytest.MonkeyPatch) -> None
     assert os.environ["MUJOCO_GL"] in ("egl", "osmesa")
 
 
+@pytest.mark.alone
 @needs_mujoco
 def test_the_camera_goes_along() -> None:
     if all(gymnasium_engine._opengl_failure(name) for name in ("egl", "osmesa")):

@@ -281,7 +281,7 @@ def test_eval_takes_patterns_folders_and_members_and_shows_them_as_they_are_type
     ran = in_process(*play, "zip://td3_pendulum_tf/ckpt-15000::s3://bucket/a.zip")
     assert ran.out.startswith("zip://td3_pendulum_tf/ckpt-15000::s3://bucket/a.zip ")
     seen = in_process(*play, "zip://td3_pendulum_tf/ckpt-1[05]*::s3://bucket/a.zip", kind=Terminal)
-    assert "ckpttool eval zip://td3_pendulum_tf/ckpt-1" in seen.out
+    assert "ckpttool eval 'zip://td3_pendulum_tf/ckpt-1[05]*::s3://bucket/a.zip'" in seen.out
     assert "::zip" not in seen.out
     golden(refused(in_process(*play, "s3://bucket/run/agent/x-*")))
     golden(refused(in_process(*play, "s3://bucket/*/agent/ckpt-15000")))
