@@ -18,10 +18,7 @@ from ckpttool.browser.lines import (
 )
 from ckpttool.browser.listing import AliasRow, BrowserListing, Row
 from ckpttool.browser.numbers import TensorNumbers, column_lines
-from ckpttool.commands.modules import (
-    ModuleSummary,
-    describe_module_kind,
-)
+from ckpttool.commands.modules import ModuleSummary, describe_module_kind
 from ckpttool.commands.rows import TensorRow
 from ckpttool.commands.stats import ArrayDifference, ChangedEntry, Entry, Moments
 from ckpttool.core.text import format_count, format_size

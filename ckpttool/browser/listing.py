@@ -7,11 +7,7 @@ from collections.abc import Iterable, Mapping
 from ckpttool.commands import folder
 from ckpttool.commands.diff import AUTO, CheckpointAlignment, DiffSide, align_checkpoints
 from ckpttool.commands.inspect import CheckpointSummary
-from ckpttool.commands.modules import (
-    ModuleSummary,
-    group_by_module,
-    user_given_names,
-)
+from ckpttool.commands.modules import ModuleSummary, group_by_module, user_given_names
 from ckpttool.commands.rows import TensorRow, ValueRow
 from ckpttool.commands.stats import Entry
 from ckpttool.core.deferred import dataclass

@@ -80,12 +80,8 @@ class _CliCommand(_RichHelp, typer.core.TyperCommand):
         if whole is None:
             return known
         short = copy.copy(whole)
-        short.name, short.opts, short.hidden, short.callback = (
-            "short_help",
-            [_SHORT_HELP],
-            True,
-            _print_short_help,
-        )
+        short.name, short.opts, short.hidden = "short_help", [_SHORT_HELP], True
+        short.callback = _print_short_help
         return [*known, short]
 
     def format_options(self, ctx: Any, formatter: Any) -> None:

@@ -7,13 +7,9 @@ definitions.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import (
-    TYPE_CHECKING,
-)
+from typing import TYPE_CHECKING
 
-from ckpttool.core.errors import (
-    MissingExtraError,
-)
+from ckpttool.core.errors import MissingExtraError
 
 if TYPE_CHECKING:
     from ckpttool.core.plugins import Kind

@@ -13,17 +13,11 @@ import shlex
 import shutil
 import sys
 from collections.abc import Iterable, Iterator
-from typing import (
-    Any,
-    TextIO,
-    cast,
-)
+from typing import Any, TextIO, cast
 
 from ckpttool.cli.styles import adopt_rich_styles, escape_controls, has_colors, wrap_sentence
 from ckpttool.core import text
-from ckpttool.core.errors import (
-    CkpttoolError,
-)
+from ckpttool.core.errors import CkpttoolError
 from ckpttool.core.text import clean, describe_error, truncate_text
 from ckpttool.version import __version__
 

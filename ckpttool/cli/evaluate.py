@@ -28,13 +28,7 @@ from ckpttool.core.text import clean, format_count
 if TYPE_CHECKING:
     from ckpttool.cli import figures
     from ckpttool.commands.algorithms import Algorithm, AlgorithmComparison, TrainingRun
-    from ckpttool.commands.sweep import (
-        BestCheckpoint,
-        EvaluationFailure,
-        RankingRow,
-        ScoredCheckpoint,
-        Sweep,
-    )
+    from ckpttool.commands.sweep import BestCheckpoint, EvaluationFailure, RankingRow, ScoredCheckpoint, Sweep
     from ckpttool.evaluation.episode_videos import EpisodeStrip, EpisodeVideo
     from ckpttool.evaluation.playing import EvaluationOptions
     from ckpttool.evaluation.protocol import Evaluation, Protocol

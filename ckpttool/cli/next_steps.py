@@ -7,18 +7,13 @@ import shlex
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import (
-    TYPE_CHECKING,
-    Any,
-)
+from typing import TYPE_CHECKING, Any
 
 from ckpttool.cli.console import print_text
 from ckpttool.cli.panels import given_options
 from ckpttool.cli.styles import DIM, PLAIN, has_colors
 from ckpttool.core import sidecar, urls
-from ckpttool.core.errors import (
-    CkpttoolError,
-)
+from ckpttool.core.errors import CkpttoolError
 from ckpttool.core.text import clean
 
 if TYPE_CHECKING:
@@ -64,7 +59,7 @@ def after_inspect(found: CheckpointSummary | CheckpointFolder) -> Steps:
 
 
 def _may_play(found: CheckpointSummary) -> bool:
-    """Return whether the agent has a policy with continuous actions."""
+    """Return whether the agent has a policy that is played."""
     if found.binding is None:
         return True
     discrete = any("discrete" in each for each in found.binding.unplaced.get("actor", ()))

@@ -7,14 +7,7 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Iterator
-from typing import (
-    Annotated,
-    Any,
-    ClassVar,
-    TypeGuard,
-    get_args,
-    get_type_hints,
-)
+from typing import Annotated, Any, ClassVar, TypeGuard, get_args, get_type_hints
 
 import typer
 

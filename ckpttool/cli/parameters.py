@@ -7,11 +7,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Sequence
-from typing import (
-    TYPE_CHECKING,
-    Annotated,
-    Any,
-)
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -21,12 +17,7 @@ from ckpttool.cli.panels import OptionPanel
 from ckpttool.cli.styles import wrap_sentence
 from ckpttool.core import urls
 from ckpttool.core.deferred import dataclass
-from ckpttool.core.errors import (
-    LimitError,
-    NotACheckpointError,
-    UsageError,
-    abbreviate_list,
-)
+from ckpttool.core.errors import LimitError, NotACheckpointError, UsageError, abbreviate_list
 from ckpttool.core.kinds import ACTIVATIONS
 
 if TYPE_CHECKING:

@@ -6,9 +6,7 @@ import os
 import shutil
 import sys
 import textwrap
-from typing import (
-    TextIO,
-)
+from typing import TextIO
 
 from ckpttool.core import deferred
 from ckpttool.core.text import clean

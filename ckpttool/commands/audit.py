@@ -10,13 +10,7 @@ from ckpttool.core import code_references, deferred
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.code_references import By, CodeReference
 from ckpttool.core.deferred import NamedTuple
-from ckpttool.core.errors import (
-    FormatError,
-    NotFoundError,
-    UsageError,
-    abbreviate_list,
-    from_system_error,
-)
+from ckpttool.core.errors import FormatError, NotFoundError, UsageError, abbreviate_list, from_system_error
 from ckpttool.core.text import clean
 
 _LINES = 20

@@ -18,13 +18,7 @@ from urllib.parse import quote
 from ckpttool.commands import audit, folder, stats
 from ckpttool.commands.findings import Finding, data_only_command, unjudged_findings, weightless_findings
 from ckpttool.core import code_references, deferred, filesystem, limits, plugins, text, urls
-from ckpttool.core.atomic_write import (
-    Progress,
-    WorkerThread,
-    ignore_progress,
-    is_hidden_name,
-    write_file,
-)
+from ckpttool.core.atomic_write import Progress, WorkerThread, ignore_progress, is_hidden_name, write_file
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.code_references import CodeReference
 from ckpttool.core.deferred import NamedTuple, dataclass, field

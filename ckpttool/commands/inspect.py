@@ -13,9 +13,7 @@ from ckpttool.commands.training_counters import update_count_notes
 from ckpttool.core import code_references, urls
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.deferred import NamedTuple, dataclass, field
-from ckpttool.core.errors import (
-    LimitError,
-)
+from ckpttool.core.errors import LimitError
 from ckpttool.core.text import compile_glob, describe_record, suggest_glob
 from ckpttool.core.tree import Path, Role
 from ckpttool.core.tree_views import render_record

@@ -11,10 +11,7 @@ import os
 from typing import Any
 
 from ckpttool.core.deferred import dataclass
-from ckpttool.core.errors import (
-    UsageError,
-    suggest_choice,
-)
+from ckpttool.core.errors import UsageError, suggest_choice
 
 _FOLDER = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "schemas")
 _SHARED, _SUFFIX = "common", ".json"

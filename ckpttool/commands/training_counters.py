@@ -15,10 +15,7 @@ from typing import TYPE_CHECKING
 
 from ckpttool.core import deferred
 from ckpttool.core.checkpoint import Checkpoint
-from ckpttool.core.errors import (
-    CkpttoolError,
-    is_system_error,
-)
+from ckpttool.core.errors import CkpttoolError, is_system_error
 from ckpttool.core.text import format_count
 from ckpttool.core.tree import Leaf, Path, Tree, ValueLeaf
 

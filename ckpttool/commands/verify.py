@@ -13,12 +13,7 @@ from typing import Any, Literal, TypedDict, Unpack
 
 import numpy as np
 
-from ckpttool.commands.diff import (
-    CheckpointAlignment,
-    DiffSide,
-    Reconversion,
-    align_checkpoints,
-)
+from ckpttool.commands.diff import CheckpointAlignment, DiffSide, Reconversion, align_checkpoints
 from ckpttool.commands.stats import By, ChangedEntry, Entry, round_to_float32
 from ckpttool.conversion.optimizer_options import NO_OPTIMIZER_OPTIONS, read_optimizer_options
 from ckpttool.conversion.options import with_keywords
@@ -69,13 +64,7 @@ from ckpttool.libraries.schema import (
 )
 from ckpttool.networks import numpy_backend
 from ckpttool.networks.network import Network
-from ckpttool.networks.policy_training import (
-    Dtype,
-    Learner,
-    TrainedWeights,
-    TrainingBatch,
-    train_learner,
-)
+from ckpttool.networks.policy_training import Dtype, Learner, TrainedWeights, TrainingBatch, train_learner
 from ckpttool.networks.worker import TIMEOUT_S, ModelSpec, Worker
 from ckpttool.verification import policy_training
 from ckpttool.verification.output_comparison import (

@@ -21,11 +21,7 @@ from ckpttool.conversion.plan import report_moves
 from ckpttool.conversion.preparation import NO_PREPARATION, PreparationOptions, PreparedTree, prepare_tree
 from ckpttool.conversion.targets import TARGETS, TargetKind
 from ckpttool.core import deferred, sidecar
-from ckpttool.core.activations import (
-    CallPlace,
-    WeightUse,
-    parse_order,
-)
+from ckpttool.core.activations import CallPlace, WeightUse, parse_order
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.deferred import NamedTuple, dataclass
 from ckpttool.core.dtypes import is_widening

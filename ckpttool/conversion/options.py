@@ -1,4 +1,4 @@
-"""Options of conversions: parts, averages, names, targets, layers, optimizers."""
+"""The options of a conversion: the record, parsed option texts, and mutually exclusive options."""
 
 from __future__ import annotations
 
@@ -24,9 +24,6 @@ from ckpttool.mapping.layers import LayerOption
 if TYPE_CHECKING:
     from ckpttool.mapping.user_rules import RuleFile
     from ckpttool.networks.worker import ModelSpec
-
-
-# The options of a conversion: the record, parsed option texts, and mutually exclusive options.
 
 
 @dataclass(frozen=True, slots=True)

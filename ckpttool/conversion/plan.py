@@ -28,13 +28,7 @@ from ckpttool.core.tree import Container, Leaf, Path, Tree, ValueLeaf, attr, dis
 from ckpttool.core.tree_views import render_record
 from ckpttool.evaluation import restore
 from ckpttool.evaluation.restore import require_layers, with_names, with_records
-from ckpttool.libraries import (
-    optimizer_settings,
-    optimizers_write,
-    recognize,
-    schema,
-    tf_names,
-)
+from ckpttool.libraries import optimizer_settings, optimizers_write, recognize, schema, tf_names
 from ckpttool.libraries.activation_orders import with_orders
 from ckpttool.libraries.optimizer_states import OPTIMIZER
 from ckpttool.libraries.optimizers_read import WITHOUT, is_scheduled

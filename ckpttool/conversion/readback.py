@@ -8,26 +8,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 
-from ckpttool.core.atomic_write import (
-    Progress,
-    WorkerThread,
-    ignore_progress,
-    keep_freed_memory,
-)
+from ckpttool.core.atomic_write import Progress, WorkerThread, ignore_progress, keep_freed_memory
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.deferred import dataclass
-from ckpttool.core.digests import (
-    SHARED,
-    Digest,
-    TeeSource,
-    combine_digests,
-    hash_tensor,
-    map_tensors,
-)
-from ckpttool.core.errors import (
-    CkpttoolError,
-    FormatError,
-)
+from ckpttool.core.digests import SHARED, Digest, TeeSource, combine_digests, hash_tensor, map_tensors
+from ckpttool.core.errors import CkpttoolError, FormatError
 from ckpttool.core.source import Buffer, Source, crc32c, iter_pieces
 from ckpttool.core.tree import Leaf, Path, Tree, display
 

@@ -19,22 +19,12 @@ from ckpttool.core.errors import CkpttoolError, UsageError, abbreviate_list
 from ckpttool.core.sidecar import Sidecar
 from ckpttool.core.tree import Leaf, Path, Tree, ValueLeaf, json_value
 from ckpttool.evaluation import restore
-from ckpttool.evaluation.restore import (
-    VerifiedSidecar,
-    select_network_leaves,
-)
+from ckpttool.evaluation.restore import VerifiedSidecar, select_network_leaves
 from ckpttool.libraries import optimizer_settings
 from ckpttool.libraries.recognize import recognize_checkpoint
-from ckpttool.libraries.schema import (
-    NO_LAYOUT,
-    NORMALIZER,
-    OPTIMIZERS,
-    RecognizedAgent,
-)
+from ckpttool.libraries.schema import NO_LAYOUT, NORMALIZER, OPTIMIZERS, RecognizedAgent
 from ckpttool.libraries.single_networks import read_computation, recognize_single_policy
-from ckpttool.mapping.rules import (
-    MappingReport,
-)
+from ckpttool.mapping.rules import MappingReport
 
 if TYPE_CHECKING:
     from ckpttool.conversion.plan import ConversionPlan

@@ -13,32 +13,16 @@ from typing import Any, cast
 
 from ckpttool.conversion.readback import LeafChecksums
 from ckpttool.core import atomic_write, dtypes, plugins
-from ckpttool.core.atomic_write import (
-    Output,
-    WorkerThread,
-)
+from ckpttool.core.atomic_write import Output, WorkerThread
 from ckpttool.core.deferred import NamedTuple, dataclass, field
-from ckpttool.core.digests import (
-    digest_checkpoint,
-)
-from ckpttool.core.errors import (
-    CkpttoolError,
-    FormatError,
-    abbreviate_list,
-)
+from ckpttool.core.digests import digest_checkpoint
+from ckpttool.core.errors import CkpttoolError, FormatError, abbreviate_list
 from ckpttool.core.source import Inline
 from ckpttool.core.tree import Container, Leaf, Path, Tree, ValueLeaf, key
 from ckpttool.formats.embedded_tree import decode_tree, encode_tree
 from ckpttool.formats.plain_json import decode_path, encode_path
 from ckpttool.formats.probe import WritingFormat
-from ckpttool.mapping.rules import (
-    Move,
-    Plan,
-    apply_plan,
-    merge_parts,
-    parse_rule,
-    unfinished_source,
-)
+from ckpttool.mapping.rules import Move, Plan, apply_plan, merge_parts, parse_rule, unfinished_source
 
 SUFFIX = ".ckpttool.residue.pt"
 _FORMAT = "pytorch"

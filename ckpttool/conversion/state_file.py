@@ -6,13 +6,8 @@ import os
 import time
 from typing import IO
 
-from ckpttool.core.atomic_write import (
-    Output,
-)
-from ckpttool.core.errors import (
-    FormatError,
-    UsageError,
-)
+from ckpttool.core.atomic_write import Output
+from ckpttool.core.errors import FormatError, UsageError
 from ckpttool.formats import tf_common
 
 

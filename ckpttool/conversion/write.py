@@ -23,16 +23,8 @@ from ckpttool.core.atomic_write import (
 )
 from ckpttool.core.checkpoint import Checkpoint, keep_network_reads
 from ckpttool.core.deferred import dataclass
-from ckpttool.core.digests import (
-    Digest,
-)
-from ckpttool.core.errors import (
-    CkpttoolError,
-    NotFoundError,
-    TargetExistsError,
-    TruncatedError,
-    UsageError,
-)
+from ckpttool.core.digests import Digest
+from ckpttool.core.errors import CkpttoolError, NotFoundError, TargetExistsError, TruncatedError, UsageError
 from ckpttool.core.sidecar import Sidecar
 from ckpttool.core.source import File
 from ckpttool.core.tree import Path, Tree

@@ -9,10 +9,7 @@ from typing import Any, Literal
 from ckpttool.core.code_references import CodeReference
 from ckpttool.core.deferred import dataclass, field
 from ckpttool.core.handles import Branch, Handle
-from ckpttool.core.source import (
-    File,
-    KeptSource,
-)
+from ckpttool.core.source import File, KeptSource
 from ckpttool.core.text import clean
 from ckpttool.core.tree import Role, Tree
 from ckpttool.core.tree_views import render_branch, render_lines

@@ -22,12 +22,7 @@ from typing import Literal, Protocol
 
 from ckpttool.core import limits, urls
 from ckpttool.core.deferred import NamedTuple
-from ckpttool.core.errors import (
-    CkpttoolError,
-    DeadlineError,
-    NotFoundError,
-    TruncatedError,
-)
+from ckpttool.core.errors import CkpttoolError, DeadlineError, NotFoundError, TruncatedError
 
 # For behaviour that differs; missing calls are found by the attributes of `os`.
 WINDOWS: bool = sys.platform == "win32"

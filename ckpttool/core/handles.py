@@ -12,12 +12,7 @@ from ckpttool.core.deferred import dataclass
 from ckpttool.core.dtypes import np
 from ckpttool.core.errors import MissingExtraError, NameNotFoundError, UnsupportedError, abbreviate_list
 from ckpttool.core.slices import slice_leaf
-from ckpttool.core.source import (
-    Shape,
-    as_array,
-    gather_bytes,
-    iter_pieces,
-)
+from ckpttool.core.source import Shape, as_array, gather_bytes, iter_pieces
 from ckpttool.core.text import clean, compile_glob, format_count, format_size
 from ckpttool.core.tree import Leaf, Path, Plain, Role, Tree, ValueLeaf, display, iter_modules, suggest_names
 from ckpttool.core.tree_views import render_branch, render_handle, render_lines

@@ -15,20 +15,9 @@ from ckpttool.core.sidecar import LedgerEntries, LedgerEntry, Sidecar, assumptio
 from ckpttool.core.text import format_count
 from ckpttool.core.urls import format_command
 from ckpttool.evaluation import restore
-from ckpttool.evaluation.restore import (
-    FACTS,
-    Agent,
-    merge_metadata,
-    policy_sizes,
-)
+from ckpttool.evaluation.restore import FACTS, Agent, merge_metadata, policy_sizes
 from ckpttool.libraries import schema
-from ckpttool.libraries.schema import (
-    NO_LAYOUT,
-    VALUES,
-    AgentNetwork,
-    Choices,
-    known_choices,
-)
+from ckpttool.libraries.schema import NO_LAYOUT, VALUES, AgentNetwork, Choices, known_choices
 from ckpttool.networks.build import (
     HEADS,
     NetworkSettings,

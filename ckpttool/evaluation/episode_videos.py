@@ -21,17 +21,12 @@ from ckpttool.core.atomic_write import (
     write_file,
 )
 from ckpttool.core.deferred import dataclass
-from ckpttool.core.errors import (
-    CkpttoolError,
-    UsageError,
-)
+from ckpttool.core.errors import CkpttoolError, UsageError
 from ckpttool.core.text import clean, format_count, shorten
 from ckpttool.evaluation import video
 from ckpttool.evaluation.playing import EvaluationOptions, play_stacked, prepare_agent
 from ckpttool.evaluation.protocol import Evaluation
-from ckpttool.evaluation.rollout import (
-    Rollout,
-)
+from ckpttool.evaluation.rollout import Rollout
 from ckpttool.evaluation.simulators import DEVICE_ENGINE, is_factory
 from ckpttool.evaluation.video import Camera, CutError, StripCamera, StripFrame
 

@@ -14,10 +14,7 @@ from typing import Any, cast
 import numpy as np
 
 from ckpttool.core import plugins, sidecar
-from ckpttool.core.atomic_write import (
-    Progress,
-    ignore_progress,
-)
+from ckpttool.core.atomic_write import Progress, ignore_progress
 from ckpttool.core.deferred import dataclass
 from ckpttool.core.errors import (
     CkpttoolError,
@@ -57,9 +54,7 @@ from ckpttool.evaluation.rollout import (
 )
 from ckpttool.evaluation.simulators import DEVICE_ENGINE, HINT
 from ckpttool.evaluation.space_comparison import SpaceComparison
-from ckpttool.evaluation.statistics import (
-    summarize,
-)
+from ckpttool.evaluation.statistics import summarize
 from ckpttool.evaluation.surroundings import collect_surroundings
 from ckpttool.evaluation.wrappers import WrapperSpec
 from ckpttool.libraries import schema, single_networks

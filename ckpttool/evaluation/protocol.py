@@ -8,19 +8,13 @@ from typing import Any, cast, get_args
 
 from ckpttool.core import sidecar, urls
 from ckpttool.core.deferred import dataclass, field
-from ckpttool.core.errors import (
-    UsageError,
-    suggest_choice,
-)
+from ckpttool.core.errors import UsageError, suggest_choice
 from ckpttool.core.sidecar import LedgerEntries
 from ckpttool.core.text import describe_record
 from ckpttool.core.tree_views import render_record
 from ckpttool.evaluation import environments, wrappers
 from ckpttool.evaluation.gymnasium_engine import VectorEnv
-from ckpttool.evaluation.rollout import (
-    Rollout,
-    Sampler,
-)
+from ckpttool.evaluation.rollout import Rollout, Sampler
 from ckpttool.evaluation.statistics import (
     SOURCE,
     Judgement,
@@ -29,9 +23,7 @@ from ckpttool.evaluation.statistics import (
     judge_return,
 )
 from ckpttool.evaluation.surroundings import hash_surroundings
-from ckpttool.networks.build import (
-    NetworkSettings,
-)
+from ckpttool.networks.build import NetworkSettings
 from ckpttool.networks.network import Dtype, Network
 
 _AT_ONCE = 16

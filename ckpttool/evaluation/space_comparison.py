@@ -8,9 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from ckpttool.core import sidecar
-from ckpttool.core.errors import (
-    EnvironmentMismatchError,
-)
+from ckpttool.core.errors import EnvironmentMismatchError
 from ckpttool.core.sidecar import LedgerEntry
 from ckpttool.core.urls import format_command
 from ckpttool.evaluation import restore, wrappers

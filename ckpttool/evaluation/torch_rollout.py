@@ -17,13 +17,7 @@ import torch
 
 from ckpttool.core.deferred import NamedTuple
 from ckpttool.core.errors import CkpttoolError, EnvironmentMismatchError, UnsupportedError, UsageError
-from ckpttool.evaluation.rollout import (
-    ActionLimits,
-    ActionSampler,
-    Progress,
-    Rollout,
-    RolloutSpec,
-)
+from ckpttool.evaluation.rollout import ActionLimits, ActionSampler, Progress, Rollout, RolloutSpec
 from ckpttool.evaluation.simulators import (
     DeviceVector,
     Simulator,

@@ -26,14 +26,7 @@ import numpy as np
 from ckpttool.core.deferred import dataclass
 from ckpttool.core.errors import UnsupportedError, UsageError, suggest_choice
 from ckpttool.evaluation import gymnasium_engine
-from ckpttool.evaluation.gymnasium_engine import (
-    OBS,
-    EnvSpec,
-    GameWrapper,
-    Outcome,
-    OuterVector,
-    VectorEnv,
-)
+from ckpttool.evaluation.gymnasium_engine import OBS, EnvSpec, GameWrapper, Outcome, OuterVector, VectorEnv
 from ckpttool.evaluation.simulators import DeviceVector
 from ckpttool.networks.network import Observation
 

@@ -14,9 +14,7 @@ from typing import Any, cast, get_args
 
 from ckpttool.core import dtypes
 from ckpttool.core import text as documents
-from ckpttool.core.errors import (
-    FormatError,
-)
+from ckpttool.core.errors import FormatError
 from ckpttool.core.tree import (
     Alias,
     Container,

@@ -10,20 +10,9 @@ from ckpttool.core import text as documents
 from ckpttool.core.checkpoint import Checkpoint, Integrity
 from ckpttool.core.code_references import CodeReference, merge_references, relocate_references
 from ckpttool.core.deferred import dataclass, field
-from ckpttool.core.errors import (
-    abbreviate_list,
-)
+from ckpttool.core.errors import abbreviate_list
 from ckpttool.core.source import File
-from ckpttool.core.tree import (
-    Alias,
-    Container,
-    Leaf,
-    Path,
-    PathStep,
-    Tree,
-    ValueLeaf,
-    key,
-)
+from ckpttool.core.tree import Alias, Container, Leaf, Path, PathStep, Tree, ValueLeaf, key
 
 # The content of one part of a checkpoint file: a tree, and the notes about it.
 

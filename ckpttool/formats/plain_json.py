@@ -9,15 +9,8 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
-from ckpttool.core.errors import (
-    FormatError,
-    UnsupportedError,
-)
-from ckpttool.core.tree import (
-    Path,
-    PathStep,
-    Record,
-)
+from ckpttool.core.errors import FormatError, UnsupportedError
+from ckpttool.core.tree import Path, PathStep, Record
 
 # Longer integers are written in hexadecimal, which parses in linear time.
 _LONG = 64

@@ -9,19 +9,11 @@ from typing import IO, ClassVar, Protocol
 
 from ckpttool.core import filesystem
 from ckpttool.core.atomic_write import is_hidden_name
-from ckpttool.core.checkpoint import (
-    Checkpoint,
-)
+from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.deferred import NamedTuple, dataclass
-from ckpttool.core.errors import (
-    CkpttoolError,
-    LimitError,
-    NotFoundError,
-)
+from ckpttool.core.errors import CkpttoolError, LimitError, NotFoundError
 from ckpttool.core.source import File
-from ckpttool.core.tree import (
-    Tree,
-)
+from ckpttool.core.tree import Tree
 from ckpttool.encodings import archives
 
 HEAD = 1024

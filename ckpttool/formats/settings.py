@@ -14,19 +14,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from ckpttool.core import deferred, filesystem, limits
-from ckpttool.core.errors import (
-    FormatError,
-)
-from ckpttool.core.tree import (
-    Container,
-    Leaf,
-    Path,
-    PathStep,
-    Tree,
-    ValueLeaf,
-    index,
-    key,
-)
+from ckpttool.core.errors import FormatError
+from ckpttool.core.tree import Container, Leaf, Path, PathStep, Tree, ValueLeaf, index, key
 
 # The parser's run time grows with the square of the nesting depth of flow collections.
 _FLOWS = 500

@@ -5,15 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ckpttool.core.deferred import NamedTuple
-from ckpttool.core.errors import (
-    FormatError,
-)
+from ckpttool.core.errors import FormatError
 from ckpttool.core.source import Buffer, is_streamed, iter_pieces
-from ckpttool.core.tree import (
-    Leaf,
-    Path,
-    display,
-)
+from ckpttool.core.tree import Leaf, Path, display
 
 
 def read_exact(leaf: Leaf, path: Path) -> Buffer:

@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 
 from ckpttool.core.deferred import NamedTuple
-from ckpttool.core.tree import (
-    Path,
-    Role,
-)
+from ckpttool.core.tree import Path, Role
 
 # Buffer names of torch modules (torch/nn/modules/batchnorm.py).
 _BUFFERS: dict[object, Role] = {

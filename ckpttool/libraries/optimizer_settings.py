@@ -8,10 +8,7 @@ from ckpttool.core import plugins
 from ckpttool.core.errors import UsageError
 from ckpttool.core.sidecar import Sidecar
 from ckpttool.formats.probe import Format
-from ckpttool.libraries.schema import (
-    JOINT,
-    OPTIMIZED,
-)
+from ckpttool.libraries.schema import JOINT, OPTIMIZED
 from ckpttool.mapping.rules import Settings
 
 # Adam's epsilon is added to the root of the bias-corrected second moment (torch/optim/adam.py), or to that of

@@ -13,14 +13,7 @@ from typing import Any
 
 from ckpttool.core import deferred, filesystem
 from ckpttool.core.errors import UnsupportedError
-from ckpttool.core.sidecar import (
-    NO_BOUNDS,
-    NO_ENVIRONMENT,
-    NO_STATISTICS,
-    LedgerEntry,
-    Scores,
-    unknown_fact,
-)
+from ckpttool.core.sidecar import NO_BOUNDS, NO_ENVIRONMENT, NO_STATISTICS, LedgerEntry, Scores, unknown_fact
 from ckpttool.core.source import Inline
 from ckpttool.core.tree import Container, Leaf, Path, Record, Tree, ValueLeaf, attr, display, index, key
 from ckpttool.libraries import schema, write

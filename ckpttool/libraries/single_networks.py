@@ -28,11 +28,7 @@ from ckpttool.formats import keras_config, keras_tree, onnx
 from ckpttool.formats.probe import Format
 from ckpttool.graphs.graph import Graph, read_graph
 from ckpttool.graphs.torchscript_code import read_code
-from ckpttool.libraries import (
-    model_steps,
-    schema,
-    tf_names,
-)
+from ckpttool.libraries import model_steps, schema, tf_names
 from ckpttool.libraries.model_steps import ChainStep, LayerTensors
 from ckpttool.libraries.recognize import (
     ComponentLayer,

@@ -11,13 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 from ckpttool.core import deferred, dtypes
-from ckpttool.core.activations import (
-    NO_IMAGE,
-    UNKNOWN,
-    AxisOrder,
-    WeightUse,
-    framework_order,
-)
+from ckpttool.core.activations import NO_IMAGE, UNKNOWN, AxisOrder, WeightUse, framework_order
 from ckpttool.core.deferred import NamedTuple
 from ckpttool.core.errors import MappingError, UsageError
 from ckpttool.core.kinds import LAYER_TYPES, count_gates, gate_order, kinds_by_class, list_kinds

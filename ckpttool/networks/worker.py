@@ -27,11 +27,7 @@ from ckpttool.networks import network as serial
 from ckpttool.networks import policy_training
 from ckpttool.networks.messages import Message, decode_error, encode_line, end_process, message_pipes, serve
 from ckpttool.networks.network import Network, Observation, Policy, State, dtype_of
-from ckpttool.networks.policy_training import (
-    Learner,
-    TrainedWeights,
-    TrainingBatch,
-)
+from ckpttool.networks.policy_training import Learner, TrainedWeights, TrainingBatch
 
 # One child process with a line protocol: started in isolation, with timeouts and explained exits.
 

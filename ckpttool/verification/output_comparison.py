@@ -17,17 +17,10 @@ from ckpttool.core.sidecar import Sidecar
 from ckpttool.core.tree import Tree
 from ckpttool.evaluation import restore
 from ckpttool.evaluation.agent_networks import build_agent_network, counterpart_title, shared_networks
-from ckpttool.evaluation.restore import (
-    Agent,
-    VerifiedSidecar,
-    build_agent,
-    select_network_leaves,
-)
+from ckpttool.evaluation.restore import Agent, VerifiedSidecar, build_agent, select_network_leaves
 from ckpttool.libraries import recognize, tf_names
 from ckpttool.libraries.recognize import recognize_checkpoint
-from ckpttool.libraries.schema import (
-    RecognizedAgent,
-)
+from ckpttool.libraries.schema import RecognizedAgent
 from ckpttool.networks import numpy_backend
 from ckpttool.networks.network import Dense, Network, Observation, Policy
 from ckpttool.verification.inputs import OPPOSITE, move_channels

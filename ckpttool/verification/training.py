@@ -16,9 +16,7 @@ import numpy as np
 from ckpttool.core.deferred import NamedTuple, dataclass, field
 from ckpttool.core.errors import UnsupportedError, UsageError, abbreviate_list
 from ckpttool.core.text import format_count
-from ckpttool.core.tree import (
-    display,
-)
+from ckpttool.core.tree import display
 from ckpttool.evaluation.restore import read_any_sidecar
 from ckpttool.formats.detect import open_checkpoint
 from ckpttool.formats.keras_config import audit_document
@@ -30,15 +28,8 @@ from ckpttool.libraries.optimizer_states import (
     OptimizerSettings,
     path_texts,
 )
-from ckpttool.libraries.optimizers_read import (
-    CanonicalOptimizer,
-)
-from ckpttool.mapping.rules import (
-    KEEP,
-    Move,
-    MoveList,
-    canonical_tree,
-)
+from ckpttool.libraries.optimizers_read import CanonicalOptimizer
+from ckpttool.mapping.rules import KEEP, Move, MoveList, canonical_tree
 from ckpttool.networks.model_training import choose_optimizer
 from ckpttool.verification.causes import Cause
 from ckpttool.verification.output_comparison import OWN_ERROR

@@ -72,12 +72,7 @@ from ckpttool.verification.output_comparison import (
     shake_inputs,
     to_float64,
 )
-from ckpttool.verification.training import (
-    ModelTraining,
-    OutputTarget,
-    TrainingOptions,
-    compare_training,
-)
+from ckpttool.verification.training import ModelTraining, OutputTarget, TrainingOptions, compare_training
 
 # A side: what runs it, and its process.
 
