@@ -208,7 +208,7 @@ def test_two_of_the_same_weights_cannot_be_told_apart(tmp_path: Path) -> None:
 
 def test_few_episodes_are_never_certain(golden: Golden) -> None:
     paths = [str(RUN / "ckpt-2500.pt"), str(TORCH_SAMPLE)]
-    few, enough = (sweep(paths, protocol=Protocol(episodes=n)) for n in (4, 5))
+    few, enough = (sweep(paths, protocol=Protocol(episodes=n)) for n in (5, 6))
     assert few.best is not None
     assert enough.best is not None
     assert (few.best.certain, enough.best.certain) == (False, True)

@@ -64,7 +64,9 @@ from ckpttool.evaluation.statistics import (
     Estimate,
     episodes_for_power,
     percentile_interval,
+    permutation_probability,
     resampled_means,
+    sign_flip_probability,
     summarize,
 )
 from ckpttool.libraries.recognize import recognize_checkpoint
@@ -172,9 +174,9 @@ def rank_checkpoints(scored: Sequence[ScoredCheckpoint]) -> tuple[RankingRow, ..
     places = [RankingRow(1, best.checkpoint, first.step, best.statistics.mean, None, tied=True)]
     for number, each in enumerate(others, 2):
         result = each.evaluation
-        behind, highest, needed = _paired_difference(result, best, len(others))
-        mean, tied = result.statistics.mean, not highest < 0
-        places.append(RankingRow(number, result.checkpoint, each.step, mean, behind, tied, needed))
+        behind, lower, needed = _paired_difference(result, best, len(others))
+        mean = result.statistics.mean
+        places.append(RankingRow(number, result.checkpoint, each.step, mean, behind, not lower, needed))
     return tuple(places)
 
 
@@ -203,49 +205,50 @@ def decisive_episodes(places: Sequence[RankingRow]) -> int | None:
 def fewest_episodes(others: int) -> int:
     """Return how many shared episodes can at least distinguish the best from that many others.
 
-    n fair coins agree with probability 2 ** -n: a bootstrap of two episodes that agree would be
-    certain.
+    Where the best is as good as another, n episodes agree on one of the two with probability
+    2 * 2 ** -n.
     """
-    return math.ceil(math.log2(others / (1 - LEVEL)))
+    return math.ceil(math.log2(1 / _lower_tail(others)))
+
+
+def _lower_tail(others: int) -> float:
+    """Return the probability below which a checkpoint is significantly lower than the best.
+
+    Each of the others may differ by chance, in both directions: they share the 5 % (Bonferroni).
+    """
+    return (1 - LEVEL) / (2 * others)
 
 
 def _paired_difference(
     one: Evaluation, best: Evaluation, others: int
-) -> tuple[Estimate | None, float, int | None]:
-    """Return the difference of means over shared seeds, its upper end, and RankingRow.episodes_needed.
+) -> tuple[Estimate | None, bool, int | None]:
+    """Return the difference of means over shared seeds, whether it is significant, and episodes_needed.
 
-    None without shared seeds; the upper end is infinite if the episodes are too few. Episodes without
-    seeds, of a simulator that seeds them itself, are two independent samples.
+    None without shared seeds. Episodes without seeds, of a simulator that seeds them itself, are two
+    independent samples.
     """
+    fewest = fewest_episodes(others)
     if not (len(one.rollout.seeds) or len(best.rollout.seeds)):
-        ours, highest = np.sort(one.rollout.returns), np.sort(best.rollout.returns)
-        difference, fewest = float(ours.mean() - highest.mean()), min(len(ours), len(highest))
-        if fewest < 2:
-            return Estimate(difference, None), np.inf, fewest_episodes(others)
-        return _difference_interval(
-            difference, resampled_means(ours) - resampled_means(highest, seed=1), fewest, others
-        )
-    _, mine, theirs = np.intersect1d(one.rollout.seeds, best.rollout.seeds, return_indices=True)
-    if not len(mine):
-        return None, np.inf, None
-    differences = np.sort(one.rollout.returns[mine] - best.rollout.returns[theirs])
-    if len(differences) < 2:
-        return Estimate(float(differences.mean()), None), np.inf, fewest_episodes(others)
-    return _difference_interval(
-        float(differences.mean()), resampled_means(differences), len(differences), others
-    )
-
-
-def _difference_interval(
-    difference: float, means: np.ndarray, episodes: int, others: int
-) -> tuple[Estimate, float, int | None]:
-    """Return a difference with its interval from resampled values, its upper end, and episodes_needed."""
+        returns, highest = np.sort(one.rollout.returns), np.sort(best.rollout.returns)
+        difference, episodes = float(returns.mean() - highest.mean()), min(len(returns), len(highest))
+        if episodes < 2:
+            return Estimate(difference, None), False, fewest
+        means = resampled_means(returns) - resampled_means(highest, seed=1)
+        probability = permutation_probability(returns, highest)
+    else:
+        _, mine, theirs = np.intersect1d(one.rollout.seeds, best.rollout.seeds, return_indices=True)
+        if not len(mine):
+            return None, False, None
+        differences = np.sort(one.rollout.returns[mine] - best.rollout.returns[theirs])
+        difference, episodes = float(differences.mean()), len(differences)
+        if episodes < 2:
+            return Estimate(difference, None), False, fewest
+        means = resampled_means(differences)
+        probability = sign_flip_probability(differences)
+    tail = _lower_tail(others)
+    needed = episodes_for_power(difference, means, episodes, 1 - 2 * tail)
     estimate = Estimate(difference, percentile_interval(means, LEVEL))
-    # Each of the others may differ from the best by chance: they share the 5 % (Bonferroni).
-    level, fewest = 1 - (1 - LEVEL) / others, fewest_episodes(others)
-    highest = percentile_interval(means, level)[1] if episodes >= fewest else np.inf
-    needed = episodes_for_power(difference, means, episodes, level)
-    return estimate, highest, None if needed is None else max(fewest, needed)
+    return estimate, probability <= tail, None if needed is None else max(fewest, needed)
 
 
 # Evaluations in files: the JSON document, a CSV table of episodes, scalars for TensorBoard.

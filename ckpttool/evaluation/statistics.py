@@ -26,6 +26,10 @@ CHUNK = 1 << 20
 # For samples up to this size the draws are cached, at most 20 MiB: all checkpoints of a run use the same
 # ones.
 KEPT = 256
+# Up to so many pairs, all 2 ** n signs are tried.
+EXACT_PAIRS = 13
+# Sums of values of at most 1 that differ by less than this times their number are equal but for rounding.
+_ROUNDING = 1e-14
 # Infinite returns have undefined differences: the result is NaN, without a warning on stderr.
 _QUIET = np.errstate(invalid="ignore")
 
@@ -169,6 +173,56 @@ def percentile_interval(resampled: np.ndarray, level: float = 0.95) -> tuple[flo
     tail = 50.0 * (1.0 - level)
     low, high = np.percentile(resampled, [tail, 100.0 - tail])
     return float(low), float(high)
+
+
+@_QUIET
+def sign_flip_probability(differences: Values, seed: int = 0) -> float:
+    """Return how probable a mean as low as this one is if no pair favors a side.
+
+    Each difference [n] has either sign with probability 1/2 (the sign-flip test, R. A. Fisher, The Design of
+    Experiments, 1935, section 21): exact up to EXACT_PAIRS pairs, so never below 2 ** -n; of more, one more
+    than the lower means among RESAMPLES random ones, or Hoeffding's bound where that is smaller. An infinite
+    difference outweighs all finite ones; NaN gives 1.
+    """
+    values = np.asarray(differences, np.float64)
+    if not values.any() or np.isnan(values).any():
+        return 1.0
+    values = values / max(np.abs(values[np.isfinite(values)]).max(initial=0.0), np.finfo(float).tiny)
+    outweighing = np.abs(values[np.isfinite(values)]).sum() + 1
+    values = np.clip(values, -outweighing, outweighing) / outweighing
+    total, n = values.sum(), len(values)
+    if n <= EXACT_PAIRS:
+        sums = np.zeros(1)
+        for size in np.abs(values):
+            sums = np.concatenate([sums - size, sums + size])
+        return float(np.mean(sums <= total + _ROUNDING * n))
+    random = np.random.default_rng(seed)
+    lower = sum(
+        int((random.choice((-1.0, 1.0), (size, n)) @ values <= total + _ROUNDING * n).sum())
+        for size in chunk_sizes(n, RESAMPLES)
+    )
+    bound = math.exp(-(min(total, 0.0) ** 2) / (2 * float(values @ values)))
+    return min((lower + 1) / (RESAMPLES + 1), bound)
+
+
+@_QUIET
+def permutation_probability(values: Values, others: Values, seed: int = 0) -> float:
+    """Return how probable a difference of means as low as this one is if both samples have one distribution.
+
+    All values are divided among the two samples at random (E. J. G. Pitman, 1937): one more than the lower
+    differences among RESAMPLES random ones. NaN and infinite values give 1.
+    """
+    both = np.concatenate([np.asarray(values, np.float64), np.asarray(others, np.float64)])
+    if not np.isfinite(both).all() or not np.ptp(both):
+        return 1.0
+    both = (both - both.mean()) / np.ptp(both)
+    n, random = len(values), np.random.default_rng(seed)
+    total = both[:n].sum() + _ROUNDING * len(both)
+    lower = sum(
+        int((random.permuted(np.tile(both, (size, 1)), axis=1)[:, :n].sum(axis=1) <= total).sum())
+        for size in chunk_sizes(len(both), RESAMPLES)
+    )
+    return (lower + 1) / (RESAMPLES + 1)
 
 
 @_QUIET
