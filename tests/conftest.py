@@ -229,6 +229,8 @@ def pytest_configure() -> None:
         if signal.getsignal(number) == signal.SIG_IGN:
             signal.signal(number, _ignore)
     _own_temporary_folder()
+    # Commands that install something name the program that would be found first.
+    os.environ["PATH"] = os.pathsep.join((os.path.dirname(sys.executable), os.environ["PATH"]))
     # Nothing that is collected becomes garbage, and each collection would look at all of it.
     gc.disable()
 

@@ -19,6 +19,7 @@ from torch import nn
 from ckpttool import load_agent
 from ckpttool.commands.evaluate import evaluate
 from ckpttool.core import CkpttoolError, MissingExtraError, UnsupportedError, UsageError
+from ckpttool.core.installation import install_extra
 from ckpttool.evaluation import environments, gymnasium_engine, wrappers
 from ckpttool.evaluation.protocol import Protocol
 from ckpttool.evaluation.wrappers import WrapperSpec
@@ -273,7 +274,7 @@ def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     for env in ("ALE/Nothing-v5", "NothingNoFrameskip-v4"):
         with pytest.raises(MissingExtraError) as caught:
             evaluate(path, env)
-        assert caught.value.hint == gymnasium_engine.ATARI_HINT
+        assert caught.value.hint == install_extra("atari")
     monkeypatch.setitem(sys.modules, "cv2", None)
     monkeypatch.setattr(gymnasium_engine.importlib.util, "find_spec", lambda _: None)
     with pytest.raises(MissingExtraError):

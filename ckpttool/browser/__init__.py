@@ -58,7 +58,6 @@ class BackgroundListing:
 
 # Start-up: checks for a terminal and for the installed library.
 
-HINT = "pip install 'ckpttool[browse]'"
 # A listing or an error that arrives this early needs no waiting screen.
 _PATIENCE_S = 0.5
 
@@ -72,7 +71,11 @@ def browse(
     """
     require_terminal(path)
     if importlib.util.find_spec("textual") is None:
-        raise MissingExtraError("the browser requires textual, which is not installed", hint=HINT)
+        from ckpttool.core.installation import install_extra
+
+        raise MissingExtraError(
+            "the browser requires textual, which is not installed", hint=install_extra("browse")
+        )
     opening = BackgroundListing(path, lambda: list_for_browser(path, other, glob=glob, by=by, layout=layout))
     from ckpttool.browser.app import Browser
 

@@ -23,6 +23,7 @@ from ckpttool.core import deferred, search_paths
 from ckpttool.core.atomic_write import require_new, write_file
 from ckpttool.core.deferred import NamedTuple
 from ckpttool.core.errors import CkpttoolError, MissingExtraError, UsageError
+from ckpttool.core.installation import install_extra
 from ckpttool.core.text import clean, format_count, shorten
 from ckpttool.evaluation.statistics import AGGREGATES, RESAMPLES
 
@@ -60,7 +61,7 @@ def require_chart() -> None:
     """Raise if the library that plots in a terminal is not installed."""
     if importlib.util.find_spec("plotext") is None:
         raise MissingExtraError(
-            "plotting in the terminal requires plotext, which is not installed", hint=HINT
+            "plotting in the terminal requires plotext, which is not installed", hint=install_extra("eval")
         )
 
 
@@ -720,7 +721,6 @@ def _format_return(value: float) -> str:
 
 # Plot files of evaluations: the returns of one checkpoint, the learning curve of several, algorithms.
 
-HINT = "pip install 'ckpttool[eval]'"
 # Metadata with author and date is removed, so that equal numbers give equal files.
 _SILENT: dict[str, dict[str, Any]] = {
     ".png": {"Software": None},
@@ -774,7 +774,9 @@ def require_plot(target: str) -> None:
         )
     require_new(target, hint="choose another name")
     if importlib.util.find_spec("matplotlib") is None:
-        raise MissingExtraError("plotting requires matplotlib, which is not installed", hint=HINT)
+        raise MissingExtraError(
+            "plotting requires matplotlib, which is not installed", hint=install_extra("eval")
+        )
 
 
 class PlotData(NamedTuple):

@@ -334,8 +334,10 @@ def _receipt(agent: Agent, title: str, network: Network, facts: Sidecar, report:
 
 def _require_library() -> None:
     if importlib.util.find_spec("onnx") is None:
+        from ckpttool.core.installation import install_extra
+
         raise MissingExtraError(
-            "exporting to ONNX requires onnx, which is not installed", hint="pip install 'ckpttool[onnx]'"
+            "exporting to ONNX requires onnx, which is not installed", hint=install_extra("onnx")
         )
 
 

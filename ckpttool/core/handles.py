@@ -377,8 +377,10 @@ def to_tensorflow(handle: Handle) -> Any:
     try:
         import tensorflow as tf
     except ImportError as error:
+        from ckpttool.core.installation import install_extra
+
         raise MissingExtraError(
-            "tf() needs TensorFlow, which is not installed", hint="pip install 'ckpttool[tensorflow]'"
+            "tf() needs TensorFlow, which is not installed", hint=install_extra("tensorflow")
         ) from error
     number = dtypes.BY_NAME[dtypes.plain_name(handle.dtype)].tensorflow
     missing = f"TensorFlow {tf.__version__} does not support tensors of type {handle.dtype}"
@@ -403,8 +405,10 @@ def to_torch(leaf: Leaf) -> torch.Tensor:
     try:
         import torch
     except ImportError as error:
+        from ckpttool.core.installation import install_extra
+
         raise MissingExtraError(
-            "torch() needs PyTorch, which is not installed", hint="pip install 'ckpttool[torch]'"
+            "torch() needs PyTorch, which is not installed", hint=install_extra("torch")
         ) from error
     name = dtypes.plain_name(leaf.dtype)
     kind = getattr(torch, dtypes.BY_NAME[name].torch or "", None)

@@ -83,11 +83,13 @@ class Plugin(NamedTuple):
     def load(self) -> ModuleType:
         """Import the module; raise MissingExtraError when a library that it needs is not installed."""
         if not self.available():
+            from ckpttool.core.installation import install_extra
+
             missing = [n for n in self.requires if importlib.util.find_spec(n) is None]
             verb = "is" if len(missing) == 1 else "are"
             raise MissingExtraError(
                 f"{self.name} needs {', '.join(missing)}, which {verb} not installed",
-                hint=f"pip install 'ckpttool[{self.extra}]'" if self.extra else None,
+                hint=install_extra(self.extra) if self.extra else None,
             )
         try:
             module, _, name = self.module.partition(":")

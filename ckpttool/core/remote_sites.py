@@ -838,8 +838,11 @@ class S3(VersionedStore):
         from botocore.exceptions import BotoCoreError, ClientError
 
         if "http_session_cls" not in inspect.signature(AioConfig).parameters:
+            from ckpttool.core.installation import install_command
+
             raise MissingExtraError(
-                "s3:// needs a newer aiobotocore", hint="pip install --upgrade 'ckpttool[s3]' aiobotocore"
+                "s3:// needs a newer aiobotocore",
+                hint=install_command("--upgrade", "ckpttool[s3]", "aiobotocore"),
             )
 
         class S3HttpSession(AIOHTTPSession):  # type: ignore[misc]  # without types

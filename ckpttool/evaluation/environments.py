@@ -19,12 +19,12 @@ import numpy as np
 from ckpttool.core import deferred
 from ckpttool.core.deferred import dataclass
 from ckpttool.core.errors import MissingExtraError, UnsupportedError, UsageError, suggest_choice
+from ckpttool.core.installation import install_extra
 from ckpttool.core.sidecar import are_arguments
 from ckpttool.core.text import format_count
 from ckpttool.evaluation import fast_engines, simulators
 from ckpttool.evaluation.fast_engines import MOUNTAIN_CAR_ID, TASKS, MujocoVector
 from ckpttool.evaluation.gymnasium_engine import (
-    ATARI_HINT,
     OBS,
     EnvSpec,
     GymVector,
@@ -546,7 +546,6 @@ def _entry_point(env_id: str, make_one: MakeOne, known: Mapping[str, Any]) -> st
 
 # Arguments that control rendering.
 _DRAWN = frozenset(("render_mode", "width", "height", "camera_id", "camera_name", "default_camera_config"))
-HINT = "pip install 'ckpttool[eval]'"
 
 
 def is_gymnasium_installed() -> bool:
@@ -557,7 +556,9 @@ def is_gymnasium_installed() -> bool:
 def import_gymnasium() -> Any:
     """Return the library; raise MissingExtraError if it is not installed."""
     if not is_gymnasium_installed():
-        raise MissingExtraError("environments need gymnasium, which is not installed", hint=HINT)
+        raise MissingExtraError(
+            "environments need gymnasium, which is not installed", hint=install_extra("eval")
+        )
     return importlib.import_module("gymnasium")
 
 
@@ -613,7 +614,9 @@ def translate_gymnasium_errors(env_id: str) -> Iterator[None]:
     """Translate Gymnasium's errors into ckpttool errors, with a suggested name."""
     library = import_gymnasium()
     if may_be_game(env_id) and not is_atari_installed():
-        raise MissingExtraError(f"{env_id!r} needs ale-py, which is not installed", hint=ATARI_HINT)
+        raise MissingExtraError(
+            f"{env_id!r} needs ale-py, which is not installed", hint=install_extra("atari")
+        )
     sentence = f"gymnasium {library.__version__} cannot create {env_id!r}"
     near = _close_names(env_id, library.registry)
     others = f" (or {', '.join(near[1:])})" if len(near) > 1 else ""
@@ -624,7 +627,7 @@ def translate_gymnasium_errors(env_id: str) -> Iterator[None]:
     try:
         yield
     except library.error.DependencyNotInstalled as error:
-        raise MissingExtraError(f"{sentence}: {_first_line(error)}", hint=HINT) from None
+        raise MissingExtraError(f"{sentence}: {_first_line(error)}", hint=install_extra("eval")) from None
     except (library.error.Error, ImportError) as error:
         if is_factory and not isinstance(error, ImportError):
             hint = _factory_hint(*env_id.split(":"))

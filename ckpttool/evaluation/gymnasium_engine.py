@@ -20,6 +20,7 @@ import numpy as np
 from ckpttool.core import search_paths
 from ckpttool.core.deferred import NamedTuple, dataclass, field
 from ckpttool.core.errors import EnvironmentMismatchError, MissingExtraError, UnsupportedError, UsageError
+from ckpttool.core.installation import install_command, install_extra
 from ckpttool.libraries.schema import Choices
 from ckpttool.networks.network import Observation
 
@@ -93,7 +94,9 @@ def render_frame(env: Any, name: str) -> np.ndarray:
         drawn = None
     except gymnasium.error.DependencyNotInstalled as error:
         reason = str(error).partition("\n")[0]
-        raise MissingExtraError(f"cannot render {name}: {reason}", hint="pip install pygame-ce") from None
+        raise MissingExtraError(
+            f"cannot render {name}: {reason}", hint=install_command("pygame-ce")
+        ) from None
     found = np.asarray(drawn)
     if found.dtype != np.uint8 or found.ndim != 3 or found.shape[2] != 3:
         raise UnsupportedError(f"{name} does not render an RGB image", expected="uint8[height, width, 3]")
@@ -731,7 +734,6 @@ def _add_wide(one: Wide, other: Wide) -> Wide:
 # training environment): its vector environment resets the wrappers around it, which press FIRE and empty
 # their stacks, and the game goes on.
 
-ATARI_HINT = "pip install 'ckpttool[atari]'"
 RESTARTED = "/restarted"
 """Key of a step's info: the wrappers began anew because a life was lost."""
 _LOST = "/life lost"
@@ -1092,7 +1094,7 @@ def wrap_game(env: Any, wrappers: Sequence[tuple[type[GameWrapper], dict[str, An
 
 def _import_opencv() -> Any:
     if importlib.util.find_spec("cv2") is None:
-        raise MissingExtraError("the preprocessing of Atari games needs OpenCV", hint=ATARI_HINT)
+        raise MissingExtraError("the preprocessing of Atari games needs OpenCV", hint=install_extra("atari"))
     return importlib.import_module("cv2")
 
 

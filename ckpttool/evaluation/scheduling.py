@@ -28,6 +28,7 @@ from ckpttool.core import search_paths
 from ckpttool.core.atomic_write import Progress, ignore_progress
 from ckpttool.core.deferred import dataclass
 from ckpttool.core.errors import CkpttoolError, MissingExtraError, UsageError, WorkerError
+from ckpttool.core.installation import install_extra
 from ckpttool.evaluation.gymnasium_engine import VectorEnv
 from ckpttool.evaluation.playing import play_stacked
 from ckpttool.evaluation.protocol import Evaluation, EvaluationEnvironment, PlayableAgent, Protocol
@@ -406,7 +407,6 @@ def share_cores(jobs: int) -> list[tuple[int, ...]]:
 # A Ray cluster, started on this machine or at an address.
 
 LOCAL = "local"
-HINT = "pip install 'ckpttool[ray]'"
 # How often a batch is retried on another worker after its worker was lost.
 RETRIES = 3
 # More batches than can be played at once are prepared, so that no worker waits for a restore.
@@ -423,7 +423,7 @@ def ray_spread(address: str = LOCAL, workers: int | None = None) -> Spread:
     each batch is counted once, when its result arrives.
     """
     if importlib.util.find_spec("ray") is None:
-        raise MissingExtraError("a cluster needs ray, which is not installed", hint=HINT)
+        raise MissingExtraError("a cluster needs ray, which is not installed", hint=install_extra("ray"))
 
     def spread(
         batches: Iterable[EvaluationBatch], _: Progress

@@ -21,6 +21,7 @@ from ckpttool.core.errors import (
     UnsupportedError,
     UsageError,
 )
+from ckpttool.core.installation import install_extra
 from ckpttool.evaluation.gymnasium_engine import OBS, Agreement, EnvSpec, VectorEnv
 from ckpttool.networks.model_child import last_error_line
 
@@ -172,7 +173,7 @@ def load_simulator(
     """
     if importlib.util.find_spec("torch") is None:
         raise MissingExtraError(
-            f"the {DEVICE_ENGINE} engine needs torch, which is not installed", hint="pip install torch"
+            f"the {DEVICE_ENGINE} engine needs torch, which is not installed", hint=install_extra("torch")
         )
     from ckpttool.networks.torch_backend import device_of
 

@@ -16,6 +16,7 @@ import numpy as np
 from ckpttool.core import search_paths
 from ckpttool.core.deferred import NamedTuple, dataclass
 from ckpttool.core.errors import CkpttoolError, MissingExtraError
+from ckpttool.core.installation import install_extra
 from ckpttool.core.text import format_count
 from ckpttool.evaluation.gymnasium_engine import VectorEnv
 
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 Show = Callable[[np.ndarray], None]
 """Callback for the next image of a video, uint8 [height, width, 3]; all have the same size."""
 
-HINT = "pip install 'ckpttool[eval]'"
 _TEXT_COLOUR, _BOX_COLOUR = (255, 255, 255), (20, 20, 20)
 
 
@@ -162,7 +162,9 @@ def _fit_font(
 def require_pillow() -> None:
     """Raise MissingExtraError unless Pillow is installed."""
     if importlib.util.find_spec("PIL") is None:
-        raise MissingExtraError("a film strip needs Pillow, which is not installed", hint=HINT)
+        raise MissingExtraError(
+            "a film strip needs Pillow, which is not installed", hint=install_extra("eval")
+        )
 
 
 class Caption:
@@ -233,7 +235,9 @@ def require_encoder() -> None:
     """Raise MissingExtraError unless Pillow, imageio-ffmpeg and an ffmpeg are installed."""
     for module, name in (("PIL", "Pillow"), ("imageio_ffmpeg", "imageio-ffmpeg")):
         if importlib.util.find_spec(module) is None:
-            raise MissingExtraError(f"a video needs {name}, which is not installed", hint=HINT)
+            raise MissingExtraError(
+                f"a video needs {name}, which is not installed", hint=install_extra("eval")
+            )
     import imageio_ffmpeg
 
     try:

@@ -374,10 +374,12 @@ def pieces(tree: Tree) -> tuple[OutputFile]:
     requested = build_request(tree)
     package = requested["package"]
     if importlib.util.find_spec(package) is None:
+        from ckpttool.core.installation import install_command, install_extra
+
         ours = package == "stable_baselines3"
         raise MissingExtraError(
             f"writing a Stable-Baselines3 file requires {package}, which is not installed",
-            hint="pip install 'ckpttool[sb3]'" if ours else "pip install sb3-contrib",
+            hint=install_extra("sb3") if ours else install_command("sb3-contrib"),
         )
     return (OutputFile("", lambda stream: _write_sb3(tree, requested, stream)),)
 
