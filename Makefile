@@ -108,9 +108,11 @@ $(VENV)/.installed: pyproject.toml constraints.txt Makefile
 	$(BIN)/python -m compileall -q ckpttool
 	touch $@
 
-# Installs without a framework: pip install dist/*.whl
-dist: $(VENV)/.installed
-	$(BIN)/python -m hatchling build -d dist
+# Needs no framework, neither to build nor to install: pip install dist/*.whl
+dist:
+	$(PYTHON) -m venv build/dist
+	build/dist/bin/pip --disable-pip-version-check --quiet install hatchling
+	build/dist/bin/python -m hatchling build -d dist
 
 clean:
 	rm -rf $(VENV) demo_out build dist *.egg-info

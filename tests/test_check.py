@@ -6,6 +6,8 @@ import os
 import re
 import shlex
 import shutil
+import subprocess
+import sys
 import zipfile
 from pathlib import Path
 
@@ -20,12 +22,14 @@ from ckpttool.conversion.write import save
 from ckpttool.core import Tree, WorkerError, display, limits
 from ckpttool.evaluation import scheduling
 from ckpttool.formats import open_checkpoint
+from ckpttool.version import __version__
 from tests.conftest import ROOT, TF_SAMPLE, TORCH_SAMPLE, Ran, in_process, refused
 from tests.golden_texts import Golden
 from tests.pickles import ACTING
 from tests.trees import leaf
 
 EXAMPLE = (ROOT / "examples" / "ci" / "checkpoints.yml").read_text()
+ACTION = yaml.safe_load((ROOT / "action.yml").read_text())
 HOOKS = {hook["id"]: hook for hook in yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text())}
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"
 
@@ -175,26 +179,56 @@ def test_the_hooks_take_checkpoints_and_nothing_else() -> None:
     assert len({hook["files"] for hook in HOOKS.values()}) == 1
 
 
-def test_what_the_example_job_runs_passes_the_good_and_fails_the_bad(files: Path, tmp_path: Path) -> None:
-    steps = [step.get("run", "") for step in yaml.safe_load(EXAMPLE)["jobs"]["check"]["steps"]]
-    (whole,) = (step.split()[1:] for step in steps if step.startswith("ckpttool check"))
+def test_what_the_example_job_runs_tells_shapes_apart(files: Path) -> None:
+    steps = yaml.safe_load(EXAMPLE)["jobs"]["check"]["steps"]
     (layout,) = (
-        found[1].split() for step in steps if (found := re.search(r"xargs -0 -r ckpttool (.*)", step))
+        match[1].split()
+        for step in steps
+        if (match := re.search(r"xargs -0 -r ckpttool (.*)", step.get("run", "")))
     )
-    for name, status in (
-        ("good.pt", 0),
-        ("hostile.pkl", 1),
-        ("nan.pt", 1),
-        ("damaged.pt", 2),
-        ("pointer.pt", 2),
-    ):
-        folder = tmp_path / name
-        folder.mkdir()
-        shutil.copy(files / name, folder / name)
-        assert in_process(*whole, cwd=folder).status == status
-        assert (folder / whole[whole.index("--sarif") + 1]).exists()
     assert in_process(*layout, "good.pt", cwd=files).status == 0
     assert in_process(*layout, "shape.pt", cwd=files).status == 1
+    (ours,) = (step for step in steps if step.get("uses", "").startswith("ckpttool/ckpttool@"))
+    assert ours["uses"].endswith(f"@v{__version__}")
+    assert set(ours["with"]) <= set(ACTION["inputs"])
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "status"),
+    [
+        ("good.pt", {}, 0),
+        ("hostile.pkl", {}, 1),
+        ("nan.pt", {"sarif": "found here.sarif"}, 1),
+        ("nan.pt", {"options": "--no-numbers --quiet", "paths": "nan.pt nan.pt"}, 0),
+        ("damaged.pt", {}, 2),
+        ("pointer.pt", {"sarif": "out.sarif"}, 2),
+    ],
+)
+def test_the_action_checks_what_it_is_given(
+    files: Path, tmp_path: Path, name: str, given: dict[str, str], status: int
+) -> None:
+    """The step's own script, with a program at the place where the step before installs it."""
+    program = tmp_path / "runner" / "ckpttool" / "bin" / "ckpttool"
+    program.parent.mkdir(parents=True)
+    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m ckpttool "$@"\n')
+    program.chmod(0o755)
+    install, check = ACTION["runs"]["steps"]
+    assert '"$RUNNER_TEMP/ckpttool/bin/pip" install' in install["run"]
+    inputs = {each: given.get(each, row["default"]) for each, row in ACTION["inputs"].items()}
+    env = {key: inputs[value[3:-2].strip().removeprefix("inputs.")] for key, value in check["env"].items()}
+    folder = tmp_path / "work"
+    folder.mkdir()
+    shutil.copy(files / name, folder)
+    ran = subprocess.run(
+        ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", check["run"]],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "RUNNER_TEMP": str(tmp_path / "runner"), **env},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == status, ran.stderr
+    assert {path.name for path in folder.iterdir()} == {name, *filter(None, [inputs["sarif"]])}
 
 
 def test_the_open_sides_of_a_space_are_no_finding_and_other_infinities_are(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 from ckpttool.commands.schemas import schema_names
 from ckpttool.conversion.targets import EXPORTS, TARGETS
 from ckpttool.core.plugins import BUILT_IN
-from tests.conftest import ROOT, in_process
+from tests.conftest import ROOT, in_process, refused
 
 # For each what to ask it with: the words before and the word that is begun.
 BASH = """
@@ -83,6 +83,24 @@ def test_zsh_completes(home: dict[str, str]) -> None:
     first, *rest = run("zsh", ZSH, home).splitlines()
     assert '"inspect"' in first
     assert all(f'"{word}"' in "".join(rest) for word in beginning("s"))
+
+
+@pytest.mark.parametrize(
+    ("shell", "begins"),
+    [
+        ("bash", "_ckpttool_completion()"),
+        ("zsh", "#compdef ckpttool"),
+        ("fish", "complete --command ckpttool"),
+    ],
+)
+def test_a_named_shell_gets_its_own_script(shell: str, begins: str) -> None:
+    ran = in_process("--show-completion", shell)
+    assert (ran.status, ran.err) == (0, "")
+    assert ran.out.startswith(begins)
+
+
+def test_another_shell_is_refused() -> None:
+    assert "bash" in refused(in_process("--show-completion", "tcsh"))
 
 
 def offered(*words: str) -> list[str]:

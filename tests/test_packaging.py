@@ -117,10 +117,10 @@ def test_every_extra_that_is_named_is_there_and_all_has_those_for_users(built: B
     named = {
         extra
         for path in (ROOT / "ckpttool").rglob("*.py")
-        for extra in re.findall(r"ckpttool\[(\w+)\]", path.read_text(encoding="utf-8"))
+        for extra in re.findall(r"(?:ckpttool\[|install_extra\(\")(\w+)", path.read_text(encoding="utf-8"))
     }
     assert named <= extras
-    assert "torch" in extras
+    assert {"torch", "gif"} <= named
     needed: dict[str, set[str]] = {}
     for each in metadata.get_all("Requires-Dist", []):
         requirement, _, condition = each.partition(";")
@@ -205,7 +205,7 @@ LACKS = {
     "eval agent.pt --backend tensorflow": "tensorflow",
     "eval agent.pt --backend onnxruntime": "onnx",
     "eval agent.pt --plot returns.png": "eval",
-    "eval agent.pt --video play.mp4": "eval",
+    "eval agent.pt --video play.mp4": "gif",
     "eval agent.pt --ray local": "ray",
     "convert agent.pt agent.onnx": "onnx",
     "convert agent.pt agent.zip --to sb3": "sb3",
@@ -278,7 +278,7 @@ def test_without_a_framework_all_works_that_needs_none_and_the_rest_names_its_ex
     for line, extra, (status, out, err) in zip(LACKS, LACKS.values(), answers[len(WORKS) :], strict=True):
         assert (status, out) == (2, ""), line
         assert err.startswith("ckpttool: "), line
-        assert err.splitlines()[1:] == [f"hint: pip install 'ckpttool[{extra}]'"], line
+        assert err.splitlines()[1:] == [f"hint: {bare} -m pip install 'ckpttool[{extra}]'"], line
     assert not {"torch", "tensorflow", "keras", "gymnasium", "matplotlib", "ray", "textual", "fsspec"} & set(
         loaded
     )

@@ -23,7 +23,7 @@ from ckpttool.cli.progress import show_fetch_progress
 from ckpttool.cli.styles import terminal_width
 from ckpttool.core import limits
 from ckpttool.core.deferred import NamedTuple
-from ckpttool.core.errors import CkpttoolError, from_system_error
+from ckpttool.core.errors import CkpttoolError, UsageError, from_system_error
 from ckpttool.version import __version__
 
 # Fixed, however the program was started: usage lines and the shell completion variable use this name.
@@ -288,6 +288,19 @@ COMMANDS = (
 )
 
 
+_COMPLETION = ("--show-completion", "--install-completion")
+_SHELLS = ("bash", "zsh", "fish", "powershell", "pwsh")
+
+
+def _complete_shell(ctx: Any, option: str, shell: str) -> None:
+    """Print or install the completion of a named shell, and exit; typer's own options take no name."""
+    from typer.completion import install_callback, show_callback
+
+    if shell not in _SHELLS:
+        raise UsageError(f"{option} supports {', '.join(_SHELLS)}, not {shell!r}", hint=f"ckpttool {option}")
+    (show_callback if option == _COMPLETION[0] else install_callback)(ctx, ctx.command.params[0], shell)
+
+
 class _CliGroup(_RichHelp, typer.core.TyperGroup):
     """Command group that loads the options of a command only when it is chosen."""
 
@@ -300,6 +313,8 @@ class _CliGroup(_RichHelp, typer.core.TyperGroup):
         if not args and not ctx.resilient_parsing:
             console.print_text(_first_screen())
             ctx.exit(2)
+        if len(args) == 2 and args[0] in _COMPLETION:
+            _complete_shell(ctx, *args)
         parsed: list[str] = super().parse_args(ctx, args)
         return parsed
 

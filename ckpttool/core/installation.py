@@ -1,6 +1,6 @@
 """How this program was installed, and the command that installs something beside it.
 
-pip, pipx, uv and uvx each keep what they install in an environment of their own; another one's command
+pip, pipx, uv and uvx each keep what they install in a separate environment: the command of another one
 ends without an error and changes nothing here.
 """
 

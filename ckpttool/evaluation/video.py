@@ -163,7 +163,7 @@ def require_pillow() -> None:
     """Raise MissingExtraError unless Pillow is installed."""
     if importlib.util.find_spec("PIL") is None:
         raise MissingExtraError(
-            "a film strip needs Pillow, which is not installed", hint=install_extra("eval")
+            "a film strip needs Pillow, which is not installed", hint=install_extra("gif")
         )
 
 
@@ -236,7 +236,7 @@ def require_encoder() -> None:
     for module, name in (("PIL", "Pillow"), ("imageio_ffmpeg", "imageio-ffmpeg")):
         if importlib.util.find_spec(module) is None:
             raise MissingExtraError(
-                f"a video needs {name}, which is not installed", hint=install_extra("eval")
+                f"a video needs {name}, which is not installed", hint=install_extra("gif")
             )
     import imageio_ffmpeg
 
