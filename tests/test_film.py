@@ -529,7 +529,7 @@ def test_without_its_libraries_a_film_names_the_extra(missing: str, monkeypatch:
     monkeypatch.setattr(video.importlib.util, "find_spec", lambda name: None if name == missing else object())
     with pytest.raises(MissingExtraError) as caught:
         video.require_encoder()
-    assert "ckpttool[eval]" in str(caught.value.hint)
+    assert "ckpttool[gif]" in str(caught.value.hint)
 
 
 def test_ctrl_c_reports_the_numbers_and_leaves_no_film(tmp_path: Path) -> None:
