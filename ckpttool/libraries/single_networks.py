@@ -139,7 +139,10 @@ def recognize_single_policy(checkpoint: Checkpoint, network: str = "actor") -> R
                 hint="if the hook does not change the output, play the converted weights: ckpttool "
                 f"convert {shlex.quote(checkpoint.path)} OUT.pt --to torch",
             )
-        binding = _bind_policy(module.state, checkpoint, network, module)
+        try:
+            binding = _bind_policy(module.state, checkpoint, network, module)
+        except UnsupportedError as refusal:
+            return _bind_module_program(checkpoint, network, refusal)
         return None if binding is None else module.bound(binding)
     plain = wrappers.strip_to_plain_names(tree)
     if plain is None:
@@ -211,6 +214,15 @@ def _has_graph(checkpoint: Checkpoint) -> bool:
         return read_graph(checkpoint) is not None
     except CkpttoolError:
         return True
+
+
+def _bind_module_program(checkpoint: Checkpoint, network: str, refusal: UnsupportedError) -> RecognizedAgent:
+    """Return the program of a pickled module that is no chain of layers; raise `refusal` if it has none."""
+    with contextlib.suppress(UnsupportedError):
+        if (graph := read_graph(checkpoint)) is not None:
+            computation = _lower_policy(graph, network, checkpoint.path)
+            return _bind_program(computation, checkpoint.tree, "the pickled module")
+    raise refusal
 
 
 def _bind_policy(
