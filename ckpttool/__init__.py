@@ -100,7 +100,7 @@ if TYPE_CHECKING:
     from ckpttool.core.sidecar import Sidecar as Sidecar
     from ckpttool.core.tree import Leaf as Leaf, Tree as Tree, ValueLeaf as ValueLeaf, display as display
     from ckpttool.networks.live_trees import flatten_with_path as flatten_with_path
-    from ckpttool.commands.folder import open_path
+    from ckpttool.listing.paths import open_path
 
     open = open_path  # noqa: A001  # ckpttool.open(path)
 

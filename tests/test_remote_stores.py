@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import ckpttool
-from ckpttool.commands import algorithms, folder
+from ckpttool.commands import algorithms
 from ckpttool.core import (
     ChangedError,
     CkpttoolError,
@@ -24,6 +24,7 @@ from ckpttool.core import (
     urls,
 )
 from ckpttool.encodings import protobuf
+from ckpttool.listing import folder
 from tests.conftest import SAMPLES, TF_SAMPLE, TORCH_SAMPLE, Terminal, in_process, refused
 from tests.golden_texts import Golden
 from tests.store_servers import Buckets, Hub, serving

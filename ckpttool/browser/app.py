@@ -34,10 +34,10 @@ from ckpttool.browser.panes import (
 )
 from ckpttool.browser.reader import Job, ReaderThread
 from ckpttool.browser.search import SearchIndex, next_hit
-from ckpttool.commands.modules import ModuleSummary, Sort
-from ckpttool.commands.rows import TensorRow
 from ckpttool.commands.stats import ChangedEntry, Moments
 from ckpttool.core.tree import Leaf
+from ckpttool.listing.modules import ModuleSummary, Sort
+from ckpttool.listing.rows import TensorRow
 
 # Screens above the tree: pages of text, and the table of a tensor's values.
 

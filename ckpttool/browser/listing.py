@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from ckpttool.commands import folder
+from ckpttool.commands import inspect
 from ckpttool.commands.diff import AUTO, CheckpointAlignment, DiffSide, align_checkpoints
-from ckpttool.commands.inspect import CheckpointSummary
-from ckpttool.commands.modules import ModuleSummary, group_by_module, user_given_names
-from ckpttool.commands.rows import TensorRow, ValueRow
 from ckpttool.commands.stats import Entry
 from ckpttool.core.deferred import dataclass
 from ckpttool.core.errors import UsageError
 from ckpttool.core.tree import Leaf, Path, ValueLeaf
+from ckpttool.listing.contents import CheckpointSummary
+from ckpttool.listing.modules import ModuleSummary, group_by_module, user_given_names
+from ckpttool.listing.rows import TensorRow, ValueRow
 
 Row = TensorRow | ValueRow
 
@@ -71,7 +71,7 @@ def list_for_browser(
 
 
 def _require_summary(path: str, glob: str | None, layout: str | None) -> CheckpointSummary:
-    found = folder.inspect_path(path, glob, layout)
+    found = inspect.inspect_path(path, glob, layout)
     if not isinstance(found, CheckpointSummary):
         raise UsageError("no single checkpoint to browse", file=path, hint=found.hint)
     return found

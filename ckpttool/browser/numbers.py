@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator, Sequence
 from ckpttool.browser.lines import BLANK, Line, TextPiece
 from ckpttool.browser.listing import Row
 from ckpttool.commands import stats
-from ckpttool.commands.rows import TensorRow
 from ckpttool.commands.stats import Moments
 from ckpttool.core.deferred import dataclass
 from ckpttool.core.errors import CkpttoolError
 from ckpttool.core.source import StreamedArray
 from ckpttool.core.text import describe_error
+from ckpttool.listing.rows import TensorRow
 
 
 @dataclass(frozen=True, slots=True)

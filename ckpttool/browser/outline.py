@@ -5,8 +5,8 @@ from __future__ import annotations
 from itertools import takewhile
 
 from ckpttool.browser.listing import Row
-from ckpttool.commands.modules import ModuleSummary, Sort, module_entries, skip_wrapping_modules, walk_modules
 from ckpttool.core.deferred import dataclass
+from ckpttool.listing.modules import ModuleSummary, Sort, module_entries, skip_wrapping_modules, walk_modules
 
 
 @dataclass(frozen=True, slots=True)

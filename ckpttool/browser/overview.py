@@ -9,11 +9,11 @@ from ckpttool.browser.comparison import ComparisonState
 from ckpttool.browser.keys import TREE, VALUES
 from ckpttool.browser.lines import BLANK, Line, TextPiece, fact_lines, fit_text, pad_text, wrap_paragraph
 from ckpttool.browser.listing import BrowserListing
-from ckpttool.commands import audit
-from ckpttool.commands.inspect import CheckpointSummary
-from ckpttool.commands.signatures import signature_lines
 from ckpttool.core import urls
 from ckpttool.core.text import clean, format_count, format_size
+from ckpttool.listing import audit
+from ckpttool.listing.contents import CheckpointSummary
+from ckpttool.listing.signatures import signature_lines
 
 _KEY = 11
 _LINES = 200

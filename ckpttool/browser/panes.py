@@ -20,8 +20,6 @@ from ckpttool.browser.lines import Line, TextPiece, Tone, fit_text, pad_text
 from ckpttool.browser.listing import AliasRow, Row
 from ckpttool.browser.outline import Outline, OutlineLine
 from ckpttool.commands import stats
-from ckpttool.commands.modules import ModuleSummary, Sort, describe_module_kind
-from ckpttool.commands.rows import TensorRow
 from ckpttool.core.deferred import dataclass
 from ckpttool.core.dtypes import np
 from ckpttool.core.errors import CkpttoolError
@@ -29,6 +27,8 @@ from ckpttool.core.slices import slice_leaf
 from ckpttool.core.source import LARGE, Inline, Span, StridedView
 from ckpttool.core.text import clean, describe_error, format_size, shorten
 from ckpttool.core.tree import Leaf, json_value
+from ckpttool.listing.modules import ModuleSummary, Sort, describe_module_kind
+from ckpttool.listing.rows import TensorRow
 
 if TYPE_CHECKING:
     from ckpttool.browser.reader import Job

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from ckpttool.browser.listing import Row
-from ckpttool.commands.modules import ModuleSummary, Sort, module_entries, skip_wrapping_modules
-from ckpttool.commands.rows import TensorRow
 from ckpttool.core.text import compile_glob
+from ckpttool.listing.modules import ModuleSummary, Sort, module_entries, skip_wrapping_modules
+from ckpttool.listing.rows import TensorRow
 
 
 class SearchIndex:

@@ -19,11 +19,11 @@ from ckpttool.cli.parameters import AgentOptions, AsJson, Quiet, make_importable
 from ckpttool.cli.progress import show_progress
 from ckpttool.cli.styles import wrap_sentence
 from ckpttool.cli.tables import labeled_lines, merge_default_sentences
-from ckpttool.commands.training_counters import ANY_UNIT, TITLES, UNITS, step_columns
 from ckpttool.core import sidecar, urls
 from ckpttool.core.deferred import dataclass, field
 from ckpttool.core.errors import CkpttoolError, NotACheckpointError, UsageError
 from ckpttool.core.text import clean, format_count
+from ckpttool.listing.training_counters import ANY_UNIT, TITLES, UNITS, step_columns
 
 if TYPE_CHECKING:
     from ckpttool.cli import figures
@@ -886,8 +886,8 @@ def require_display(output: OutputOptions, paths: Sequence[str], options: Evalua
     if output.chart:
         figures.require_chart()
     if output.video is not None or output.strip is not None:
-        from ckpttool.commands.folder import expand_paths
         from ckpttool.evaluation import episode_videos
+        from ckpttool.listing.paths import expand_paths
 
         paths = [entry.path for entry in expand_paths(paths)]
         if output.video is not None:

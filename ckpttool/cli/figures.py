@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ckpttool.cli.styles import terminal_width
-from ckpttool.commands.training_counters import ANY_UNIT
 from ckpttool.core import deferred, search_paths
 from ckpttool.core.atomic_write import require_new, write_file
 from ckpttool.core.deferred import NamedTuple
 from ckpttool.core.errors import CkpttoolError, MissingExtraError, UsageError
 from ckpttool.core.text import clean, format_count, shorten
 from ckpttool.evaluation.statistics import AGGREGATES, RESAMPLES
+from ckpttool.listing.training_counters import ANY_UNIT
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

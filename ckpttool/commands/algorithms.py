@@ -13,7 +13,6 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ckpttool.commands.folder import BESIDE, CheckpointEntry, expand_paths
 from ckpttool.commands.sweep import ScoredCheckpoint
 from ckpttool.core import filesystem, urls
 from ckpttool.core.deferred import dataclass
@@ -35,6 +34,7 @@ from ckpttool.evaluation.statistics import (
     paired_interval,
 )
 from ckpttool.libraries.recognize import recognize_checkpoint
+from ckpttool.listing.paths import BESIDE, CheckpointEntry, expand_paths
 
 # Results of an algorithm: its training runs, each scored by its last checkpoints, and comparisons.
 

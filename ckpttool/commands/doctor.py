@@ -6,8 +6,6 @@ import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from ckpttool.commands.audit import LoadingVerdict, judge_loading
-from ckpttool.commands.findings import Finding, data_only_command, unjudged_findings, weightless_findings
 from ckpttool.commands.stats import Stats, compute_stats
 from ckpttool.conversion import parts
 from ckpttool.conversion.filling import FillOptions, LiveModel, ModelFillPlan, plan_model_fill
@@ -37,6 +35,8 @@ from ckpttool.formats.detect import ensure_open
 from ckpttool.libraries.recognize import recognize_checkpoint
 from ckpttool.libraries.schema import NO_LAYOUT, RecognizedAgent
 from ckpttool.libraries.single_networks import recognize_single_policy
+from ckpttool.listing.audit import LoadingVerdict, judge_loading
+from ckpttool.listing.findings import Finding, data_only_command, unjudged_findings, weightless_findings
 from ckpttool.networks import live, live_trees
 from ckpttool.networks.worker import ModelSpec
 

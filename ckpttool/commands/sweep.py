@@ -15,8 +15,6 @@ from typing import IO, Any, cast
 
 import numpy as np
 
-from ckpttool.commands import training_counters
-from ckpttool.commands.folder import CheckpointEntry, expand_paths
 from ckpttool.core import filesystem, plugins, sidecar, urls
 from ckpttool.core import text as documents
 from ckpttool.core.atomic_write import Progress, ignore_progress, require_new, require_regular, write_file
@@ -68,6 +66,8 @@ from ckpttool.evaluation.statistics import (
     summarize,
 )
 from ckpttool.libraries.recognize import recognize_checkpoint
+from ckpttool.listing import training_counters
+from ckpttool.listing.paths import CheckpointEntry, expand_paths
 from ckpttool.networks import network as serial
 from ckpttool.networks.network import Backend, Network, stack_structure
 from ckpttool.version import __version__

@@ -1,230 +1,31 @@
-"""Describe the dataflow of an agent's networks: observation, normaliser, layers, activations, action."""
+"""Describe the dataflow of an agent's networks: observation, normaliser, layers, activations, action.
+
+Shapes come from unread tensors, the order of layers and activations from the records that
+networks/build.py follows (AgentNetwork, PolicyEncoder); tests/test_dataflow.py compares both. Facts that no
+file contains name the default that they come from.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from ckpttool.core import urls
 from ckpttool.core.deferred import dataclass, field
 from ckpttool.core.errors import CkpttoolError, abbreviate_list, is_system_error
-from ckpttool.core.sidecar import Sidecar, load_sidecar, parse_activation
+from ckpttool.core.sidecar import Sidecar, parse_activation
 from ckpttool.core.source import Shape
-from ckpttool.core.text import clean, format_count
+from ckpttool.core.text import clean
 from ckpttool.core.tree import Leaf, Path, Tree, attr
 from ckpttool.libraries import schema
-from ckpttool.libraries.schema import (
-    AgentMetadata,
-    AgentNetwork,
-    EncoderInput,
-    PolicyEncoder,
-    RecognizedAgent,
-)
+from ckpttool.libraries.schema import AgentNetwork, EncoderInput, PolicyEncoder, RecognizedAgent
+from ckpttool.listing.strip_facts import FlowFacts, agent_facts, find_recorded_facts, listed_facts
+from ckpttool.listing.strips import FlowStage, FlowStrip, StageKind, format_shape
 
 if TYPE_CHECKING:
     from ckpttool.core.checkpoint import Checkpoint
     from ckpttool.evaluation.restore import Agent
-
-# A strip is a network as a row of stages. Shapes come from unread tensors, the order of layers and
-# activations from the records that networks/build.py follows (AgentNetwork, PolicyEncoder);
-# tests/test_dataflow.py compares both. Facts that no file contains name the default that they come from.
-
-StageKind = Literal["input", "normalizer", "layer", "activation", "join", "map", "output", "unknown"]
-
-
-@dataclass(frozen=True, slots=True)
-class FlowStage:
-    """One step: its name, the shape of its output without the batch, the number of its parameters.
-
-    The shape is None if unknown, which it never is for an agent's networks.
-    `detail` is a short addition ("-2 to 2"), `note` one that has no place in the picture, e.g. all action
-    bounds. `assumed` is the origin of an assumed fact ("default of layout td3"), empty for facts of the
-    files.
-    """
-
-    kind: StageKind
-    name: str
-    shape: Shape | None
-    parameters: int = 0
-    detail: str = ""
-    note: str = ""
-    assumed: str = ""
-
-    def document(self) -> dict[str, Any]:
-        """Return the JSON object."""
-        return {
-            "kind": self.kind,
-            "name": self.name,
-            "shape": None if self.shape is None else list(self.shape),
-            "parameters": self.parameters,
-            "detail": self.detail or None,
-            "note": self.note or None,
-            "assumed": self.assumed or None,
-        }
-
-
-@dataclass(frozen=True, slots=True)
-class FlowStrip:
-    """The stages of one network; `streams` are those of several inputs, which the first stage joins.
-
-    `alike` are the titles of further networks of the same structure.
-    """
-
-    title: str
-    stages: tuple[FlowStage, ...]
-    streams: tuple[tuple[FlowStage, ...], ...] = ()
-    notes: tuple[str, ...] = ()
-    alike: tuple[str, ...] = ()
-
-    @property
-    def every(self) -> tuple[FlowStage, ...]:
-        """All stages, those of the streams first."""
-        return (*(stage for stream in self.streams for stage in stream), *self.stages)
-
-    @property
-    def parameters(self) -> int:
-        """The number of parameters of all stages."""
-        return sum(stage.parameters for stage in self.every)
-
-    @property
-    def assumptions(self) -> dict[str, list[str]]:
-        """The names of assumed stages by the origin of the assumption, each once."""
-        found: dict[str, dict[str, None]] = {}
-        for stage in self.every:
-            if stage.assumed:
-                found.setdefault(stage.assumed, {})[stage.name] = None
-        return {origin: list(names) for origin, names in found.items()}
-
-    def document(self) -> dict[str, Any]:
-        """Return the JSON object."""
-        return {
-            "title": self.title,
-            "alike": list(self.alike),
-            "parameters": self.parameters,
-            "streams": [[stage.document() for stage in stream] for stream in self.streams],
-            "stages": [stage.document() for stage in self.stages],
-            "notes": list(self.notes),
-        }
-
-
-# Facts besides the weights, of a listing (nothing is read) or of a restored agent (sidecar, options).
-
-
-@dataclass(frozen=True, slots=True)
-class FlowFacts:
-    """Activations, action map, action bounds and statistics; `assumed` has the origin of those by default.
-
-    `normalizer` is the number of normalised observation values, 0 without statistics; `clip` limits them.
-    `choices` are discrete actions; `network_hidden` are activations of other networks than the policy.
-    """
-
-    hidden: tuple[str, ...] = ()
-    head: str = ""
-    bounds: tuple[Sequence[float], Sequence[float]] | None = None
-    normalizer: int = 0
-    clip: float | None = None
-    assumed: Mapping[str, str] = field(default_factory=dict)
-    choices: schema.Choices | None = None
-    network_hidden: Mapping[str, Sequence[str]] = field(default_factory=dict)
-
-    def of_network(self, component: str) -> FlowFacts:
-        """Return the facts of one network."""
-        own = self.network_hidden.get(component.removesuffix("_target"))
-        if own is None:
-            return self
-        assumed = {name: why for name, why in self.assumed.items() if name != "hidden"}
-        return replace(self, hidden=tuple(own), assumed=assumed)
-
-
-def find_recorded_facts(checkpoint: Checkpoint) -> Sidecar | None:
-    """Return the sidecar beside a local checkpoint, unverified; None without a readable one."""
-    if urls.is_elsewhere(checkpoint.path):
-        return None
-    try:
-        return load_sidecar(checkpoint.path)
-    except CkpttoolError as error:
-        if is_system_error(error):
-            raise
-        return None  # commands that use it report the error
-
-
-def listed_facts(binding: RecognizedAgent, tree: Tree, recorded: Sidecar | None = None) -> FlowFacts:
-    """Return the facts of a recognised agent without reading a tensor.
-
-    A sidecar's facts replace those that the checkpoint itself does not contain.
-    """
-    facts, own = binding.facts, recorded or Sidecar("")
-    default = f"default of layout {binding.layout}"
-    hidden = facts.activations or ((facts.hidden,) if facts.hidden else ())
-    head, assumed = facts.head, {}
-    if "activations" in facts.stated:
-        hidden, assumed["hidden"] = _stated_activation(facts, own)
-    elif ("activations" if facts.activations else "hidden") not in facts.origins:
-        hidden = tuple(own.activations or hidden)
-        assumed["hidden"] = _origin(own, "activations", default)
-    if "head" in facts.stated:
-        head = str(own.head) if own.is_given("head") else ""
-    elif "head" not in facts.origins:
-        head = own.head or head
-        assumed["head"] = _origin(own, "head", default)
-    low, high = facts.action_low or own.action_low, facts.action_high or own.action_high
-    statistics = binding.statistics(tree)
-    mean = facts.norm.mean if facts.norm is not None else statistics.get("mean")
-    complete = facts.norm is not None or bool(statistics.keys() & {"var", "std"})
-    clip = facts.norm.clip if facts.norm is not None else None
-    size = mean.size * facts.stacked if mean is not None and complete else 0
-    if not size and own.obs_norm:
-        size, clip = len(own.obs_norm.get("mean", ())), own.obs_norm.get("clip")
-    bounds = None if low is None or high is None else (low, high)
-    unclear = {name: why for name, why in assumed.items() if why}
-    choices = facts.choices or schema.known_choices(own)
-    networks = facts.network_activations or own.network_activations or {}
-    return FlowFacts(hidden, head, bounds, size, clip, unclear, choices, networks)
-
-
-def _stated_activation(facts: AgentMetadata, known: Sidecar) -> tuple[tuple[str, ...], str]:
-    """Return the given activations, else the text of those that a file states, and why these are unknown."""
-    if known.activations and known.is_given("activations"):
-        return tuple(known.activations), ""
-    stated = facts.stated["activations"]
-    return (stated.text,), f"not supported; stated in {stated.source}"
-
-
-def _origin(recorded: Sidecar, fact: str, default: str) -> str:
-    """Return the default that a fact comes from; empty for a fact that a sidecar states."""
-    if getattr(recorded, fact) is None:
-        return default
-    return recorded.origin(fact) if recorded.is_assumed(fact) else ""
-
-
-def agent_facts(agent: Agent) -> FlowFacts:
-    """Return the facts of a restored agent, with those of its sidecar."""
-    known, facts = agent.known, agent.binding.facts
-    names = {"head": "head", "hidden": "activations"}
-    assumed = {name: known.origin(fact) for name, fact in names.items() if known.is_assumed(fact)}
-    hidden = tuple(known.activations or ((facts.hidden,) if facts.hidden else ()))
-    if "activations" in facts.stated and known.activations is None:
-        hidden, assumed["hidden"] = _stated_activation(facts, known)
-    head = str(known.head or ("" if "head" in facts.stated else facts.head))
-    bounds = None
-    if known.action_low is not None and known.action_high is not None:
-        bounds = (known.action_low, known.action_high)
-    norm = known.obs_norm or {}
-    return FlowFacts(
-        hidden,
-        head,
-        bounds,
-        len(norm.get("mean", ())),
-        norm.get("clip"),
-        assumed,
-        schema.known_choices(known),
-        known.network_activations or {},
-    )
-
-
-# From records to stages.
 
 # Names and details of the stages of each action map, as networks/build.HEADS builds them.
 _BY, _TO = ("scale", "by upper bound"), ("scale", "to bounds")
@@ -613,75 +414,3 @@ def format_bounds(low: Sequence[float], high: Sequence[float]) -> str:
     if len(set(low)) == len(set(high)) == 1:
         return f"{low[0]:g} to {high[0]:g}"
     return f"{min(low):g} to {max(high):g} (per dimension)"
-
-
-# Strips as text: one paragraph per network.
-
-
-def strip_lines(strips: Sequence[FlowStrip], width: int) -> Iterator[str]:
-    """Yield the strips as lines of at most `width` characters; assumed stages have an asterisk."""
-    titles = [_format_title(strip) for strip in strips]
-    indent = min(max(map(len, titles), default=0), 24) + 2
-    for strip, title in zip(strips, titles, strict=True):
-        streams = [_arrows(_words(stream)) for stream in strip.streams]
-        for stream in streams:
-            stream[-1] += " |"
-        if streams:
-            streams[0][0] = f"({streams[0][0]}"
-            streams[-1][-1] = f"{streams[-1][-1][:-2]}) ->"
-        pieces = [*(piece for stream in streams for piece in stream), *_arrows(_words(strip.stages))]
-        pieces.append(f"({format_count(strip.parameters, 'parameter')})")
-        yield from _wrap(title, pieces, indent, width)
-        for note in strip.notes:
-            yield f"{'':{indent}}note: {note}"
-    for origin, names in _all_assumptions(strips).items():
-        yield f"* assumed: {', '.join(names)} ({origin})"
-
-
-def _arrows(words: Sequence[str]) -> list[str]:
-    return [*(f"{word} ->" for word in words[:-1]), words[-1]]
-
-
-def _format_title(strip: FlowStrip) -> str:
-    return f"{strip.title} (+{len(strip.alike)} alike)" if strip.alike else strip.title
-
-
-def _all_assumptions(strips: Sequence[FlowStrip]) -> dict[str, list[str]]:
-    found: dict[str, dict[str, None]] = {}
-    for strip in strips:
-        for origin, names in strip.assumptions.items():
-            found.setdefault(origin, {}).update(dict.fromkeys(names))
-    return {origin: list(names) for origin, names in found.items()}
-
-
-def _words(stages: Sequence[FlowStage]) -> list[str]:
-    """Return a word per stage; an activation follows its layer without an arrow."""
-    found: list[str] = []
-    for stage in stages:
-        mark = "*" if stage.assumed else ""
-        if stage.kind == "activation" and found:
-            found[-1] += f" {stage.name}{mark}"
-        elif stage.kind in ("input", "join", "layer") and "norm" not in stage.name:
-            found.append(f"{stage.name} {format_shape(stage.shape)}")
-        elif stage.kind == "output":
-            found.append(
-                f"{stage.name} {format_shape(stage.shape)}" + f" in {stage.detail}" * bool(stage.detail)
-            )
-        else:
-            found.append(" ".join(filter(None, (f"{stage.name}{mark}", stage.detail))))
-    return found
-
-
-def format_shape(shape: Shape | None) -> str:
-    """Return a shape without the batch, e.g. `[3]` or `[4, 84, 84]`; empty if unknown."""
-    return "" if shape is None else str(list(shape))
-
-
-def _wrap(title: str, pieces: Sequence[str], indent: int, width: int) -> Iterator[str]:
-    line = f"{title:<{indent - 1}}"
-    for piece in pieces:
-        if len(line) + 1 + len(piece) > max(width, indent + 20) and line.strip() != title:
-            yield line
-            line = " " * (indent - 1)
-        line += f" {piece}"
-    yield line

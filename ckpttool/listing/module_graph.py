@@ -7,11 +7,11 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Literal
 
-from ckpttool.commands.inspect import CheckpointSummary
-from ckpttool.commands.modules import ModuleSummary, user_given_names
-from ckpttool.commands.rows import TensorRow
 from ckpttool.core.deferred import NamedTuple, dataclass, field
 from ckpttool.core.text import format_count
+from ckpttool.listing.contents import CheckpointSummary
+from ckpttool.listing.modules import ModuleSummary, user_given_names
+from ckpttool.listing.rows import TensorRow
 
 # Number of boxes in which people can still find their way, and the maximum if a depth is given.
 COMFORTABLE, MOST = 150, 5_000

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
-from ckpttool.commands.findings import unjudged_findings
 from ckpttool.core import code_references, deferred
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.code_references import By, CodeReference
 from ckpttool.core.deferred import NamedTuple
 from ckpttool.core.errors import FormatError, NotFoundError, UsageError, abbreviate_list, from_system_error
 from ckpttool.core.text import clean
+from ckpttool.listing.findings import unjudged_findings
 
 _LINES = 20
 _NAMED = 3

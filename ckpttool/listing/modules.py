@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from ckpttool.commands.rows import TensorRow, ValueRow
 from ckpttool.core import deferred, limits
 from ckpttool.core.deferred import dataclass, field
 from ckpttool.core.text import clean, natural_sort_key
 from ckpttool.core.tree import Leaf, Path, ValueLeaf, display
+from ckpttool.listing.rows import TensorRow, ValueRow
 
 if TYPE_CHECKING:
     from ckpttool.core.tree import Container

@@ -1,233 +1,25 @@
-"""Outline of a listing and of a model's layers: groups of alike siblings, fitting depth, counters, shards."""
+"""Layers of models, as records, in one line of text and as strips of a picture."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
-from ckpttool.commands.dataflow import FlowStage, FlowStrip, StageKind
-from ckpttool.commands.modules import (
-    ModuleSummary,
-    Sort,
-    describe_module_kind,
-    module_activation,
-    module_entries,
-    skip_wrapping_modules,
-)
-from ckpttool.commands.rows import TensorRow, ValueRow
-from ckpttool.commands.training_counters import read_number
-from ckpttool.core import deferred, filesystem
-from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.deferred import NamedTuple, dataclass
 from ckpttool.core.kinds import ACTIVATION_CLASSES
-from ckpttool.core.tree import Leaf, json_value
-from ckpttool.formats.detect import find_other_shards
+from ckpttool.listing.outline import DIGITS, FEWEST_ALIKE
+from ckpttool.listing.strips import FlowStage, FlowStrip, StageKind
 
 # A shape; None is an extent of any length.
 Extents = tuple[int | None, ...]
-# Fewer alike siblings than this are listed one by one.
-_FEWEST_ALIKE = 3
-# Modules with more than _MANY plain values show only the first ones.
-_MANY_VALUES, _FIRST_VALUES = 100, 20
-# Scalars that one listing reads to show their values.
-MOST_SCALARS = 64
-_SCALAR_ROLES = ("counter", "other")
-_DIGITS = deferred.compile(r"[0-9]+")
-
-
-@dataclass(frozen=True, slots=True)
-class SiblingGroup:
-    """Consecutive siblings that differ only in the numbers of their names; `first` stands for all.
-
-    They have equal subtrees: names, classes, types, shapes and roles of tensors, and plain values.
-    """
-
-    first: ModuleSummary | TensorRow | ValueRow
-    entries: tuple[ModuleSummary | TensorRow | ValueRow, ...]
-
-    @property
-    def count(self) -> int:
-        """The number of siblings."""
-        return len(self.entries)
-
-
-@dataclass(frozen=True, slots=True)
-class OmittedValues:
-    """Values of a module that are counted, not listed."""
-
-    values: int
-
-
-OutlineEntry = ModuleSummary | TensorRow | ValueRow | SiblingGroup | OmittedValues
-
-
-class ListingOutline:
-    """The visible entries of a listing's modules in one order.
-
-    `whole` lists every entry by itself: no groups of alike siblings, no omitted values.
-    """
-
-    def __init__(self, modules: Sequence[ModuleSummary], sort: Sort = "file", *, whole: bool = False) -> None:
-        self.root = modules[0] if modules else None
-        self.sort: Sort = sort
-        self.whole = whole
-        self._shapes = {} if whole else _structures(modules)
-
-    def entries(self, module: ModuleSummary) -> list[tuple[str, OutlineEntry]]:
-        """Return the rows of a module by name."""
-        found = module_entries(module, self.sort)
-        if self.whole:
-            return list(found)
-        return _omit_values(self._group(found))
-
-    def children(self, entry: OutlineEntry) -> list[tuple[str, OutlineEntry]]:
-        """Return the rows below an entry; for a group, those of its first member."""
-        if isinstance(entry, SiblingGroup):
-            entry = entry.first
-        if not isinstance(entry, ModuleSummary):
-            return []
-        return self.entries(skip_wrapping_modules("", entry)[1])
-
-    def level_counts(self, most: int) -> Iterator[int]:
-        """Yield the number of rows of each level; end after the level that brings the sum above `most`."""
-        level = self.entries(self.root) if self.root is not None else []
-        total = 0
-        while level:
-            yield len(level)
-            total += len(level)
-            if total > most:
-                return
-            level = [row for _, entry in level for row in self.children(entry)]
-
-    def fitting_depth(self, rows: int) -> int | None:
-        """Return the deepest level with which everything fits into the rows, at least 1; None if all does."""
-        total = 0
-        for depth, count in enumerate(self.level_counts(rows)):
-            total += count
-            if total > rows:
-                return max(depth, 1)
-        return None
-
-    def _group(
-        self, entries: list[tuple[str, TensorRow | ValueRow | ModuleSummary]]
-    ) -> list[tuple[str, OutlineEntry]]:
-        """Return the entries with each run of alike siblings as one."""
-        found: list[tuple[str, OutlineEntry]] = []
-        start = 0
-        while start < len(entries):
-            name, first = entries[start]
-            end = start + 1
-            if _DIGITS.search(name):
-                stem, structure = _DIGITS.sub("#", name), self._structure(first)
-                while end < len(entries) and self._is_alike(entries[end], stem, structure):
-                    end += 1
-            if end - start < _FEWEST_ALIKE:
-                found += entries[start:end]
-            else:
-                group = SiblingGroup(first, tuple(entry for _, entry in entries[start:end]))
-                found.append((f"{name}...{entries[end - 1][0]}", group))
-            start = end
-        return found
-
-    def _is_alike(
-        self, named: tuple[str, TensorRow | ValueRow | ModuleSummary], stem: str, structure: object
-    ) -> bool:
-        name, entry = named
-        return _DIGITS.sub("#", name) == stem and self._structure(entry) == structure
-
-    def _structure(self, entry: TensorRow | ValueRow | ModuleSummary) -> object:
-        return self._shapes[entry] if isinstance(entry, ModuleSummary) else _row_structure(entry)
-
-
-def _structures(modules: Sequence[ModuleSummary]) -> dict[ModuleSummary, int]:
-    """Return a number for each module; equal numbers for equal subtrees."""
-    found: dict[ModuleSummary, int] = {}
-    numbers: dict[object, int] = {}
-    # Children come after their parents.
-    for module in reversed(modules):
-        rows = tuple((name, _row_structure(row)) for name, row in module.rows)
-        below = tuple((name, found[each]) for name, each in module.below.items())
-        shape = ("module", _DIGITS.sub("#", describe_module_kind(module)), module.built, rows, below)
-        found[module] = numbers.setdefault(shape, len(numbers))
-    return found
-
-
-def _row_structure(row: TensorRow | ValueRow) -> object:
-    leaf = row.leaf
-    if isinstance(leaf, Leaf):
-        return leaf.dtype, leaf.shape, leaf.role, leaf.slot, leaf.trainable
-    shown = json_value(leaf)
-    return "value", shown["type"], repr(shown["value"])
-
-
-def _omit_values(entries: list[tuple[str, OutlineEntry]]) -> list[tuple[str, OutlineEntry]]:
-    """Return the entries; of very many plain values, the first ones and the number left out."""
-    values = sum(isinstance(entry, ValueRow) for _, entry in entries)
-    if values <= _MANY_VALUES:
-        return entries
-    kept: list[tuple[str, OutlineEntry]] = []
-    listed = 0
-    for name, entry in entries:
-        listed += isinstance(entry, ValueRow)
-        if listed <= _FIRST_VALUES or not isinstance(entry, ValueRow):
-            kept.append((name, entry))
-    return [*kept, ("", OmittedValues(values - _FIRST_VALUES))]
-
-
-def describe_group(group: SiblingGroup) -> str:
-    """Return what the members of a group have in common: class, or type and shape."""
-    first = group.first
-    if isinstance(first, TensorRow):
-        return f"{first.leaf.dtype}{list(first.leaf.shape)}"
-    if isinstance(first, ValueRow):
-        return f"= {json_value(first.leaf)['value']}"
-    kinds = {describe_module_kind(each) for each in group.entries if isinstance(each, ModuleSummary)}
-    if len(kinds) == 1:
-        return kinds.pop()
-    # Their names differ, their class does not.
-    return " ".join(word for word in (first.kind or "", module_activation(first.facts)) if word)
-
-
-# Values of counters and other scalars, and shards that are missing.
-
-
-class ScalarReader:
-    """Reads a few scalars of one checkpoint, so that a listing shows their values; none of a remote one."""
-
-    def __init__(self, checkpoint: Checkpoint) -> None:
-        self._left = 0 if filesystem.find_store(checkpoint.path) is not None else MOST_SCALARS
-
-    def read(self, leaf: Leaf) -> str:
-        """Return the value as text; empty for another tensor, and for a damaged value."""
-        if leaf.role not in _SCALAR_ROLES or leaf.shape not in ((), (1,)) or not self._left:
-            return ""
-        self._left -= 1
-        # A damaged value gives None: a listing needs no value, and commands that do report the error. A call
-        # that the system refuses is an error here as well.
-        number = read_number(leaf)
-        if number is None:
-            return ""
-        return f"{number:.7g}" if leaf.dtype == "float32" else f"{number}"
-
-
-def missing_shards(checkpoint: Checkpoint) -> tuple[str, ...]:
-    """Return the names of the checkpoint's missing files, as far as names and index list them."""
-    found: dict[str, None] = {}
-    for _, leaf in checkpoint.tree.tensors():
-        if (path := getattr(leaf.source, "missing_path", None)) is not None:
-            found.setdefault(os.path.basename(path))
-    others = find_other_shards(checkpoint)
-    return (*found, *(others[2] if others is not None else ()))
-
-
-# Layers of models, as records, in one line of text and as strips of a picture.
 
 # How the parts of a layer relate: applied in order, as a recorded graph, or by code outside the file.
 Flow = Literal["chain", "graph", "parts"]
 
 INPUT = "InputLayer"
+# A model with more layers is not described, and layers nested more deeply are not.
+MOST_LAYERS, DEEPEST = 20_000, 64
 LISTS = frozenset(("ModuleList", "ModuleDict", "ParameterList", "ParameterDict"))
 
 
@@ -309,6 +101,13 @@ class Architecture:
         }
 
 
+class LayerResult(NamedTuple):
+    """The outputs of a layer, and its operations for one sample; None if an extent is unknown."""
+
+    outputs: tuple[Extents, ...]
+    macs: int | None = 0
+
+
 class LayerGroup(NamedTuple):
     """Consecutive layers that differ only in the numbers of their names; `first` stands for all."""
 
@@ -333,7 +132,7 @@ def fold_alike(layers: Sequence[ArchitectureLayer]) -> list[ArchitectureLayer | 
         form = _form(layers[start])
         while end < len(layers) and _form(layers[end]) == form:
             end += 1
-        if end - start < _FEWEST_ALIKE or not _DIGITS.search(layers[start].name):
+        if end - start < FEWEST_ALIKE or not DIGITS.search(layers[start].name):
             found += layers[start:end]
         else:
             found.append(LayerGroup(layers[start], end - start, layers[end - 1]))
@@ -344,8 +143,8 @@ def fold_alike(layers: Sequence[ArchitectureLayer]) -> list[ArchitectureLayer | 
 def _form(layer: ArchitectureLayer) -> object:
     """Return a layer without the numbers in its names; equal for layers that are listed together."""
     below = tuple(map(_form, layer.below))
-    inputs = tuple(_DIGITS.sub("#", each) for each in layer.inputs)
-    name = _DIGITS.sub("#", layer.name)
+    inputs = tuple(DIGITS.sub("#", each) for each in layer.inputs)
+    name = DIGITS.sub("#", layer.name)
     own = (layer.cls, layer.detail, layer.activation, layer.parameters, layer.output, layer.macs, layer.flow)
     return name, own, inputs, below
 
@@ -382,9 +181,6 @@ def _group_name(entry: ArchitectureLayer | LayerGroup) -> str:
 def format_extents(shape: Extents) -> str:
     """Return a shape as text; an unknown extent is a question mark."""
     return "[" + ", ".join("?" if extent is None else str(extent) for extent in shape) + "]"
-
-
-# The picture: one strip per chain of layers.
 
 
 def architecture_strips(found: Sequence[Architecture]) -> tuple[FlowStrip, ...]:

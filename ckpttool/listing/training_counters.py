@@ -137,9 +137,6 @@ def most_common_source(steps_by_checkpoint: Sequence[Mapping[str, int]]) -> str 
     return max(telling or there, key=lambda source: having[source], default=None)
 
 
-# How often TensorFlow 1's Adam optimizers were applied, from the powers of beta that they store.
-
-
 def update_count_notes(tree: Tree) -> tuple[str, ...]:
     """Yield a sentence for each Adam whose two beta powers imply a count under common betas.
 
