@@ -32,15 +32,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.gridspec import SubplotSpec
 
-    from ckpttool.commands.algorithms import (
-        Algorithm,
-        AlgorithmComparison,
-        AlgorithmCurvePoint,
-        TrainingCurve,
-    )
+    from ckpttool.commands.algorithms import Algorithm, AlgorithmComparison, AlgorithmCurvePoint
     from ckpttool.commands.sweep import LearningCurvePoint
     from ckpttool.evaluation.protocol import Evaluation
     from ckpttool.evaluation.statistics import Estimate
+    from ckpttool.evaluation.training_logs import TrainingCurve
 
 
 # Small plots in the terminal: the distribution of one checkpoint's returns, or a learning curve.

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ckpttool.commands.plugin_rows import PluginRow
     from ckpttool.commands.schemas import SchemaRow
     from ckpttool.commands.stats import ChangedEntry, Diff, Entry, Moments, Stats
-    from ckpttool.commands.verify import TrainStepComparison, Verification
+    from ckpttool.commands.verify import Verification
     from ckpttool.conversion.plan import ConversionResult
     from ckpttool.core.digests import Digest
     from ckpttool.core.sidecar import LedgerEntry
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from ckpttool.verification.proof import ModelProof
     from ckpttool.verification.training import ModelTraining
     from ckpttool.verification.two_models import ModelComparison
+    from ckpttool.verification.update_comparison import TrainStepComparison
 
 
 # Text output for people: each function renders one record, in at most 80 columns if possible.
@@ -436,8 +437,8 @@ def _verification_verdict(found: Verification) -> str:
 
 def _training_table(found: TrainStepComparison) -> list[str]:
     """Return a row per network and moment: the difference of both sides' updates in each float type."""
-    from ckpttool.commands.verify import BOUNDS
     from ckpttool.verification.output_comparison import OWN_ERROR
+    from ckpttool.verification.update_comparison import BOUNDS
 
     keys = dict.fromkeys((each.name, each.step) for each in found.moved)
     by_type = {(each.name, each.step, each.dtype): each for each in found.moved}

@@ -16,8 +16,6 @@ from typing import Any
 
 import numpy as np
 
-from ckpttool.commands import algorithms
-from ckpttool.commands.algorithms import BELOW, MOST_BYTES, Of, TrainingCurve, TrainingLogs, thin_points
 from ckpttool.commands.doctor import examine_agent
 from ckpttool.commands.stats import Values, compute_stats, euclidean_norm, iter_values
 from ckpttool.core import deferred, filesystem, urls
@@ -30,6 +28,8 @@ from ckpttool.core.filesystem import list_names
 from ckpttool.core.source import File, Shape
 from ckpttool.core.text import describe_error, format_count, natural_sort_key, replace_nonfinite, shorten
 from ckpttool.core.tree import Leaf, Path
+from ckpttool.evaluation import training_logs
+from ckpttool.evaluation.training_logs import BELOW, MOST_BYTES, Of, TrainingCurve, TrainingLogs, thin_points
 from ckpttool.formats.detect import open_checkpoint
 from ckpttool.libraries.recognize import recognize_checkpoint
 from ckpttool.libraries.schema import RecognizedAgent
@@ -640,7 +640,7 @@ def find_logs(path: str) -> TrainingLogs:
     Event files come first, then evaluations, tables and episodes, in the checkpoint's folder, in a
     subfolder for logs and in the folder above.
     """
-    found = algorithms.find_training_logs([path])
+    found = training_logs.find_training_logs([path])
     if found.curves or urls.is_url(path):
         return found
     own = os.path.dirname(filesystem.abspath(path))
