@@ -602,6 +602,11 @@ def check(
     checked with it, once. `jobs` is the number of processes: by default one per core if there are at
     least MANY checkpoints, else none but this one. Raise UsageError for an unknown layout, and
     NotFoundError for a pattern without a match.
+
+    >>> import ckpttool
+    >>> checked = ckpttool.check(["sample_ckpts/td3_pendulum_torch"])
+    >>> checked.clean, len(checked.checkpoints)
+    (True, 6)
     """
     wanted = wanted or CheckOptions()
     if wanted.layout is not None:

@@ -934,13 +934,26 @@ def diff(
 ) -> Diff:
     """Compare two checkpoints, or a checkpoint and a live model, one tensor per side at a time.
 
-    A side is a path, an opened Checkpoint, or a torch.nn.Module, tf.Module or Keras model. `by` is
-    "path", "agent" (layouts must recognise an agent on both sides; `layout` names the layout of the
-    left one), "model" (entries that would fill the live model, as load_into does; `part` and `layout`
-    as there) or "auto": by meaning if both are agents of different formats or layouts, by model if a
-    live model has names that the checkpoint lacks, else by path. `glob` keeps the entries whose path
-    matches, `sort` selects the measure of a change's size. Raise whatever opening and reading raise,
-    with the entry's path.
+    Raise whatever opening and reading raise, with the entry's path.
+
+    Args:
+        left: a path, an opened Checkpoint, or a torch.nn.Module, tf.Module or Keras model.
+        right: the other side.
+        glob: keeps the entries whose path matches.
+        by: "path", "agent" (layouts must recognise an agent on both sides), "model" (entries that would fill
+            the live model, as load_into does) or "auto": by meaning if both are agents of different formats
+            or layouts, by model if a live model has names that the checkpoint lacks, else by path.
+        sort: the measure of a change's size.
+        layout: the layout of the left agent, or of the one that would fill the model.
+        part: as for load_into.
+        progress: called with the finished and the total amount of work.
+
+    >>> import ckpttool
+    >>> run = "sample_ckpts/td3_pendulum_torch"
+    >>> changes = ckpttool.diff(f"{run}/ckpt-12500.pt", f"{run}/ckpt-15000.pt", glob="actor/**")
+    >>> len(changes.changed), changes.equal, changes.identical
+    (6, 0, False)
+
     """
     if sort not in get_args(Sort):
         raise UsageError(f"unknown sort key {sort!r}", hint=suggest_choice(sort, get_args(Sort)))

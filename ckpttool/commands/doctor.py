@@ -153,11 +153,21 @@ def diagnose(
 ) -> Diagnosis:
     """Run all checks that need no playing: pickles, values, facts and the environment.
 
-    `env` is the intended environment; without it, the one in the agent's files is used. `facts` are
-    facts that no file contains; a file with another value is a finding. With a `model` (live, or a
-    Like), also report what the checkpoint does not fill in it; `part` selects the entries under one
-    path, or one network. Raise whatever opening and reading raise: a damaged file is an error, not a
-    finding.
+    Raise whatever opening and reading raise: a damaged file is an error, not a finding.
+
+    Args:
+        path: the checkpoint: a file, prefix or folder.
+        env: the intended environment; without it, the one in the agent's files is used.
+        layout: the layout, if it is not to be recognised.
+        progress: called with the finished and the total amount of work.
+        facts: facts that no file contains; a file with another value is a finding.
+        model: a live model, or a Like: what the checkpoint does not fill in it is reported too.
+        part: selects the entries under one path, or one network, for the model.
+
+    >>> import ckpttool
+    >>> ckpttool.diagnose("sample_ckpts/td3_pendulum_tf/ckpt-15000").findings
+    ()
+
     """
     if model is None and part is not None:
         raise UsageError("part can be used only with a model")

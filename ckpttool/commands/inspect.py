@@ -21,6 +21,11 @@ def summary(path: str, glob: str | None = None, layout: str | None = None) -> Ch
     """List the checkpoint at the path; `glob` selects tensors and values by path.
 
     `layout` names the layout that recognises it; without it, all are tried.
+
+    >>> import ckpttool
+    >>> listing = ckpttool.summary("sample_ckpts/td3_pendulum_tf/ckpt-15000")
+    >>> listing.layout, listing.totals.parameters, len(listing.tensors)
+    ('td3_tf', 27142, 78)
     """
     return summarize_checkpoint(open_checkpoint(path), glob, layout)
 

@@ -705,15 +705,30 @@ def sweep(
     spread: Spread = play_in_process,
     progress: Progress = ignore_progress,
 ) -> Sweep:
-    """Play every checkpoint that the paths stand for (see folder.expand_paths), and compare them.
+    """Play every checkpoint that the paths stand for (see expand_paths), and compare them.
 
-    `facts` are not stored in any of their files. `out` is a JSON Lines file that gets each result as
-    it finishes; results already in it are not played again. `spread` selects where to play
-    (parallel.play_in_process, process_spread, ray_spread): the returns are the same. Checkpoints that
-    cannot be played are reported, and the others are played. Ctrl-C keeps finished results; without
-    any, it is passed on. Raise NotFoundError for a pattern without a match, NotACheckpointError if
-    there is no agent, UsageError for an environment that cannot be created, and the errors of
-    `ResultsFile`.
+    Checkpoints that cannot be played are reported, and the others are played. Ctrl-C keeps finished
+    results; without any, it is passed on. Raise NotFoundError for a pattern without a match,
+    NotACheckpointError if there is no agent, UsageError for an environment that cannot be created, and the
+    errors of `ResultsFile`.
+
+    Args:
+        paths: checkpoints, folders and patterns.
+        env: a Gymnasium id; None for that of each checkpoint.
+        protocol: episodes, seeds, device and how to play; None for the defaults.
+        layout: the layout, if it is not to be recognised.
+        facts: facts that none of the files contains.
+        out: a JSON Lines file that gets each result as it finishes; results already in it are not played
+            again.
+        spread: where to play (play_in_process, process_spread, ray_spread): the returns are the same.
+        progress: called with the finished and the total amount of work.
+
+    >>> import ckpttool
+    >>> protocol = ckpttool.Protocol(episodes=2)
+    >>> played = ckpttool.sweep(["sample_ckpts/td3_pendulum_torch"], "Pendulum-v1", protocol)
+    >>> len(played.evaluations), played.failed
+    (6, ())
+
     """
     options = EvaluationOptions(env, protocol or Protocol(), layout, facts)
     requested = expand_paths(paths)

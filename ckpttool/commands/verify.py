@@ -132,9 +132,22 @@ def verify(
 
     Two checkpoints of recognised agents are compared network by network on observations (and actions).
     Otherwise each side is a model that runs by itself (.keras, Keras .h5, ONNX, SavedModel, TorchScript)
-    or one that `like_a` or `like_b` builds. `keywords` are VerificationOptions fields that override
-    those of `options`: `verify(first, second, whole=True)`. Raise UsageError when the two have no
-    network in common (unless `whole`), or a side cannot run.
+    or one that `like_a` or `like_b` builds. Raise UsageError when the two have no network in common (unless
+    `whole`), or a side cannot run.
+
+    Args:
+        first: the reference, A: a file, prefix or folder.
+        second: the checkpoint to verify, B.
+        options: what to compare, and how.
+        progress: called with the finished and the total amount of work.
+        keywords: fields of VerificationOptions, which override those of `options`.
+
+    >>> import ckpttool
+    >>> agent = "sample_ckpts/td3_pendulum_torch/ckpt-15000.pt"
+    >>> compared = ckpttool.verify(agent, agent, whole=True)
+    >>> compared.within, compared.networks[0].name, compared.contents.discrepancies
+    (True, 'actor', ())
+
     """
     options = with_keywords(options or VerificationOptions(), keywords, "verify")
     if any(options.of_training) and options.steps is None:

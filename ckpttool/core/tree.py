@@ -58,7 +58,12 @@ def index(position: int) -> PathStep:
 
 
 def display(path: Path) -> str:
-    """Return the display path: dotted keys split, Keras's private names public, joined by `/`."""
+    """Return the display path: dotted keys split, Keras's private names public, joined by `/`.
+
+    >>> import ckpttool
+    >>> ckpttool.display(next(iter(ckpttool.open("sample_ckpts/td3_pendulum_tf/ckpt-15000").tree)))
+    'policy/actor/l1/kernel'
+    """
     return "/".join(_display_step(step) for step in path)
 
 

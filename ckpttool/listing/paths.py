@@ -88,6 +88,11 @@ def open_path(path: str | os.PathLike[str]) -> Checkpoint:
     subfolders. Raise NotACheckpointError with the candidates if there are several, NotFoundError,
     NotACheckpointError or UnsupportedError if there is nothing to list, and FormatError if the bytes are
     damaged.
+
+    >>> import ckpttool
+    >>> checkpoint = ckpttool.open("sample_ckpts/td3_pendulum_tf")
+    >>> checkpoint.format, len(checkpoint.tree)
+    ('tensor_bundle', 78)
     """
     choice = choose_checkpoint(os.fspath(path))
     if choice.candidates:

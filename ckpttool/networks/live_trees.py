@@ -955,6 +955,12 @@ def flatten_with_path(
         enter: selects objects to enter; None: all trackable objects (TensorFlow: tf.Modules only).
         most: number of values after which no object is entered twice; first paths are kept.
 
+    >>> import ckpttool, numpy
+    >>> holder = {"actor": [numpy.zeros((3, 64), "float32")]}
+    >>> tree = ckpttool.flatten_with_path(holder, predicate=lambda value: isinstance(value, numpy.ndarray))
+    >>> [(ckpttool.display(path), leaf.shape) for path, leaf in tree.items()]
+    [('actor/0', (3, 64))]
+
     """
     if is_tensor(obj):
         raise UsageError("a tensor has no children", hint="flatten a list or dict that contains it")
