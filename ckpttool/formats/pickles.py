@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from ckpttool.core import limits, text
 from ckpttool.core.code_references import CodeReference, merge_references, relocate_references
@@ -32,7 +32,7 @@ from ckpttool.core.tree import (
     index,
     key,
 )
-from ckpttool.encodings import npy, pickle_reader, pickle_values
+from ckpttool.encodings import npy, pickle_values
 from ckpttool.encodings.pickle_values import (
     CONTAINERS,
     Array,
@@ -49,6 +49,10 @@ from ckpttool.encodings.pickle_values import (
 )
 from ckpttool.formats import pickle_signatures, tensor_bytes
 from ckpttool.formats.tf_common import role_by_name
+
+if TYPE_CHECKING:
+    from ckpttool.encodings import pickle_reader
+
 
 # How unbuilt values are displayed: keys of any kind, objects of unknown classes, code.
 
@@ -203,6 +207,8 @@ _PADDED = "numpy_array_alignment_bytes"
 
 def scan_joblib(data: bytes) -> pickle_reader.PickleScan:
     """Scan a pickle of joblib, past the arrays between its opcodes, as far as it is valid; never raise."""
+    from ckpttool.encodings import pickle_reader
+
     machine = pickle_reader.PickleMachine(
         data, OpaqueKey, {**CONTAINERS, **pickle_values.BUILDERS}, sys.maxsize, None, 0
     )
@@ -218,6 +224,8 @@ def scan_joblib(data: bytes) -> pickle_reader.PickleScan:
 
 def _load_joblib(data: bytes, file: File, builders: Mapping[str, Builder]) -> LoadedPickle:
     """Return the value of an uncompressed file of joblib, whose arrays stay where they are."""
+    from ckpttool.encodings import pickle_reader
+
     machine = pickle_reader.PickleMachine(data, None, builders, _INLINE, file.path, 0)
     value = machine.run(_joblib_table(None))
     if machine.position != len(data):
@@ -232,6 +240,7 @@ def _joblib_table(nested: list[CodeReference] | None) -> list[pickle_reader.Opco
 
     `nested` receives what the pickles of arrays of objects would call; without it, such arrays are an error.
     """
+    from ckpttool.encodings import pickle_reader
 
     def build(running: pickle_reader.PickleMachine, at: int) -> int:
         at = pickle_reader.TABLE[_BUILD](running, at)
@@ -287,6 +296,8 @@ def load_pickle(
 
     Raise FormatError with the file name (`name` if there is no `file`) if the pickle is damaged.
     """
+    from ckpttool.encodings import pickle_reader
+
     inline = _INLINE if file else sys.maxsize
     path = file.path if file else name
     try:

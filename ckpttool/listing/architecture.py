@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ckpttool.core.errors import CkpttoolError, UsageError, is_system_error
-from ckpttool.listing.contents import is_script
+from ckpttool.libraries.recognize import KERAS_FORMATS, is_script
 from ckpttool.listing.input_shapes import parse_shapes
 from ckpttool.listing.layers import Architecture, Extents
 
@@ -52,7 +52,7 @@ def describe_architecture(checkpoint: Checkpoint, shapes: Sequence[str] = ()) ->
 
 
 def _describe(checkpoint: Checkpoint, shapes: Mapping[str, Extents]) -> tuple[Architecture, ...]:
-    if checkpoint.format in ("keras_zip", "keras_h5"):
+    if checkpoint.format in KERAS_FORMATS:
         from ckpttool.listing import keras_architecture
 
         return keras_architecture.describe_keras(checkpoint, shapes)

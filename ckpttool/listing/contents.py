@@ -174,18 +174,10 @@ def _totals(rows: list[TensorRow], stored_nbytes: int) -> Totals:
     return Totals(len(rows), trained, sum(r.nbytes for r in roles.values()), stored_nbytes, roles)
 
 
-# Formats that list the layers of a model besides its weights; PyTorch files do where they contain modules.
-_DESCRIBING = frozenset(("keras_zip", "keras_h5", "onnx"))
-
-
 def may_describe_layers(checkpoint: Checkpoint) -> bool:
     """Return whether the file may list the layers of a model, and not only weights."""
-    if checkpoint.format in _DESCRIBING or is_script(checkpoint):
+    from ckpttool.libraries.recognize import KERAS_FORMATS, PICKLED_MODULES, is_script
+
+    if checkpoint.format in (*KERAS_FORMATS, "onnx") or is_script(checkpoint):
         return True
-    return any(path and path[-1].value == "_modules" for path in checkpoint.tree.containers)
-
-
-def is_script(checkpoint: Checkpoint) -> bool:
-    """Return whether the file is a TorchScript archive."""
-    root = checkpoint.tree.containers.get(())
-    return root is not None and (root.name or "").startswith("__torch__.")
+    return any(path and path[-1] == PICKLED_MODULES for path in checkpoint.tree.containers)
