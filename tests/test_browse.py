@@ -27,9 +27,15 @@ from ckpttool.browser.comparison import ComparisonState
 from ckpttool.browser.listing import AliasRow, BrowserListing, list_for_browser
 from ckpttool.browser.numbers import TensorNumbers, read_numbers
 from ckpttool.browser.outline import Outline
-from ckpttool.browser.panes import CellDifference, TensorCells, ValueGrid, choose_cell_format, format_exactly
 from ckpttool.browser.reader import ReaderThread
 from ckpttool.browser.search import SearchIndex, next_hit
+from ckpttool.browser.value_table import (
+    CellDifference,
+    TensorCells,
+    ValueGrid,
+    choose_cell_format,
+    format_exactly,
+)
 from ckpttool.commands.stats import Moments
 from ckpttool.core import Leaf, UsageError
 from ckpttool.core.source import LARGE

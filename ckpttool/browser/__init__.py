@@ -1,4 +1,4 @@
-"""Terminal browser: start-up, checking for a terminal and for textual."""
+"""Terminal browser: start-up, checks for a terminal and for textual, background listing."""
 
 from __future__ import annotations
 
@@ -14,8 +14,6 @@ from ckpttool.browser.listing import BrowserListing, list_for_browser
 from ckpttool.commands.diff import AUTO
 from ckpttool.core.urls import format_command
 from ckpttool.core.errors import MissingExtraError, UsageError
-
-# Background listing: small checkpoints open at once, others take seconds.
 
 
 class BackgroundListing:
@@ -55,8 +53,6 @@ class BackgroundListing:
             gc.freeze()
             gc.enable()
 
-
-# Start-up: checks for a terminal and for the installed library.
 
 HINT = "pip install 'ckpttool[browse]'"
 # A listing or an error that arrives this early needs no waiting screen.

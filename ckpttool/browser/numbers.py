@@ -59,8 +59,6 @@ def _read_streaming(
     done(TensorNumbers(known, tuple(counts), tuple(stats.find_warning_signs(row.keys, row.leaf, known))))
 
 
-# Text histogram: a few lines of columns, or a line per range.
-
 _EIGHTHS = " ▁▂▃▄▅▆▇█"
 _ACROSS = " ▏▎▍▌▋▊▉█"
 _TALL = 4

@@ -86,8 +86,6 @@ def key_help(cells: int, *, two: bool) -> list[Line]:
     return lines
 
 
-# Title line and short messages: name of the checkpoint, its size, progress of a comparison.
-
 _SHORTEST = 12
 
 
