@@ -84,7 +84,9 @@ def browse(
 def require_terminal(path: str) -> None:
     """Raise UsageError unless stdin, stdout and stderr are a terminal."""
     streams = (sys.__stdin__, sys.__stdout__, sys.__stderr__)
-    if os.environ.get("TERM") == "dumb" or not all(each is not None and each.isatty() for each in streams):
+    if os.environ.get("TERM") == "dumb" or not all(
+        stream is not None and stream.isatty() for stream in streams
+    ):
         raise UsageError(
             "browse requires a terminal",
             hint=f"to print the same tree: {format_command('inspect', path)}",

@@ -110,14 +110,14 @@ class MainScreen(WalkScreen):
         return (listing.rows[name] if name in listing.alignment.left else None, listing.right.get(name))
 
     def _reading(self, name: str) -> Job:
-        found: list[TensorNumbers | None] = []
+        statistics: list[TensorNumbers | None] = []
         for row in self._sides(name):
-            yield from numbers.read_numbers(row, found.append)
+            yield from numbers.read_numbers(row, statistics.append)
             yield
-        self.post_message(ReaderResult(lambda: self._take(name, tuple(found))))
+        self.post_message(ReaderResult(lambda: self._take(name, tuple(statistics))))
 
-    def _take(self, name: str, found: tuple[TensorNumbers | None, ...]) -> None:
-        self._known[name] = found
+    def _take(self, name: str, statistics: tuple[TensorNumbers | None, ...]) -> None:
+        self._known[name] = statistics
         entry = self.tree_pane.entry
         if entry is not None and entry.path == name:
             self._show(stay=True)
@@ -131,7 +131,7 @@ class MainScreen(WalkScreen):
         """Compare the checkpoints, updating the marks several times a second."""
         waiting: list[tuple[str, ChangedEntry | str | None]] = []
         last_shown_s = time.monotonic()
-        for _ in comparison.steps(lambda name, found: waiting.append((name, found))):
+        for _ in comparison.steps(lambda name, change: waiting.append((name, change))):
             if time.monotonic() - last_shown_s > _TOLD_S:
                 self.post_message(ReaderResult(_bind_result(self._noted, tuple(waiting))))
                 waiting.clear()
@@ -139,10 +139,10 @@ class MainScreen(WalkScreen):
             yield
         self.post_message(ReaderResult(_bind_result(self._noted, tuple(waiting))))
 
-    def _noted(self, found: Sequence[tuple[str, ChangedEntry | str | None]]) -> None:
+    def _noted(self, changes: Sequence[tuple[str, ChangedEntry | str | None]]) -> None:
         if self.comparison is not None:
-            for name, each in found:
-                self.comparison.note(name, each)
+            for name, change in changes:
+                self.comparison.note(name, change)
             self.query_one("#title", Bar).refresh()
             self.tree_pane.refresh()
             self._show(stay=True)
@@ -183,7 +183,7 @@ class MainScreen(WalkScreen):
         """Show the histogram of the tensor, for both sides if there are two."""
         entry = self.tree_pane.entry
         known = self._known.get(entry.path) if entry is not None else None
-        if known is None or not any(each is not None and each.histogram for each in known):
+        if known is None or not any(side is not None and side.histogram for side in known):
             self.show_message(
                 "no histogram" if known is not None or not isinstance(entry, TensorRow) else "still reading"
             )
@@ -217,19 +217,19 @@ class MainScreen(WalkScreen):
             return None
         first = rows[0].leaf
         words = ("left", "right") if self.comparison is not None else ("",)
-        found: list[tuple[str, CellSource, Moments | None]] = []
-        made: list[TensorCells] = []
+        sources: list[tuple[str, CellSource, Moments | None]] = []
+        cells: list[TensorCells] = []
         for word, row, read in zip(words, self._sides(name), known, strict=False):
             if isinstance(row, TensorRow) and row.leaf.shape == first.shape:
-                made.append(TensorCells(row.leaf))
-                found.append((word, made[-1], read.moments if read is not None else None))
-        if len(made) == 2 and "string" not in (row.leaf.dtype for row in rows):
-            found.append(("left - right", CellDifference(*made), None))
-        return first, found
+                cells.append(TensorCells(row.leaf))
+                sources.append((word, cells[-1], read.moments if read is not None else None))
+        if len(cells) == 2 and "string" not in (row.leaf.dtype for row in rows):
+            sources.append(("left - right", CellDifference(*cells), None))
+        return first, sources
 
 
-def _bind_result(take: Callable[[Any], None], found: Any) -> Callable[[], None]:
-    return lambda: take(found)
+def _bind_result(take: Callable[[Any], None], result: Any) -> Callable[[], None]:
+    return lambda: take(result)
 
 
 _POLL_S = 0.05

@@ -37,8 +37,8 @@ def paint_line(line: Line, cells: int, over: Style | None = None) -> Strip:
     # Last safeguard: text from a file must never control the terminal.
     segments = [Segment(clean(piece.text), STYLES[piece.tone]) for piece in line]
     used = sum(cell_len(segment.text) for segment in segments)
-    made = Strip(segments, used).adjust_cell_length(cells)
-    return made.apply_style(over) if over is not None else made
+    strip = Strip(segments, used).adjust_cell_length(cells)
+    return strip.apply_style(over) if over is not None else strip
 
 
 _WHEEL = 3

@@ -37,8 +37,8 @@ def key_line(keys: Sequence[BrowserKey], cells: int, *, two: bool) -> Line:
     names = {key: key.shown.partition("  ")[0] for key in shown}
     widths = {key: len(names[key]) + len(key.word) + 3 for key in shown}
     kept: list[BrowserKey] = []
-    for key in sorted(shown, key=lambda each: each.word not in ("help", "quit", "back")):
-        if sum(widths[each] for each in kept) + widths[key] <= cells:
+    for key in sorted(shown, key=lambda action: action.word not in ("help", "quit", "back")):
+        if sum(widths[action] for action in kept) + widths[key] <= cells:
             kept.append(key)
     pieces: list[TextPiece] = []
     for key in shown:

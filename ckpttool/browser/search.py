@@ -36,12 +36,12 @@ class SearchIndex:
             return self._where(lambda entry: not isinstance(entry, ModuleSummary) and keep(entry.path))
         wanted = query.lower()
         steps = wanted.count("/")
-        found = [
+        matches = [
             at
             for at, name in enumerate(self._lower)
             if wanted in name and _ends_in_last_step(name, wanted, steps)
         ]
-        return found or self._where(
+        return matches or self._where(
             lambda entry: isinstance(entry, TensorRow) and _matches_key(entry, wanted)
         )
 

@@ -114,8 +114,8 @@ class GridPane(Widget, can_focus=True):
         table, rows, columns = self._place
         if self._cells is None or table != self.table or self.row not in rows or self.column not in columns:
             return f"{list(index)}"
-        found = self._cells[self.row - rows.start, self.column - columns.start]
-        return f"{list(index)} = {format_exactly(found)}" if index else format_exactly(found)
+        number = self._cells[self.row - rows.start, self.column - columns.start]
+        return f"{list(index)} = {format_exactly(number)}" if index else format_exactly(number)
 
     def on_resize(self) -> None:
         """Keep the cursor visible after a resize."""
@@ -150,12 +150,12 @@ class GridPane(Widget, can_focus=True):
         post: Callable[[Callable[[], None]], None],
     ) -> Iterator[None]:
         try:
-            found = block.read(self.grid, table, rows, columns)
+            values = block.read(self.grid, table, rows, columns)
         except CkpttoolError as error:
             sentence = describe_error(error)
             post(lambda: self._failed(block, sentence))
         else:
-            post(lambda: self._take(block, (table, rows, columns), found))
+            post(lambda: self._take(block, (table, rows, columns), values))
         yield
 
     def _failed(self, block: CellSource, text: str) -> None:
@@ -163,12 +163,12 @@ class GridPane(Widget, can_focus=True):
             self.error = text
             self.refresh()
 
-    def _take(self, block: CellSource, place: tuple[int, range, range], found: np.ndarray) -> None:
+    def _take(self, block: CellSource, position: tuple[int, range, range], values: np.ndarray) -> None:
         if block is self.block:
-            self._place, self._cells = place, found
+            self._place, self._cells = position, values
             first = self._written is None
             self._written = self._written or choose_cell_format(
-                found.dtype, self._known or _block_moments(found)
+                values.dtype, self._known or _block_moments(values)
             )
             if first:
                 self.go(self.table, self.row, self.column)
@@ -212,9 +212,9 @@ class GridPane(Widget, can_focus=True):
         return Strip.join([Strip.blank(1), text.apply_style(HERE) if here else text])
 
 
-def _block_moments(found: np.ndarray) -> Moments | None:
+def _block_moments(values: np.ndarray) -> Moments | None:
     """Return the moments of the cells read, for use while those of the whole are unknown."""
-    return stats.compute_moments(found) if found.dtype != object and found.size else None
+    return stats.compute_moments(values) if values.dtype != object and values.size else None
 
 
 def _scroll_to(first: int, at: int, seen: int) -> int:

@@ -52,11 +52,11 @@ class ValueGrid:
 
     def leading(self, number: int) -> Shape:
         """Return the leading indices of table `number`, counted in C order."""
-        place = []
+        indices = []
         for extent in reversed(self.shape[:-2]):
             number, at = divmod(number, extent)
-            place.append(at)
-        return tuple(reversed(place))
+            indices.append(at)
+        return tuple(reversed(indices))
 
     def index(self, table: int, row: int, column: int) -> Shape | None:
         """Return the index of a cell; None past the end of the last row."""
@@ -82,8 +82,8 @@ class ValueGrid:
 
     def title(self, table: int) -> str:
         """Return the table's position as an index expression: `[3, 0, :, :]`."""
-        places = [*map(str, self.leading(table)), *[":"] * min(2, len(self.shape))]
-        return f"[{', '.join(places)}]"
+        indices = [*map(str, self.leading(table)), *[":"] * min(2, len(self.shape))]
+        return f"[{', '.join(indices)}]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,11 +162,11 @@ class TensorCells:
         """Return the cells [rows, columns] of a table; zeros fill the last row past the end of an axis."""
         if len(grid.shape) < 2:
             return self._wrapped(grid, rows, columns)
-        place = grid.leading(table)
+        indices = grid.leading(table)
         if self._whole is None and self._is_partial():
             # Row by row, because a wide table has many invisible values between two rows.
-            return np.stack([self._part((*place, row, _to_slice(columns))) for row in rows])
-        index: Any = (*place, _to_slice(rows), _to_slice(columns))
+            return np.stack([self._part((*indices, row, _to_slice(columns))) for row in rows])
+        index: Any = (*indices, _to_slice(rows), _to_slice(columns))
         block: np.ndarray = self._array()[index]
         return block
 
@@ -211,8 +211,8 @@ class CellDifference:
         a, b = (side.read(grid, table, rows, columns) for side in self._sides)
         wide = np.complex128 if "c" in (a.dtype.kind, b.dtype.kind) else np.float64
         with np.errstate(invalid="ignore"):
-            found: np.ndarray = a.astype(wide) - b.astype(wide)
-        return found
+            difference: np.ndarray = a.astype(wide) - b.astype(wide)
+        return difference
 
 
 def _to_slice(taken: range) -> slice:

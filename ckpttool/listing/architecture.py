@@ -28,9 +28,9 @@ def describe_architecture(checkpoint: Checkpoint, shapes: Sequence[str] = ()) ->
 
     """
     wanted = parse_shapes(shapes)
-    found: tuple[Architecture, ...] = ()
+    models: tuple[Architecture, ...] = ()
     try:
-        found = _describe(checkpoint, wanted)
+        models = _describe(checkpoint, wanted)
     except UsageError:
         raise
     except CkpttoolError as error:
@@ -42,13 +42,13 @@ def describe_architecture(checkpoint: Checkpoint, shapes: Sequence[str] = ()) ->
             raise UsageError(
                 "the model's configuration has an unexpected structure", file=checkpoint.path
             ) from None
-    if wanted and not found:
+    if wanted and not models:
         raise UsageError(
             "--input-shape requires a file that describes its layers",
             file=checkpoint.path,
             hint="a pickled module, a Keras model, TorchScript, ONNX; weights alone list no layers",
         )
-    return found
+    return models
 
 
 def _describe(checkpoint: Checkpoint, shapes: Mapping[str, Extents]) -> tuple[Architecture, ...]:

@@ -145,7 +145,7 @@ def summarize_recognized(
     audit = audit_notes(checkpoint.code_references)
     notes = (
         *audit,
-        *(each.sentence for each in unjudged_findings(checkpoint.unjudged)),
+        *(finding.sentence for finding in unjudged_findings(checkpoint.unjudged)),
         *checkpoint.notes,
         *list_wrapper_notes(tree, agent=binding is not None),
         *update_count_notes(tree),
@@ -162,14 +162,14 @@ def summarize_recognized(
 
 
 def _totals(rows: list[TensorRow], stored_nbytes: int) -> Totals:
-    found: dict[Role, list[int]] = {}
+    counts: dict[Role, list[int]] = {}
     for row in rows:
         leaf = row.leaf
-        sums = found.setdefault(leaf.role, [0, 0, 0])
+        sums = counts.setdefault(leaf.role, [0, 0, 0])
         sums[0] += 1
         sums[1] += leaf.size
         sums[2] += leaf.nbytes
-    roles = {role: RoleTotals(*found[role]) for role in _ROLES if role in found}
+    roles = {role: RoleTotals(*counts[role]) for role in _ROLES if role in counts}
     trained = roles["parameter"].elements if "parameter" in roles else 0
     return Totals(len(rows), trained, sum(r.nbytes for r in roles.values()), stored_nbytes, roles)
 

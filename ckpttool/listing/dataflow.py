@@ -62,10 +62,10 @@ class _StripBuilder:
     def add(self, kind: StageKind, name: str, shape: Shape | None = None, **more: Any) -> None:
         self.stages.append(FlowStage(kind, name, self.last if shape is None else shape, **more))
 
-    def size(self, place: Path, names: Iterable[str]) -> int:
+    def size(self, path: Path, names: Iterable[str]) -> int:
         """Return the number of values of a layer's tensors."""
-        held = (self.shapes.get((*place, attr(name))) for name in names)
-        return sum(math.prod(shape) for shape in held if shape is not None)
+        shapes = (self.shapes.get((*path, attr(name))) for name in names)
+        return sum(math.prod(shape) for shape in shapes if shape is not None)
 
     def normalize(self) -> None:
         """Add the statistics of observations, if their size is that of the last value."""
@@ -103,7 +103,7 @@ def build_strips(binding: RecognizedAgent, tree: Tree, facts: FlowFacts) -> tupl
         _strip(binding, part, _StripBuilder(shapes, facts.of_network(part.component)), sizes)
         for part in binding.parts
     ]
-    return _join_alike([each for each in strips if each is not None])
+    return _join_alike([strip for strip in strips if strip is not None])
 
 
 def build_listed_strips(
@@ -176,18 +176,18 @@ def find_strips(
 
 
 def _join_alike(strips: Sequence[FlowStrip]) -> tuple[FlowStrip, ...]:
-    found: dict[Any, FlowStrip] = {}
+    alike: dict[Any, FlowStrip] = {}
     for strip in strips:
         key = (strip.stages, strip.streams, strip.notes)
-        first = found.setdefault(key, strip)
+        first = alike.setdefault(key, strip)
         if first is not strip:
-            found[key] = replace(first, alike=(*first.alike, strip.title))
-    return tuple(found.values())
+            alike[key] = replace(first, alike=(*first.alike, strip.title))
+    return tuple(alike.values())
 
 
 def _dense_shapes(part: AgentNetwork, shapes: Mapping[Path, Shape]) -> list[Shape]:
-    places = [schema.canonical_weight_path(part, n, "kernel") for n in range(len(part.layers))]
-    return [shapes[place] for place in places if len(shapes.get(place, ())) == 2]
+    paths = [schema.canonical_weight_path(part, n, "kernel") for n in range(len(part.layers))]
+    return [shapes[path] for path in paths if len(shapes.get(path, ())) == 2]
 
 
 def _policy_sizes(part: AgentNetwork, shapes: Mapping[Path, Shape]) -> tuple[int, int] | None:
@@ -219,8 +219,8 @@ def _strip(
         act_dim = _add_inputs(builder, part, binding, sizes)
         _add_layers(builder, part, late=None if act_dim is None else ("action", act_dim))
     left = binding.unplaced.get(part.component, ())
-    if uncovered := [each for each in left if front is None or each not in front.covers]:
-        names = abbreviate_list([clean(each) for each in uncovered], 3)
+    if uncovered := [missing for missing in left if front is None or missing not in front.covers]:
+        names = abbreviate_list([clean(missing) for missing in uncovered], 3)
         notes.append(f"cannot be run: {names}")
     if odd := sorted({s.name for s in builder.stages if s.kind == "unknown" and not s.assumed}):
         notes.append(f"cannot be run: {abbreviate_list(odd, 3)}")
@@ -280,15 +280,15 @@ def _add_layers(
     numbers, dense = part.activation_numbers, 0
     for position in range(len(numbers)) if positions is None else positions:
         number = numbers[position]
-        place = schema.canonical_weight_path(part, position, "kernel")[:-1]
-        size = builder.size(place, _WEIGHTS)
+        path = schema.canonical_weight_path(part, position, "kernel")[:-1]
+        size = builder.size(path, _WEIGHTS)
         if part.layers[position].kind == "dense":
-            rows, columns = builder.shapes[(*place, attr("kernel"))]
+            rows, columns = builder.shapes[(*path, attr("kernel"))]
             if late is not None and dense and rows == builder.last[0] + late[1]:
                 builder.add("join", f"+ {late[0]}", (rows,))
             if dense in norms:
-                held = builder.size(schema.batch_norm_path(part.component, dense), _WEIGHTS)
-                builder.add("layer", "batch norm", parameters=held)
+                norm_size = builder.size(schema.batch_norm_path(part.component, dense), _WEIGHTS)
+                builder.add("layer", "batch norm", parameters=norm_size)
             builder.add("layer", "dense", (columns,), parameters=size)
             dense += 1
         else:
@@ -316,10 +316,10 @@ def _add_encoder(
         builder.stages = []
         builder.add("join", "concat", (sum((stream[-1].shape or (0,))[0] for stream in streams),))
     for number, kind in enumerate(front.cells):
-        place = schema.recurrent_layer_path(component, number)
-        units = builder.shapes[(*place, schema.RECURRENT)][0]
+        path = schema.recurrent_layer_path(component, number)
+        units = builder.shapes[(*path, schema.RECURRENT)][0]
         names = ("kernel", "recurrent_kernel", "bias_input", "bias_recurrent")
-        builder.add("layer", _TITLES[kind], (units,), parameters=builder.size(place, names))
+        builder.add("layer", _TITLES[kind], (units,), parameters=builder.size(path, names))
     return tuple(streams) if len(streams) > 1 else ()
 
 
@@ -329,14 +329,14 @@ def _add_image(builder: _StripBuilder, component: str, stream: EncoderInput) -> 
         name = f"/ {1 / stream.scale:g}" if stream.scale < 1 else f"* {stream.scale:g}"
         builder.add("normalizer", name)
     for number in range(len(stream.strides) + stream.dense):
-        place = schema.stream_layer_path(component, stream.name, number)
-        kernel = builder.shapes[(*place, schema.KERNEL)]
-        size = builder.size(place, _WEIGHTS)
+        path = schema.stream_layer_path(component, stream.name, number)
+        kernel = builder.shapes[(*path, schema.KERNEL)]
+        size = builder.size(path, _WEIGHTS)
         if number < len(stream.strides):
-            height, width, _, made = kernel
+            height, width, _, channels = kernel
             step = stream.strides[number]
             rest = ((n - k) // step + 1 for n, k in zip(builder.last[1:], (height, width), strict=True))
-            builder.add("layer", f"conv {height}x{width}/{step}", (made, *rest), parameters=size)
+            builder.add("layer", f"conv {height}x{width}/{step}", (channels, *rest), parameters=size)
         else:
             builder.add("layer", "dense", (kernel[1],), parameters=size)
         builder.add("activation", "relu")
@@ -351,14 +351,14 @@ def _add_program(builder: _StripBuilder, program: schema.Program) -> None:
     builder.normalize()
     for operation in program.operations:
         value = operation.value
-        size = sum(math.prod(each.shape) for each in value.values() if hasattr(each, "shape"))
+        size = sum(math.prod(array.shape) for array in value.values() if hasattr(array, "shape"))
         match operation.kind:
             case "activation":
                 builder.add("activation", str(value["name"]))
             case "dense":
                 builder.add("layer", "dense", (value["kernel"].shape[1],), parameters=size)
             case "lstm" | "gru":
-                size += sum(math.prod(each.shape) for each in value["biases"])
+                size += sum(math.prod(array.shape) for array in value["biases"])
                 units = value["recurrent"].shape[0]
                 builder.add("layer", _TITLES[operation.kind], (units,), parameters=size)
             case "layer_norm":

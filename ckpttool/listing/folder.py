@@ -132,7 +132,7 @@ def list_by_step(folder: str, state: CheckpointState | None, latest: str | None)
     names = frozenset(filesystem.listdir(folder))
     homes = {folder: _FolderNames(names)}
     times = _times(state)
-    found = []
+    rows = []
     for place in _find_places(folder, names):
         # A name may be a folder of checkpoints; its files are then in that folder.
         within = os.path.dirname(place.path) or os.curdir
@@ -143,7 +143,7 @@ def list_by_step(folder: str, state: CheckpointState | None, latest: str | None)
         if place.format == torch_zip.SET_NAME:
             own = [os.path.basename(file) for file in torch_zip.set_members(place.path)]
         nbytes, changed = _measure_paths([os.path.join(within, each) for each in own])
-        found.append(
+        rows.append(
             CheckpointRow(
                 place.path,
                 place.format,
@@ -154,7 +154,7 @@ def list_by_step(folder: str, state: CheckpointState | None, latest: str | None)
                 place.path == latest,
             )
         )
-    return sorted(found, key=lambda each: natural_sort_key(each.path))
+    return sorted(rows, key=lambda each: natural_sort_key(each.path))
 
 
 def _find_places(folder: str, names: frozenset[str]) -> list[_CheckpointPath]:
@@ -212,7 +212,7 @@ def _stems(name: str) -> Iterator[str]:
 
 
 def _has_all_shards(names: list[str]) -> bool:
-    shards = [found for found in map(_SHARD.fullmatch, names) if found is not None]
+    shards = [match for match in map(_SHARD.fullmatch, names) if match is not None]
     if not shards:
         # A single file, or an index without any of its shards.
         return not any(name.endswith(".index") for name in names)
@@ -227,7 +227,7 @@ def _measure_paths(paths: list[str]) -> tuple[int, float]:
         files = [path] if filesystem.isfile(path) else _walk_files(path)
         for file in files:
             try:
-                found = filesystem.stat_file(file)
+                status = filesystem.stat_file(file)
             except DeadlineError:
                 raise
             except NotFoundError:
@@ -236,8 +236,8 @@ def _measure_paths(paths: list[str]) -> tuple[int, float]:
                 if error.errno not in (errno.ENOENT, errno.ELOOP, errno.ENOTDIR):
                     raise
                 continue
-            total += found.size
-            newest = max(newest, found.mtime_ns / 1e9)
+            total += status.size
+            newest = max(newest, status.mtime_ns / 1e9)
     return total, newest
 
 

@@ -34,17 +34,17 @@ def describe_script(checkpoint: Checkpoint, shapes: Mapping[str, Extents]) -> tu
     from ckpttool.graphs.torchscript import read_for_shapes
     from ckpttool.graphs.torchscript_code import traced_inputs
 
-    given = with_batch(shapes)
+    inputs_by_name = with_batch(shapes)
     # The inputs of a script have no names, only an order.
-    names = [""] if "" in given else [f"input {number}" for number in range(len(given))]
-    if given.keys() - set(names):
+    names = [""] if "" in inputs_by_name else [f"input {number}" for number in range(len(inputs_by_name))]
+    if inputs_by_name.keys() - set(names):
         hint = "name the inputs in their order: --input-shape 'input 0=N,N,...'"
-        raise UsageError(f"no input {next(iter(given.keys() - set(names)))!r}", hint=hint)
-    inputs = [given[name] for name in names if name in given]
+        raise UsageError(f"no input {next(iter(inputs_by_name.keys() - set(names)))!r}", hint=hint)
+    inputs = [inputs_by_name[name] for name in names if name in inputs_by_name]
     inputs = inputs or [leaf.shape for leaf in traced_inputs(checkpoint)]
     graph = read_for_shapes(checkpoint, [inputs] if inputs else [])
-    found = None if graph is None else trace_graph(graph, {})
-    if found is None:
+    trace = None if graph is None else trace_graph(graph, {})
+    if trace is None:
         if shapes:
             raise UsageError(
                 "the TorchScript code cannot be evaluated for this input",
@@ -54,11 +54,13 @@ def describe_script(checkpoint: Checkpoint, shapes: Mapping[str, Extents]) -> tu
         return ()
     tree = checkpoint.tree
     modules = {
-        "/".join(str(step.value) for step in path): _MANGLED.sub("", each.name).removeprefix("__torch__.")
-        for path, each in tree.containers.items()
-        if each.kind == "record" and each.name
+        "/".join(str(step.value) for step in path): _MANGLED.sub("", container.name).removeprefix(
+            "__torch__."
+        )
+        for path, container in tree.containers.items()
+        if container.kind == "record" and container.name
     }
-    root = _GraphLayers(tree, found.calls, modules).root("", found.outputs[0] if found.outputs else None)
+    root = _GraphLayers(tree, trace.calls, modules).root("", trace.outputs[0] if trace.outputs else None)
     named = tuple((f"input {number}", shape) for number, shape in enumerate(inputs))
     return (Architecture("TorchScript code", root, named, batch=True),)
 
@@ -70,19 +72,19 @@ def describe_onnx(checkpoint: Checkpoint, shapes: Mapping[str, Extents]) -> tupl
 
     details = checkpoint.details.get("inputs")
     names = list(details) if isinstance(details, Mapping) else []
-    given = with_batch(shapes)
-    if "" in given and len(names) == 1:
-        given[names[0]] = given.pop("")
+    inputs_by_name = with_batch(shapes)
+    if "" in inputs_by_name and len(names) == 1:
+        inputs_by_name[names[0]] = inputs_by_name.pop("")
     graph = read_graph(checkpoint)
-    found = None if graph is None else trace_graph(graph, given)
-    require_shapes_used(given, {*names}, iter(names))
-    if found is None:
+    trace = None if graph is None else trace_graph(graph, inputs_by_name)
+    require_shapes_used(inputs_by_name, {*names}, iter(names))
+    if trace is None:
         return ()
     kind = str(checkpoint.details.get("name") or "graph")
-    output = found.outputs[0] if len(found.outputs) == 1 else None
-    root = _GraphLayers(checkpoint.tree, found.calls, {}).root(kind, output)
-    assumed = ("extents that are not fixed are 1",) if found.assumed else ()
-    return (Architecture("ONNX graph", root, found.inputs, batch=True, assumed=assumed),)
+    output = trace.outputs[0] if len(trace.outputs) == 1 else None
+    root = _GraphLayers(checkpoint.tree, trace.calls, {}).root(kind, output)
+    assumed = ("extents that are not fixed are 1",) if trace.assumed else ()
+    return (Architecture("ONNX graph", root, trace.inputs, batch=True, assumed=assumed),)
 
 
 class _GraphLayers:
@@ -130,8 +132,8 @@ class _GraphLayers:
         names = {number: "/".join(self._path(run, depth)) for run in runs for number in run}
         before = _INPUT
         for run in runs:
-            sources = (each for number in run for each in self.calls[number].inputs if each not in run)
-            listed = tuple(dict.fromkeys(names.get(each, _INPUT) for each in sources))
+            sources = (source for number in run for source in self.calls[number].inputs if source not in run)
+            listed = tuple(dict.fromkeys(names.get(source, _INPUT) for source in sources))
             layer = self._layer(run, self._path(run, depth))
             yield replace(layer, inputs=() if listed in ((), (before,)) else listed)
             before = layer.path
@@ -148,12 +150,12 @@ class _GraphLayers:
         call = self.calls[run[0]]
         if "/".join(path) in self.modules or len(run) > 1:
             return self._group(path, run, "block")
-        held = ("/".join(str(step.value) for step in weight) for weight in call.weights)
+        weights = ("/".join(str(step.value) for step in weight) for weight in call.weights)
         return ArchitectureLayer(
             path="/".join(path),
             kind=call.kind,
             cls=call.kind,
-            parameters=0 if self.modules else sum(self.sizes.get(each, 0) for each in held),
+            parameters=0 if self.modules else sum(self.sizes.get(weight_name, 0) for weight_name in weights),
             output=call.output,
             macs=call.macs,
         )
@@ -173,7 +175,7 @@ class _GraphLayers:
             cls=cls,
             parameters=size,
             output=below[-1].output if below else None,
-            macs=None if None in macs else sum(each or 0 for each in macs),
+            macs=None if None in macs else sum(number or 0 for number in macs),
             flow="graph" if linked else "chain",
             below=below if inside else (),
         )

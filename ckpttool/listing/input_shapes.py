@@ -25,7 +25,7 @@ def is_possible(shape: Extents) -> bool:
 
 def parse_shapes(shapes: Sequence[str]) -> dict[str, Extents]:
     """Return the shapes by layer path, "" for the whole model."""
-    found: dict[str, Extents] = {}
+    by_path: dict[str, Extents] = {}
     for text in shapes:
         name, equals, numbers = text.rpartition("=")
         if not _SHAPE.fullmatch(numbers) or (equals and not name):
@@ -33,10 +33,10 @@ def parse_shapes(shapes: Sequence[str]) -> dict[str, Extents]:
                 f"invalid input shape {text!r}", hint="use --input-shape N,N,... with whole numbers"
             )
         path = name.replace(".", "/")
-        if path in found:
+        if path in by_path:
             raise UsageError(f"two input shapes for {name or 'the model'}")
-        found[path] = tuple(map(int, re.split("[,x]", numbers)))
-    return found
+        by_path[path] = tuple(map(int, re.split("[,x]", numbers)))
+    return by_path
 
 
 def require_shapes_used(shapes: Mapping[str, Extents], used: set[str], known: Iterator[str]) -> None:

@@ -89,7 +89,7 @@ class _KerasReader:
                     self.sums[name] = self.sums.get(name, 0) + leaf.size
 
     def call(
-        self, document: Mapping[str, Any], path: str, given: Sequence[Extents | None], depth: int
+        self, document: Mapping[str, Any], path: str, inputs: Sequence[Extents | None], depth: int
     ) -> tuple[ArchitectureLayer, tuple[Extents | None, ...]]:
         """Return a layer or model, and the shapes of its outputs; None for unknown ones."""
         config = config_of(dict(document))
@@ -101,15 +101,15 @@ class _KerasReader:
         if self.count > MOST_LAYERS:
             raise UnsupportedError(f"a model with more than {MOST_LAYERS} calls of layers")
         if path in self.shapes and path:
-            if len(given) > 1:
-                raise UsageError(f"the layer receives {len(given)} inputs", path=path, hint=_NAME_INPUT)
+            if len(inputs) > 1:
+                raise UsageError(f"the layer receives {len(inputs)} inputs", path=path, hint=_NAME_INPUT)
             self.used.add(path)
-            given = [self.shapes[path]]
+            inputs = [self.shapes[path]]
             self.inputs.append((path, self.shapes[path]))
         if own and cls in _MODELS and isinstance(settings.get("layers"), list) and depth < DEEPEST:
-            return self._model(document, path, given, depth)
+            return self._model(document, path, inputs, depth)
         applied = own and _is_layer(document, cls)
-        result = self._apply(document, given, path) if applied else None
+        result = self._apply(document, inputs, path) if applied else None
         layer = ArchitectureLayer(
             path=path,
             kind=cls,
@@ -124,17 +124,17 @@ class _KerasReader:
         return layer, () if result is None else result.outputs
 
     def _apply(
-        self, document: Mapping[str, Any], given: Sequence[Extents | None], path: str
+        self, document: Mapping[str, Any], inputs: Sequence[Extents | None], path: str
     ) -> LayerResult | None:
         from ckpttool.graphs.keras import KerasLayerShapes
 
         cls, settings, _ = config_of(dict(document))
         if cls == INPUT:
-            shape = given[0] if given else _input_shape(settings)
+            shape = inputs[0] if inputs else _input_shape(settings)
             return None if shape is None else LayerResult((shape,))
-        known = tuple(each for each in given if each is not None)
-        known = known or tuple(each for each in [_input_shape(settings)] if each is not None)
-        if not known or len(known) < len(given):
+        known = tuple(extents for extents in inputs if extents is not None)
+        known = known or tuple(extents for extents in [_input_shape(settings)] if extents is not None)
+        if not known or len(known) < len(inputs):
             return None
         self.layer_shapes = self.layer_shapes or KerasLayerShapes(self.tree)
         try:
@@ -151,13 +151,15 @@ class _KerasReader:
         return LayerResult(outputs, macs) if all(map(is_possible, outputs)) else None
 
     def _model(
-        self, document: Mapping[str, Any], path: str, given: Sequence[Extents | None], depth: int
+        self, document: Mapping[str, Any], path: str, inputs: Sequence[Extents | None], depth: int
     ) -> tuple[ArchitectureLayer, tuple[Extents | None, ...]]:
         config = config_of(dict(document))
         entries = [each for each in config.settings["layers"] if isinstance(each, dict)]
         chain = config.cls == "Sequential"
         reading = _KerasModelReader(self, path, depth)
-        outputs = reading.sequence(config, entries, given) if chain else reading.graph(config, entries, given)
+        outputs = (
+            reading.sequence(config, entries, inputs) if chain else reading.graph(config, entries, inputs)
+        )
         macs = [layer.macs for layer in reading.layers]
         layer = ArchitectureLayer(
             path=path,
@@ -207,10 +209,10 @@ class _KerasModelReader:
         return f"{self.path}/{name}" if self.path else name
 
     def sequence(
-        self, config: KerasConfig, entries: Sequence[dict[str, Any]], given: Sequence[Extents | None]
+        self, config: KerasConfig, entries: Sequence[dict[str, Any]], inputs: Sequence[Extents | None]
     ) -> tuple[Extents | None, ...]:
         """Add the layers of a Sequential model; return its output."""
-        value = given[0] if given else _batch_shape(config.settings.get("build_input_shape"))
+        value = inputs[0] if inputs else _batch_shape(config.settings.get("build_input_shape"))
         for number, entry in enumerate(entries):
             inner = config_of(entry)
             recorded = entry.get("build_config")
@@ -237,11 +239,11 @@ class _KerasModelReader:
             self.reader.inputs.append(("", shape))
 
     def graph(
-        self, config: KerasConfig, entries: Sequence[dict[str, Any]], given: Sequence[Extents | None]
+        self, config: KerasConfig, entries: Sequence[dict[str, Any]], shapes: Sequence[Extents | None]
     ) -> tuple[Extents | None, ...]:
         """Add the layers of a functional model in the order of their use; return its outputs."""
-        inputs = [each[0] for each in list_references(config.settings.get("input_layers"))]
-        if len(inputs) > 1 and not self.depth and given:
+        inputs = [reference[0] for reference in list_references(config.settings.get("input_layers"))]
+        if len(inputs) > 1 and not self.depth and shapes:
             hint = f"name the input: --input-shape {inputs[0]}=..."
             raise UsageError(f"the model has {len(inputs)} inputs", hint=hint)
         waiting = []
@@ -252,7 +254,7 @@ class _KerasModelReader:
             for node in nodes if isinstance(nodes, list) else []:
                 self.recorded.update(_recorded_shapes(node))
             name = _layer_name(entry)
-            outer = given[inputs.index(name)] if name in inputs[: len(given)] else None
+            outer = shapes[inputs.index(name)] if name in inputs[: len(shapes)] else None
             waiting.append(_KerasNode(entry, name, calls, outer))
         steps, before = 0, -1
         while waiting:
@@ -274,8 +276,8 @@ class _KerasModelReader:
     def _unconnected(self, later: Sequence[_KerasNode]) -> None:
         """Add layers with an input that is not listed."""
         for node in later:
-            made, _ = self.reader.call(node.entry, self.below(node.name), [None], self.depth + 1)
-            self.layers.append(replace(made, macs=None))
+            layer, _ = self.reader.call(node.entry, self.below(node.name), [None], self.depth + 1)
+            self.layers.append(replace(layer, macs=None))
 
     def _call(self, node: _KerasNode) -> None:
         """Evaluate the shapes of a layer's next calls, as far as their inputs are known."""
@@ -284,28 +286,28 @@ class _KerasModelReader:
                 continue
             if not all(ref in self.values for ref in refs):
                 return
-            given = [self.values.get(ref) for ref in refs]
-            given = given if refs else [node.outer] if node.outer else []
-            made, outputs = self.reader.call(node.entry, self.below(node.name), given, self.depth + 1)
+            inputs = [self.values.get(ref) for ref in refs]
+            inputs = inputs if refs else [node.outer] if node.outer else []
+            layer, outputs = self.reader.call(node.entry, self.below(node.name), inputs, self.depth + 1)
             if not node.calls and not self.depth and outputs:
                 self.reader.inputs.append((node.name, outputs[0] or ()))
             known = outputs or (None,)
             if not self.reader.shapes:
                 known = tuple(self._checked((node.name, number, n), value) for n, value in enumerate(known))
-                if made.output is not None and known[0] != made.output:
-                    made = replace(made, output=None, macs=None)
-            for place, value in enumerate(known):
-                self.values[node.name, number, place] = value
-            node.made.append(made if made.output is not None else replace(made, output=known[0]))
+                if layer.output is not None and known[0] != layer.output:
+                    layer = replace(layer, output=None, macs=None)
+            for position, value in enumerate(known):
+                self.values[node.name, number, position] = value
+            node.made.append(layer if layer.output is not None else replace(layer, output=known[0]))
 
     def _add(self, node: _KerasNode) -> None:
         """Add one layer with the operations of all its calls."""
-        macs = [made.macs for made in node.made]
+        macs = [layer.macs for layer in node.made]
         sources = list(dict.fromkeys(ref[0] for refs in node.calls for ref in refs if ref[0] != node.name))
         last = self.layers[-1].name if self.layers else ""
         listed = () if sources in ([], [last]) else tuple(map(self.below, sources))
         detail = f"called {len(node.calls)} times" if len(node.calls) > 1 else ""
-        total = None if None in macs else sum(each or 0 for each in macs)
+        total = None if None in macs else sum(number or 0 for number in macs)
         words = ", ".join(filter(None, (node.made[0].detail, detail)))
         self.layers.append(replace(node.made[0], inputs=listed, macs=total, detail=words))
 
@@ -354,13 +356,13 @@ def _call_inputs(cls: str, node: Any) -> list[_KerasReference]:
     if cls not in ATTENTION:
         return list_references(node)
     args, named = (node.get("args"), node.get("kwargs")) if isinstance(node, dict) else _arguments(node)
-    found = {}
+    references = {}
     for name, value in zip(_ATTENTION_INPUTS, args if isinstance(args, list) else (), strict=False):
-        found[name] = list_references(value)
+        references[name] = list_references(value)
     for name in _ATTENTION_INPUTS:
         if isinstance(named, dict) and name in named:
-            found[name] = list_references(named[name])
-    return [ref for name in _ATTENTION_INPUTS for ref in found.get(name, [])[:1]]
+            references[name] = list_references(named[name])
+    return [ref for name in _ATTENTION_INPUTS for ref in references.get(name, [])[:1]]
 
 
 def _arguments(node: Any) -> tuple[list[Any], Any]:
@@ -393,10 +395,10 @@ def _batch_shape(shape: Any) -> Extents | None:
     """Return a recorded shape without its first axis, the batch."""
     if not isinstance(shape, list) or not shape:
         return None
-    if not all(each is None or (type(each) is int and each > 0) for each in shape[1:]):
+    if not all(extent is None or (type(extent) is int and extent > 0) for extent in shape[1:]):
         return None
-    found = tuple(shape[1:])
-    return found if is_possible(found) else None
+    extents = tuple(shape[1:])
+    return extents if is_possible(extents) else None
 
 
 def _input_shape(settings: Mapping[str, Any]) -> Extents | None:
@@ -405,19 +407,19 @@ def _input_shape(settings: Mapping[str, Any]) -> Extents | None:
 
 def _recorded_shapes(node: Any) -> dict[_KerasReference, Extents]:
     """Return the shapes of a node's inputs that Keras 3 writes beside their origin."""
-    found: dict[_KerasReference, Extents] = {}
+    shapes: dict[_KerasReference, Extents] = {}
     waiting = [node]
-    while waiting and len(found) < MOST_LAYERS:
+    while waiting and len(shapes) < MOST_LAYERS:
         value = waiting.pop()
         if isinstance(value, list):
             waiting += value
         elif isinstance(value, dict):
             history, shape = value.get("keras_history"), _batch_shape(value.get("shape"))
             if isinstance(history, list) and shape is not None:
-                found.update(dict.fromkeys(list_references(value), shape))
+                shapes.update(dict.fromkeys(list_references(value), shape))
             else:
                 waiting += value.values()
-    return found
+    return shapes
 
 
 def _keras_detail(cls: str, settings: Mapping[str, Any]) -> str:
@@ -428,7 +430,9 @@ def _keras_detail(cls: str, settings: Mapping[str, Any]) -> str:
             words.append(text.format(value))
     windows = (settings.get(name) for name in ("kernel_size", "pool_size"))
     words += [format_axes(tuple(value)) for value in windows if isinstance(value, list)]
-    values = {name: tuple(each) if isinstance(each, list) else each for name, each in settings.items()}
+    values = {
+        name: tuple(setting) if isinstance(setting, list) else setting for name, setting in settings.items()
+    }
     shown = ((row, row.keras_default, values.get(row.keras)) for row in SETTINGS if row.keras)
     words += list_settings(shown, cls, "Keras", fold_axes(values.get("pool_size")))
     inner = settings.get("layer")

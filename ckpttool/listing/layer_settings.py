@@ -32,7 +32,7 @@ def list_settings(
 
 def fold_axes(value: Any) -> Any:
     """Return one number for a tuple of equal ones."""
-    equal = isinstance(value, tuple) and value and all(each == value[0] for each in value)
+    equal = isinstance(value, tuple) and value and all(number == value[0] for number in value)
     return value[0] if equal else value
 
 

@@ -119,13 +119,13 @@ class LayerGroup(NamedTuple):
 def walk_layers(layer: ArchitectureLayer) -> Iterator[ArchitectureLayer]:
     """Yield a layer and its parts at any depth."""
     yield layer
-    for each in layer.below:
-        yield from walk_layers(each)
+    for part in layer.below:
+        yield from walk_layers(part)
 
 
 def fold_alike(layers: Sequence[ArchitectureLayer]) -> list[ArchitectureLayer | LayerGroup]:
     """Return the layers with each run of at least three alike ones as a group."""
-    found: list[ArchitectureLayer | LayerGroup] = []
+    folded: list[ArchitectureLayer | LayerGroup] = []
     start = 0
     while start < len(layers):
         end = start + 1
@@ -133,17 +133,17 @@ def fold_alike(layers: Sequence[ArchitectureLayer]) -> list[ArchitectureLayer | 
         while end < len(layers) and _form(layers[end]) == form:
             end += 1
         if end - start < FEWEST_ALIKE or not DIGITS.search(layers[start].name):
-            found += layers[start:end]
+            folded += layers[start:end]
         else:
-            found.append(LayerGroup(layers[start], end - start, layers[end - 1]))
+            folded.append(LayerGroup(layers[start], end - start, layers[end - 1]))
         start = end
-    return found
+    return folded
 
 
 def _form(layer: ArchitectureLayer) -> object:
     """Return a layer without the numbers in its names; equal for layers that are listed together."""
     below = tuple(map(_form, layer.below))
-    inputs = tuple(DIGITS.sub("#", each) for each in layer.inputs)
+    inputs = tuple(DIGITS.sub("#", name_of_input) for name_of_input in layer.inputs)
     name = DIGITS.sub("#", layer.name)
     own = (layer.cls, layer.detail, layer.activation, layer.parameters, layer.output, layer.macs, layer.flow)
     return name, own, inputs, below
@@ -188,12 +188,12 @@ def architecture_strips(found: Sequence[Architecture]) -> tuple[FlowStrip, ...]:
     return tuple(strip for each in found for strip in _strips(each.root, _first_input(each), each.notes))
 
 
-def _first_input(found: Architecture) -> Extents | None:
-    return found.inputs[0][1] if len(found.inputs) == 1 else None
+def _first_input(model: Architecture) -> Extents | None:
+    return model.inputs[0][1] if len(model.inputs) == 1 else None
 
 
-def _strips(root: ArchitectureLayer, given: Extents | None, notes: Sequence[str] = ()) -> Iterator[FlowStrip]:
-    stages = [] if given is None else [_stage("input", "input", given)]
+def _strips(root: ArchitectureLayer, shape: Extents | None, notes: Sequence[str] = ()) -> Iterator[FlowStrip]:
+    stages = [] if shape is None else [_stage("input", "input", shape)]
     title = root.path or root.title
     if root.flow != "parts" or not root.below:
         for run in _runs(root):

@@ -71,10 +71,10 @@ class ListingOutline:
 
     def entries(self, module: ModuleSummary) -> list[tuple[str, OutlineEntry]]:
         """Return the rows of a module by name."""
-        found = module_entries(module, self.sort)
+        rows = module_entries(module, self.sort)
         if self.whole:
-            return list(found)
-        return _omit_values(self._group(found))
+            return list(rows)
+        return _omit_values(self._group(rows))
 
     def children(self, entry: OutlineEntry) -> list[tuple[str, OutlineEntry]]:
         """Return the rows below an entry; for a group, those of its first member."""
@@ -108,7 +108,7 @@ class ListingOutline:
         self, entries: list[tuple[str, TensorRow | ValueRow | ModuleSummary]]
     ) -> list[tuple[str, OutlineEntry]]:
         """Return the entries with each run of alike siblings as one."""
-        found: list[tuple[str, OutlineEntry]] = []
+        grouped: list[tuple[str, OutlineEntry]] = []
         start = 0
         while start < len(entries):
             name, first = entries[start]
@@ -118,12 +118,12 @@ class ListingOutline:
                 while end < len(entries) and self._is_alike(entries[end], stem, structure):
                     end += 1
             if end - start < FEWEST_ALIKE:
-                found += entries[start:end]
+                grouped += entries[start:end]
             else:
                 group = SiblingGroup(first, tuple(entry for _, entry in entries[start:end]))
-                found.append((f"{name}...{entries[end - 1][0]}", group))
+                grouped.append((f"{name}...{entries[end - 1][0]}", group))
             start = end
-        return found
+        return grouped
 
     def _is_alike(
         self, named: tuple[str, TensorRow | ValueRow | ModuleSummary], stem: str, structure: object
@@ -177,7 +177,7 @@ def describe_group(group: SiblingGroup) -> str:
         return f"{first.leaf.dtype}{list(first.leaf.shape)}"
     if isinstance(first, ValueRow):
         return f"= {json_value(first.leaf)['value']}"
-    kinds = {describe_module_kind(each) for each in group.entries if isinstance(each, ModuleSummary)}
+    kinds = {describe_module_kind(entry) for entry in group.entries if isinstance(entry, ModuleSummary)}
     if len(kinds) == 1:
         return kinds.pop()
     # Their names differ, their class does not.
@@ -205,9 +205,9 @@ class ScalarReader:
 
 def missing_shards(checkpoint: Checkpoint) -> tuple[str, ...]:
     """Return the names of the checkpoint's missing files, as far as names and index list them."""
-    found: dict[str, None] = {}
+    names: dict[str, None] = {}
     for _, leaf in checkpoint.tree.tensors():
         if (path := getattr(leaf.source, "missing_path", None)) is not None:
-            found.setdefault(os.path.basename(path))
+            names.setdefault(os.path.basename(path))
     others = find_other_shards(checkpoint)
-    return (*found, *(others[2] if others is not None else ()))
+    return (*names, *(others[2] if others is not None else ()))

@@ -75,7 +75,7 @@ class CheckpointChoice:
 
     def error(self, hint: str) -> NotACheckpointError:
         """Return the error that names the candidates, last first."""
-        names = [os.path.relpath(each.path, self.path) for each in reversed(self.candidates)]
+        names = [os.path.relpath(candidate.path, self.path) for candidate in reversed(self.candidates)]
         return NotACheckpointError(
             self.problem, file=self.path, found=abbreviate_list(names, NAMED), hint=hint
         )
@@ -107,27 +107,27 @@ def choose_checkpoint(path: str) -> CheckpointChoice:
     the nearest folders below that contain any. A path that leads nowhere is returned as it is: opening it
     reports the error. Raise nothing.
     """
-    given = CheckpointChoice(path, path)
+    unchanged = CheckpointChoice(path, path)
     if urls.is_url(path) or not filesystem.isdir(path):
-        return given
+        return unchanged
     try:
         location = resolve(path).location
-        return replace(given, location=location, beside=_components_beside(location, path))
+        return replace(unchanged, location=location, beside=_components_beside(location, path))
     except NotACheckpointError:
-        found, deeper = _nearest_checkpoints(path)
+        by_folder, deeper = _nearest_checkpoints(path)
     except (CkpttoolError, OSError):
-        return given
-    if len(found) == 1 and next(iter(found)) != path:
-        (folder,) = found
+        return unchanged
+    if len(by_folder) == 1 and next(iter(by_folder)) != path:
+        (folder,) = by_folder
         with suppress(CkpttoolError, OSError):
             location = resolve(folder).location
             return CheckpointChoice(location, location)
-    if not found:
-        return given
-    if len(found) > 1:
-        latest = tuple(_latest_row(folder, rows) for folder, rows in found.items())
-        return CheckpointChoice(path, path, latest, len(found), deeper)
-    ((folder, rows),) = found.items()
+    if not by_folder:
+        return unchanged
+    if len(by_folder) > 1:
+        latest = tuple(_latest_row(folder, rows) for folder, rows in by_folder.items())
+        return CheckpointChoice(path, path, latest, len(by_folder), deeper)
+    ((folder, rows),) = by_folder.items()
     taken = rows[0] if len(rows) == 1 else _single_version(folder, rows)
     if taken is not None:
         return CheckpointChoice(taken.path, taken.path)
@@ -162,21 +162,21 @@ def _nearest_checkpoints(top: str) -> tuple[dict[str, list[CheckpointRow]], bool
     """
     level, left = [top], _MOST_BELOW
     while level and left > 0:
-        found: dict[str, list[CheckpointRow]] = {}
+        by_folder: dict[str, list[CheckpointRow]] = {}
         below: list[str] = []
         for folder in level:
             names = sorted(list_names(folder))
             left -= len(names)
             with suppress(CkpttoolError, OSError):
                 rows = list_by_step(folder, read_state_file(folder)[0], None)
-                # What a subfolder leads to is found in it, with the other checkpoints there.
+                # What a subfolder leads to is by_folder in it, with the other checkpoints there.
                 direct = [row for row in rows if is_directly_in(row.path, folder)]
                 if complete := [row for row in direct if row.complete and row.format is not None]:
-                    found[folder] = complete
+                    by_folder[folder] = complete
             inner = (os.path.join(folder, name) for name in names if not name.startswith("."))
-            below += [each for each in inner if filesystem.isdir(each) and not os.path.islink(each)]
-        if found:
-            return found, any(os.path.dirname(each) not in found for each in below)
+            below += [inside for inside in inner if filesystem.isdir(inside) and not os.path.islink(inside)]
+        if by_folder:
+            return by_folder, any(os.path.dirname(inside) not in by_folder for inside in below)
         level = below
     return {}, False
 
@@ -192,12 +192,12 @@ def _single_version(folder: str, listed: list[CheckpointRow]) -> CheckpointRow |
             os.path.dirname(listed[0].path), folder
         )
         return listed[0] if below else None
-    if not all(each.complete and filesystem.isdir(each.path) for each in listed):
+    if not all(row.complete and filesystem.isdir(row.path) for row in listed):
         return None
-    names = [os.path.basename(each.path) for each in listed]
+    names = [os.path.basename(row.path) for row in listed]
     if not all(name.isascii() and name.isdigit() for name in names):
         return None
-    return max(listed, key=lambda each: int(os.path.basename(each.path)), default=None)
+    return max(listed, key=lambda row: int(os.path.basename(row.path)), default=None)
 
 
 BESIDE = (sidecar.SUFFIX, sidecar.RESIDUE_SUFFIX)
@@ -231,19 +231,19 @@ def expand_paths(paths: Sequence[str]) -> tuple[CheckpointEntry, ...]:
     parts of a bundle (`.index`, shards) count as the bundle, and ckpttool's own files beside a
     checkpoint are ignored. Raise NotFoundError for a pattern without a match.
     """
-    found: dict[str, CheckpointEntry] = {}
+    entries: dict[str, CheckpointEntry] = {}
     with filesystem.read_session():
         for path in paths:
             for entry in _expand_path(path, alone=len(paths) == 1):
-                found.setdefault(filesystem.realpath(entry.path), entry)
-    return tuple(found.values())
+                entries.setdefault(filesystem.realpath(entry.path), entry)
+    return tuple(entries.values())
 
 
 def _expand_path(path: str, *, alone: bool) -> Iterator[CheckpointEntry]:
     path = filesystem.resolve_path(path)
     if filesystem.isdir(path) and (inside := list_checkpoints(path) or _list_below(path)):
-        for each in inside:
-            yield CheckpointEntry(each.path, named=False, found=_resolve_listed(each))
+        for row in inside:
+            yield CheckpointEntry(row.path, named=False, found=_resolve_listed(row))
     elif glob.has_magic(path) and not filesystem.lexists(path):
         yield from _expand_pattern(path)
     elif alone or not path.endswith(BESIDE):
@@ -257,8 +257,8 @@ def _list_below(path: str) -> tuple[CheckpointRow, ...]:
     try:
         resolve(path)
     except NotACheckpointError:
-        found, _ = _nearest_checkpoints(path)
-        return tuple(next(iter(found.values()))) if len(found) == 1 else ()
+        by_folder, _ = _nearest_checkpoints(path)
+        return tuple(next(iter(by_folder.values()))) if len(by_folder) == 1 else ()
     except (CkpttoolError, OSError):
         return ()
     return ()
@@ -276,8 +276,8 @@ def _expand_pattern(pattern: str) -> Iterator[CheckpointEntry]:
         raise NotFoundError("no file or folder matches the pattern", file=pattern)
     for name in sorted(names, key=natural_sort_key):
         try:
-            found = resolve(name)
-            yield CheckpointEntry(found.location, named=False, found=found)
+            location = resolve(name)
+            yield CheckpointEntry(location.location, named=False, found=location)
         except NotACheckpointError:
             continue
         except CkpttoolError:
@@ -303,7 +303,7 @@ def match_paths(pattern: str) -> list[str]:
 
 def _resolve_named(path: str) -> CheckpointEntry:
     try:
-        found = resolve(path)
+        location = resolve(path)
     except CkpttoolError:
         return CheckpointEntry(path, named=True)  # opening it reports the error
-    return CheckpointEntry(found.location, named=True, found=found)
+    return CheckpointEntry(location.location, named=True, found=location)

@@ -69,11 +69,11 @@ class FlowStrip:
     @property
     def assumptions(self) -> dict[str, list[str]]:
         """The names of assumed stages by the origin of the assumption, each once."""
-        found: dict[str, dict[str, None]] = {}
+        stages: dict[str, dict[str, None]] = {}
         for stage in self.every:
             if stage.assumed:
-                found.setdefault(stage.assumed, {})[stage.name] = None
-        return {origin: list(names) for origin, names in found.items()}
+                stages.setdefault(stage.assumed, {})[stage.name] = None
+        return {origin: list(names) for origin, names in stages.items()}
 
     def document(self) -> dict[str, Any]:
         """Return the JSON object."""
@@ -116,29 +116,29 @@ def _format_title(strip: FlowStrip) -> str:
 
 
 def _all_assumptions(strips: Sequence[FlowStrip]) -> dict[str, list[str]]:
-    found: dict[str, dict[str, None]] = {}
+    stages: dict[str, dict[str, None]] = {}
     for strip in strips:
         for origin, names in strip.assumptions.items():
-            found.setdefault(origin, {}).update(dict.fromkeys(names))
-    return {origin: list(names) for origin, names in found.items()}
+            stages.setdefault(origin, {}).update(dict.fromkeys(names))
+    return {origin: list(names) for origin, names in stages.items()}
 
 
 def _words(stages: Sequence[FlowStage]) -> list[str]:
     """Return a word per stage; an activation follows its layer without an arrow."""
-    found: list[str] = []
+    titles: list[str] = []
     for stage in stages:
         mark = "*" if stage.assumed else ""
-        if stage.kind == "activation" and found:
-            found[-1] += f" {stage.name}{mark}"
+        if stage.kind == "activation" and titles:
+            titles[-1] += f" {stage.name}{mark}"
         elif stage.kind in ("input", "join", "layer") and "norm" not in stage.name:
-            found.append(f"{stage.name} {format_shape(stage.shape)}")
+            titles.append(f"{stage.name} {format_shape(stage.shape)}")
         elif stage.kind == "output":
-            found.append(
+            titles.append(
                 f"{stage.name} {format_shape(stage.shape)}" + f" in {stage.detail}" * bool(stage.detail)
             )
         else:
-            found.append(" ".join(filter(None, (f"{stage.name}{mark}", stage.detail))))
-    return found
+            titles.append(" ".join(filter(None, (f"{stage.name}{mark}", stage.detail))))
+    return titles
 
 
 def format_shape(shape: Shape | None) -> str:

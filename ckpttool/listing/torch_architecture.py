@@ -44,13 +44,13 @@ def describe_modules(checkpoint: Checkpoint, shapes: Mapping[str, Extents]) -> t
     reader = _TorchReader(tree, shapes)
     if not reader.modules or len(reader.modules) > MOST_LAYERS:
         return ()
-    found = []
+    models = []
     for root in reader.roots():
         layer = reader.model(root)
         inputs, assumed, notes = tuple(reader.given), tuple(reader.assumed), tuple(reader.notes)
-        found.append(Architecture("pickled module", layer, inputs, assumed=assumed, notes=notes))
+        models.append(Architecture("pickled module", layer, inputs, assumed=assumed, notes=notes))
     require_shapes_used(shapes, reader.used, map(reader.name, reader.modules))
-    return tuple(found)
+    return tuple(models)
 
 
 class _TorchModule(NamedTuple):
@@ -95,18 +95,18 @@ class _TorchReader:
 
     def __post_init__(self) -> None:
         """Find the modules: records with torch's dicts of parameters and modules."""
-        held = self.tree.containers
+        containers = self.tree.containers
         self.modules = {
-            path: each.name
-            for path, each in held.items()
-            if each.kind == "record" and each.name and (*path, PICKLED_MODULES) in held
+            path: container.name
+            for path, container in containers.items()
+            if container.kind == "record" and container.name and (*path, PICKLED_MODULES) in containers
         }
         for path in self.modules:
             if self._is_part(path):
                 self.children.setdefault(path[:-2], []).append(path)
         for path, leaf in self.tree.items():
             self._add_leaf(path, leaf)
-        for path in held:
+        for path in containers:
             self._add_hooks(path)
 
     def _is_part(self, path: Path) -> bool:
@@ -141,10 +141,10 @@ class _TorchReader:
         for assuming in (True, False):
             self.assumed, self.given, self.notes = [], [], []
             self.assuming, self.contradicted = assuming, False
-            found, _ = self.layer(root, None)
+            layer, _ = self.layer(root, None)
             if not self.contradicted:
                 break
-        return found
+        return layer
 
     def layer(self, path: Path, shape: Extents | None, depth: int = 0) -> tuple[ArchitectureLayer, Any]:
         """Return a module and the shape of its output with the batch, None if unknown."""
@@ -200,11 +200,11 @@ class _TorchReader:
             result, inputs = self._apply(module, shape)
         below = []
         for part in parts:
-            given = inputs.get(str(part[-1].value))
-            below.append(self.layer(part, given, depth + 1)[0])
+            shape_in = inputs.get(str(part[-1].value))
+            below.append(self.layer(part, shape_in, depth + 1)[0])
         if result is not None and inputs:
-            macs = [each.macs for each in below]
-            total = None if None in macs else sum(each or 0 for each in macs)
+            macs = [layer.macs for layer in below]
+            total = None if None in macs else sum(layer or 0 for layer in macs)
             result = None if total is None else result._replace(macs=total)
         return result, tuple(below), "parts"
 
@@ -214,8 +214,8 @@ class _TorchReader:
         below: list[ArchitectureLayer] = []
         value, total = shape, (0 if shape is not None else None)
         for part in parts:
-            given = None if self.modules[part].rpartition(".")[2] in LISTS else value
-            layer, value = self.layer(part, given, depth + 1)
+            shape_in = None if self.modules[part].rpartition(".")[2] in LISTS else value
+            layer, value = self.layer(part, shape_in, depth + 1)
             below.append(layer)
             total = None if total is None or layer.macs is None else total + layer.macs
         if value is None or total is None or len(parts) < len(self.children.get(module.path, ())):
@@ -303,11 +303,11 @@ _SIZES = (
 def _torch_detail(module: _TorchModule) -> str:
     """Return a module's sizes and its settings other than the defaults."""
     words = []
-    for taken, made in _SIZES:
-        sizes = [module.value(each) for each in (taken, made)]
-        if all(type(each) is int for each in sizes):
+    for inputs, outputs in _SIZES:
+        sizes = [module.value(size) for size in (inputs, outputs)]
+        if all(type(size) is int for size in sizes):
             words.append(
-                f"{sizes[0]} -> {sizes[1]}" if taken != "num_embeddings" else f"{sizes[0]} x {sizes[1]}"
+                f"{sizes[0]} -> {sizes[1]}" if inputs != "num_embeddings" else f"{sizes[0]} x {sizes[1]}"
             )
     kernel = module.value("kernel_size")
     if kernel is not None:

@@ -36,7 +36,7 @@ def find_runs(
     folder, entries without an agent (statistics, replay buffers) are skipped. Raise UsageError for a run
     with fewer than `last` checkpoints.
     """
-    found: dict[tuple[str, ...], TrainingRun] = {}
+    runs: dict[tuple[str, ...], TrainingRun] = {}
     for path in paths:
         if len(paths) > 1 and path.endswith(BESIDE):
             continue  # shells expand patterns to all files
@@ -53,8 +53,8 @@ def find_runs(
                 hint="give the folder of the run, or leave out --last",
             )
         run = TrainingRun(path, checkpoints, every_agent[:-last])
-        found.setdefault(tuple(map(filesystem.realpath, checkpoints)), run)
-    return tuple(found.values())
+        runs.setdefault(tuple(map(filesystem.realpath, checkpoints)), run)
+    return tuple(runs.values())
 
 
 def _may_play(entry: CheckpointEntry, layout: str | None) -> bool:
