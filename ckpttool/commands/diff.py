@@ -317,9 +317,6 @@ def _texts(value: object) -> tuple[str, ...]:
     return tuple(map(str, value)) if isinstance(value, list) else ()
 
 
-# Conversion by the rules in a receipt: for conversions by a user's own rules or model.
-
-
 def _by_rules(source: Tree, target: Tree, receipt: Sidecar) -> Reconversion:
     """Apply the receipt's rules to the source; raise CkpttoolError if they do not fit."""
     sources = {name: path for path, name in source.names.items()}
@@ -364,8 +361,6 @@ def _rule(text: str) -> Rule | None:
         rules.append(rule)
     return chain_rules(*rules)
 
-
-# Pairing of two checkpoints' entries: by path or, across frameworks, by meaning.
 
 AUTO = "auto"
 _SIDES: tuple[Literal["left", "right"], ...] = ("left", "right")
@@ -867,8 +862,6 @@ def _comparable_value(entry: Entry, *, exact: bool) -> Plain | tuple[str, Shape]
     return float(entry.array()) if not exact else (entry.dtype, entry.shape)
 
 
-# Alignment of a live model and a checkpoint: by name, or by what would fill the model.
-
 # The `format` of a live model.
 LIVE = "live"
 
@@ -916,9 +909,6 @@ def align_live_model(
 
 def _live_side(model: LiveModel) -> DiffSide:
     return DiffSide(Checkpoint(model.title, LIVE, model.skeleton().tree, ()), None)
-
-
-# `diff`: differences between two checkpoints, by path or, across frameworks, by meaning.
 
 
 def diff(

@@ -72,8 +72,6 @@ from ckpttool.networks import network as serial
 from ckpttool.networks.network import Backend, Network, stack_structure
 from ckpttool.version import __version__
 
-# Combined results of one run's evaluations: a learning curve, a ranking, and the best checkpoint.
-
 LEVEL = 0.95
 # Maximum number of episodes that is proposed to distinguish a checkpoint from the best one.
 MOST_EPISODES = 1000
@@ -247,8 +245,6 @@ def _difference_interval(
     needed = episodes_for_power(difference, means, episodes, level)
     return estimate, highest, None if needed is None else max(fewest, needed)
 
-
-# Evaluations in files: the JSON document, a CSV table of episodes, scalars for TensorBoard.
 
 COLUMNS = ("checkpoint", "step", "env", "seed", "return", "length", "terminated", "truncated")
 MEAN, STD, LENGTH = "eval/return_mean", "eval/return_std", "eval/length_mean"
@@ -526,9 +522,6 @@ def _is_torn_line(torn: bytes) -> bool:
     return torn.startswith(begins) or begins.startswith(torn)
 
 
-# Turns checkpoints into jobs: agents restored one by one, each with its environment.
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class EvaluationJob:
     """An agent ready to play, its number in the checkpoint order, and its result's key.
@@ -616,9 +609,6 @@ class JobFactory:
                     raise RequestError(error) from None
                 raise
         return self._specs[place]
-
-
-# Many checkpoints at once: all on shared seeds, stacked where possible, ranked, and resumed by a rerun.
 
 
 @dataclass(frozen=True, slots=True)

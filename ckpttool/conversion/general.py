@@ -298,9 +298,6 @@ def _is_below(unit: ConversionUnit, module: Name) -> bool:
     return any(name[: len(module)] == module for name in names)
 
 
-# Optimizers.
-
-
 class _TensorFlowPlanner(TorchStates):
     """Plans one PyTorch tree for TensorFlow or Keras."""
 
@@ -423,9 +420,6 @@ class _TensorFlowPlanner(TorchStates):
         if list(first.values()) == sorted(first.values()):
             return rows
         return sorted(rows, key=lambda row: first.get(units[row[0]], -1))
-
-
-# To PyTorch.
 
 
 class _TorchPlanner(KerasStates):

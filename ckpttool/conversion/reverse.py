@@ -133,8 +133,6 @@ def _inverse_moves(leaf: Leaf, ways: Sequence[Move]) -> list[Move]:
     return parts if made is not None and made.finished else []
 
 
-# Reverses a conversion by its receipt: every source entry under its own path and name, bit for bit.
-
 _MAX_RECORD_BYTES = 64 << 20
 
 

@@ -221,9 +221,6 @@ def _format_bounds(values: Sequence[float]) -> str:
     return f"{distinct[0]:g}" if len(distinct) == 1 else f"[{', '.join(f'{v:g}' for v in values)}]"
 
 
-# Pairs the networks of two checkpoints of one agent, each as its own checkpoint specifies it.
-
-
 def available_backend(agent: Agent) -> str:
     """Return the backend of the agent's own framework, or numpy if that framework is not installed."""
     return agent.framework if plugins.find("backends", agent.framework).available() else "numpy"

@@ -59,8 +59,6 @@ if TYPE_CHECKING:
     from ckpttool.evaluation.wrappers import WrapperSpec
 
 
-# Facts of an agent besides its weights: read from its files, from its sidecar, or a default.
-
 # The facts of the action map, and those of the observations.
 FACTS = (
     "head",
@@ -819,8 +817,6 @@ def _resolve_if_readable(path: str) -> str | None:
         return None
     return None if location is None else location.location
 
-
-# Opens a checkpoint as an agent: tree, layout, canonical agent and its sidecar.
 
 # Canonical tensors outside layers, which a conversion puts beside a model's layers.
 _LONE = frozenset(("log_std", "std", "log_alpha", "alpha", "q_support"))

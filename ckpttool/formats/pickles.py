@@ -54,8 +54,6 @@ if TYPE_CHECKING:
     from ckpttool.encodings import pickle_reader
 
 
-# How unbuilt values are displayed: keys of any kind, objects of unknown classes, code.
-
 PLAIN = frozenset((type(None), bool, int, float, complex, str, bytes))
 KEYS = frozenset((str, int, float, bool, type(None)))
 _SUMMARY = 200
@@ -115,8 +113,6 @@ def _argument_text(value: Any) -> str:
         return value.full
     return repr(value[:_SUMMARY] if isinstance(value, str | bytes) else value)
 
-
-# A pickled file as inert data; NumPy arrays stay where they are in the file.
 
 # Shorter arrays are stored in the tree: a span would need as much memory.
 _INLINE = 64
@@ -323,8 +319,6 @@ def array_source(parts: ArrayContents, pickled: LoadedPickle) -> Source:
     return npy.npy_source(body, parts.type.code, parts.shape, fortran=parts.fortran, big=parts.type.big)
 
 
-# Pickle parts for writers: class names, NumPy arrays, gym's Box called with its two bounds.
-
 # A protocol without line-based opcodes that every Python since 3.4 reads.
 PROTOCOL = 4
 
@@ -397,8 +391,6 @@ def _decode_setting(value: Any, setting: str, name: str, file: str, references: 
     references += relocate_references(found.code_references, f"{name}/{setting}")
     return found.value
 
-
-# The traversal of pickle values: containers, shared and circular values, limits.
 
 # Allowance for a small pickle: repeated values, and letters in their names.
 _SPARE, _SPARE_LETTERS = 10_000, 1 << 24
@@ -612,8 +604,6 @@ def _state(state: Any) -> Iterator[tuple[PathStep, Any, Via]]:
     elif state is not None:
         yield attr("__state__"), state, "args"
 
-
-# Convert a pickle's value to the entries of a tree: paths, containers, inert records, NumPy arrays.
 
 # stable_baselines/common/running_mean_std.py, RunningMeanStd; gymnasium's has the same names.
 _STATISTICS = frozenset(("mean", "var"))

@@ -390,9 +390,6 @@ class TorchStates(_OptimizerStates):
         return started or frozenset(state.weights)
 
 
-# Keras's and TensorFlow's objects.
-
-
 class KerasStates(_OptimizerStates):
     """The optimizers of a TensorFlow tree; with `root`, the tree itself is the model."""
 
@@ -926,9 +923,6 @@ def _beside_model(model: Tree, made: Tree, plan: Plan, prefix: Path) -> Tree:
     return Tree(leaves, aliases, containers)
 
 
-# Optimizers in this process: the state that a conversion would write, put into an object of the user's.
-
-
 def stage_keras_optimizer(
     optimizer: Any, tensors: Mapping[Path, Any], made: ConvertedOptimizers
 ) -> Iterator[tuple[str, Any, Leaf]]:
@@ -1048,7 +1042,5 @@ def _only_optimizer(optimizer: Any, made: ConvertedOptimizers) -> tuple[str, Wri
         )
     return name, written
 
-
-# The optimizer that a checkpoint contains without its class: that of TensorFlow objects and weights files.
 
 KERAS_ARGUMENTS = {family.name: (*family.arguments, "weight_decay") for family in FAMILIES}

@@ -172,8 +172,6 @@ def infer_step_count(tree: Tree, pair: Sequence[Path]) -> tuple[int, tuple[float
     return None
 
 
-# An optimizer of Keras, Sonnet or TensorFlow 1 in a tree, bound to the canonical optimizer.
-
 # Keras 3 and 2.11+ use a leading underscore, the legacy optimizers do not.
 KERAS_SETTINGS = {
     **dict.fromkeys(("_iterations", "iterations", "iter"), "step"),
@@ -325,8 +323,6 @@ def _is_named_after(slot: Leaf, weight: Leaf | ValueLeaf) -> bool:
         return False
     return slot.name.endswith(f"/{weight.name}") or slot.name == weight.name
 
-
-# Known settings of a canonical optimizer: from the agent, a sidecar, its state, or a default.
 
 Setting = float | bool | str | None
 # Entries that identify weights, and are not settings.

@@ -401,8 +401,6 @@ FUJIMOTO = LibraryPlugin(
 )
 
 
-# The TD3 authors' agent ported to TensorFlow: one object with networks and optimizers as attributes.
-
 # Network tensors outside layers: a state-independent standard deviation, atom values.
 _SINGLE_TENSORS = (
     "actor/log_std",

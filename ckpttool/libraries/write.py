@@ -192,8 +192,6 @@ def to_float64_row(leaf: Leaf | None) -> np.ndarray:
     return leaf.array().astype("f8").reshape(-1)
 
 
-# Names in a library's files: tables from which this module makes plans.
-
 TORCH: Mapping[str, LayerKind] = {kind: SPELLING["torch", kind] for kind in ("dense", "layer_norm")}
 
 
@@ -316,8 +314,6 @@ def iterate_layer_names(part: AgentNetwork, names: LayerNames) -> Iterator[tuple
         elif branch in names.branches:
             yield branch, layer, names.branches[branch]
 
-
-# Limits of a library's classes, and notes on an agent written for them.
 
 MAPS = {
     "tanh": "tanh times one number",
@@ -506,8 +502,6 @@ def list_writing_notes(writing: WritingTable, binding: RecognizedAgent, agent: T
         found.append("save_counter, TensorFlow's count of saves, was not converted")
     return tuple(found)
 
-
-# Plan the networks and single tensors of a canonical agent with a table of names.
 
 _STD, _LOG_STD = "actor/std", "actor/log_std"
 

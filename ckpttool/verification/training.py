@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from ckpttool.verification.two_models import ModelClient
 
 
-# Pairs of trained tensors, found by their values: a conversion reorders numbers, and changes none.
-
 _MOST_AXES = 5
 _CHUNKS = (2, 3, 4, 6, 8)
 _CLOSE = 1e-5
@@ -229,8 +227,6 @@ class TensorMatcher:
                 return list(zip(parts, chosen, strict=True))
         return []
 
-
-# The comparison.
 
 STEPS = 100
 BOUNDS = {"float32": 1e-4, "float64": 1e-10}
