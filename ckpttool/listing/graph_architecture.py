@@ -15,7 +15,7 @@ from ckpttool.core import deferred
 from ckpttool.core.errors import UsageError
 from ckpttool.core.tree import Tree
 from ckpttool.listing.input_shapes import require_shapes_used, with_batch
-from ckpttool.listing.layers import DEEPEST, LISTS, Architecture, ArchitectureLayer, Extents
+from ckpttool.listing.layers import DEEPEST, LISTS, Architecture, ArchitectureLayer, Extents, sum_macs
 
 if TYPE_CHECKING:
     from ckpttool.core.checkpoint import Checkpoint
@@ -165,7 +165,6 @@ class _GraphLayers:
         name = "/".join(path)
         cls = self.modules.get(name, "")
         below = tuple(self._layers(run, len(path)))
-        macs = [layer.macs for layer in below]
         linked = any(layer.inputs or layer.flow == "graph" for layer in below)
         inside = not cls.startswith(_TORCH_MODULES) or cls.endswith(".Sequential")
         size = self.totals[name] if self.modules else sum(layer.parameters for layer in below)
@@ -175,7 +174,7 @@ class _GraphLayers:
             cls=cls,
             parameters=size,
             output=below[-1].output if below else None,
-            macs=None if None in macs else sum(number or 0 for number in macs),
+            macs=sum_macs(layer.macs for layer in below),
             flow="graph" if linked else "chain",
             below=below if inside else (),
         )

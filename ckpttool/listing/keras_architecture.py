@@ -34,6 +34,7 @@ from ckpttool.listing.layers import (
     Extents,
     LayerResult,
     format_extents,
+    sum_macs,
     walk_layers,
 )
 
@@ -160,14 +161,13 @@ class _KerasReader:
         outputs = (
             reading.sequence(config, entries, inputs) if chain else reading.graph(config, entries, inputs)
         )
-        macs = [layer.macs for layer in reading.layers]
         layer = ArchitectureLayer(
             path=path,
             kind=str(config.cls),
             cls=_full_class(document, str(config.cls)),
             parameters=self.sums.get(path, 0),
             output=outputs[0] if len(outputs) == 1 else None,
-            macs=None if None in macs else sum(each or 0 for each in macs),
+            macs=sum_macs(layer.macs for layer in reading.layers),
             flow="graph" if any(each.inputs for each in reading.layers) else "chain",
             below=tuple(reading.layers),
         )
@@ -302,12 +302,11 @@ class _KerasModelReader:
 
     def _add(self, node: _KerasNode) -> None:
         """Add one layer with the operations of all its calls."""
-        macs = [layer.macs for layer in node.made]
         sources = list(dict.fromkeys(ref[0] for refs in node.calls for ref in refs if ref[0] != node.name))
         last = self.layers[-1].name if self.layers else ""
         listed = () if sources in ([], [last]) else tuple(map(self.below, sources))
         detail = f"called {len(node.calls)} times" if len(node.calls) > 1 else ""
-        total = None if None in macs else sum(number or 0 for number in macs)
+        total = sum_macs(layer.macs for layer in node.made)
         words = ", ".join(filter(None, (node.made[0].detail, detail)))
         self.layers.append(replace(node.made[0], inputs=listed, macs=total, detail=words))
 

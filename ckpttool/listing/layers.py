@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -106,6 +106,12 @@ class LayerResult(NamedTuple):
 
     outputs: tuple[Extents, ...]
     macs: int | None = 0
+
+
+def sum_macs(counts: Iterable[int | None]) -> int | None:
+    """Return the operations of several layers, None if those of one are unknown."""
+    known = list(counts)
+    return None if None in known else sum(count or 0 for count in known)
 
 
 class LayerGroup(NamedTuple):

@@ -28,6 +28,7 @@ from ckpttool.listing.layers import (
     Flow,
     LayerResult,
     format_extents,
+    sum_macs,
 )
 
 if TYPE_CHECKING:
@@ -203,8 +204,7 @@ class _TorchReader:
             shape_in = inputs.get(str(part[-1].value))
             below.append(self.layer(part, shape_in, depth + 1)[0])
         if result is not None and inputs:
-            macs = [layer.macs for layer in below]
-            total = None if None in macs else sum(layer or 0 for layer in macs)
+            total = sum_macs(layer.macs for layer in below)
             result = None if total is None else result._replace(macs=total)
         return result, tuple(below), "parts"
 
