@@ -1459,3 +1459,9 @@ def layer_widths(agent: Tree, part: AgentNetwork) -> tuple[int, int]:
     }
     starts = part.starts if part.streams else [min(shapes)]
     return sum(shapes[position][0] for position in starts), shapes[max(shapes)][1]
+
+
+def list_kernel_shapes(part: AgentNetwork, agent: Tree) -> list[tuple[int, ...]]:
+    """Return the shapes [in, out] of a network's kernels, in order."""
+    kernels = [agent.get(canonical_weight_path(part, n, "kernel")) for n in range(len(part.layers))]
+    return [leaf.shape for leaf in kernels if isinstance(leaf, Leaf)]

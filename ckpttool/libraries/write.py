@@ -24,6 +24,7 @@ from ckpttool.libraries.schema import (
     AgentNetwork,
     ObservationNormalizer,
     RecognizedAgent,
+    list_kernel_shapes,
     matches_action_map,
 )
 from ckpttool.mapping.layer_kinds import LayerKind, WeightSpec
@@ -446,12 +447,6 @@ def require_activation(binding: RecognizedAgent, library: str, able: Collection[
             found=", ".join(sorted(hidden)),
         )
     return hidden.pop()
-
-
-def list_kernel_shapes(part: AgentNetwork, agent: Tree) -> list[tuple[int, ...]]:
-    """Return the shapes [in, out] of a network's kernels, in order."""
-    kernels = [agent.get(schema.canonical_weight_path(part, n, "kernel")) for n in range(len(part.layers))]
-    return [leaf.shape for leaf in kernels if isinstance(leaf, Leaf)]
 
 
 def list_consumed(agent: Tree) -> tuple[Path, ...]:
