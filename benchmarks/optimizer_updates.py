@@ -14,10 +14,10 @@ from pathlib import Path
 
 import numpy as np
 
-from ckpttool.commands.verify import compare_train_steps
 from ckpttool.networks import Activation, Dense, Learner, Network, Node, Worker
 from ckpttool.networks.policy_training import A2C, OptimizerSetup
 from ckpttool.verification.policy_training import make_batches
+from ckpttool.verification.update_comparison import compare_train_steps
 
 OBS, ACT, HIDDEN, STEPS, COUNT = 6, 2, 32, 100, 40
 ADAM = {"learning_rate": 1e-3, "beta_1": 0.9, "beta_2": 0.999, "epsilon": 1e-7}

@@ -92,7 +92,8 @@ if TYPE_CHECKING:
     from ckpttool.conversion.write import save as save
     from ckpttool.commands.stats import stats as stats
     from ckpttool.commands.sweep import sweep as sweep
-    from ckpttool.commands.verify import VerificationOptions as VerificationOptions, verify as verify
+    from ckpttool.commands.verify import verify as verify
+    from ckpttool.verification.options import VerificationOptions as VerificationOptions
     from ckpttool.core import errors as errors
     from ckpttool.core.checkpoint import Checkpoint as Checkpoint
     from ckpttool.core.handles import Branch as Branch, Handle as Handle
@@ -100,7 +101,7 @@ if TYPE_CHECKING:
     from ckpttool.core.sidecar import Sidecar as Sidecar
     from ckpttool.core.tree import Leaf as Leaf, Tree as Tree, ValueLeaf as ValueLeaf, display as display
     from ckpttool.networks.live_trees import flatten_with_path as flatten_with_path
-    from ckpttool.commands.folder import open_path
+    from ckpttool.listing.paths import open_path
 
     open = open_path  # noqa: A001  # ckpttool.open(path)
 

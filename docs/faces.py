@@ -84,6 +84,8 @@ def _arguments(thing: Any) -> Iterator[str]:
 
 
 def _default(value: Any) -> str:
+    if inspect.isfunction(value):
+        return value.__name__
     return f"{type(value).__name__}()" if is_dataclass(value) else repr(value)
 
 

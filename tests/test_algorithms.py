@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 
 from ckpttool.commands import algorithms, sweep
-from ckpttool.commands.algorithms import TrainingRun, compare_algorithms, find_runs, summarize_runs
+from ckpttool.commands.algorithms import compare_algorithms, summarize_runs
 from ckpttool.commands.sweep import ScoredCheckpoint
 from ckpttool.core import File, TargetExistsError, UsageError
 from ckpttool.encodings import protobuf
 from ckpttool.evaluation.protocol import Evaluation, Protocol
 from ckpttool.evaluation.rollout import Rollout
 from ckpttool.evaluation.statistics import Estimate, paired_interval, summarize
+from ckpttool.listing.training_runs import TrainingRun, find_runs
 from tests.conftest import TORCH_SAMPLE
 from tests.golden_texts import Golden
 

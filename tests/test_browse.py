@@ -27,14 +27,20 @@ from ckpttool.browser.comparison import ComparisonState
 from ckpttool.browser.listing import AliasRow, BrowserListing, list_for_browser
 from ckpttool.browser.numbers import TensorNumbers, read_numbers
 from ckpttool.browser.outline import Outline
-from ckpttool.browser.panes import CellDifference, TensorCells, ValueGrid, choose_cell_format, format_exactly
 from ckpttool.browser.reader import ReaderThread
 from ckpttool.browser.search import SearchIndex, next_hit
-from ckpttool.commands.modules import ModuleSummary
-from ckpttool.commands.rows import TensorRow
+from ckpttool.browser.value_table import (
+    CellDifference,
+    TensorCells,
+    ValueGrid,
+    choose_cell_format,
+    format_exactly,
+)
 from ckpttool.commands.stats import Moments
 from ckpttool.core import Leaf, UsageError
 from ckpttool.core.source import LARGE
+from ckpttool.listing.modules import ModuleSummary
+from ckpttool.listing.rows import TensorRow
 from tests.conftest import ROOT, TF_SAMPLE, TORCH_SAMPLE, in_process, refused
 from tests.golden_texts import Golden
 

@@ -12,19 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ckpttool.commands.dataflow import (
-    HEADS,
-    FlowStage,
-    FlowStrip,
-    build_agent_strips,
-    build_listed_strips,
-    find_recorded_facts,
-    strip_lines,
-)
 from ckpttool.commands.inspect import summary
 from ckpttool.core import CkpttoolError
 from ckpttool.evaluation.agent_networks import ActionBounds, build_part_network, derive_network_settings
 from ckpttool.evaluation.restore import Agent, restore_agent
+from ckpttool.listing.dataflow import HEADS, build_agent_strips, build_listed_strips
+from ckpttool.listing.strip_facts import find_recorded_facts
+from ckpttool.listing.strips import FlowStage, FlowStrip, strip_lines
 from ckpttool.networks import (
     Activation,
     Affine,

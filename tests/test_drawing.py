@@ -17,10 +17,10 @@ import pytest
 from ckpttool.cli import drawings
 from ckpttool.cli.columns import ColumnLine
 from ckpttool.cli.drawings import GraphDrawing, lay_out_graph, render_dot, render_page, render_svg, text_width
-from ckpttool.commands.graph import COMFORTABLE, MOST, ModuleGraph, build_module_graph
 from ckpttool.commands.inspect import summary
 from ckpttool.conversion.write import save
 from ckpttool.core import Container, TargetExistsError, UsageError, limits
+from ckpttool.listing.module_graph import COMFORTABLE, MOST, ModuleGraph, build_module_graph
 from tests.conftest import TF_SAMPLE, TORCH_SAMPLE, in_process, refused
 from tests.golden_texts import Golden
 from tests.test_inspect import listing, rows

@@ -12,13 +12,14 @@ import numpy as np
 import pytest
 
 from ckpttool.cli import evaluate as cli
-from ckpttool.commands.algorithms import TrainingRun, find_runs, summarize_runs
+from ckpttool.commands.algorithms import summarize_runs
 from ckpttool.commands.evaluate import evaluate
 from ckpttool.commands.sweep import LENGTH, MEAN, STD, ScoredCheckpoint, Sweep, sweep
 from ckpttool.core import File
 from ckpttool.encodings import protobuf
 from ckpttool.evaluation.protocol import Evaluation, Protocol
 from ckpttool.evaluation.surroundings import hash_surroundings
+from ckpttool.listing.training_runs import TrainingRun, find_runs
 from tests.conftest import SAMPLES, TORCH_SAMPLE, ckpttool, in_process, refused
 from tests.golden_texts import Golden
 

@@ -17,13 +17,13 @@ import numpy as np
 import pytest
 
 from ckpttool.cli import console, evaluate, parameters
-from ckpttool.cli.tables import TreeView, render_tree
+from ckpttool.cli.tree_tables import TreeView, render_tree
 from ckpttool.commands.inspect import summary
-from ckpttool.commands.outline import ListingOutline, SiblingGroup, missing_shards
 from ckpttool.conversion.targets import infer_target_word
 from ckpttool.conversion.write import save
 from ckpttool.core import Span
 from ckpttool.formats import open_checkpoint
+from ckpttool.listing.outline import ListingOutline, SiblingGroup, missing_shards
 from ckpttool.networks import tensorflow_backend
 from tests.conftest import TF_SAMPLE, TORCH_SAMPLE, Ran, Terminal, in_process, refused
 from tests.golden_texts import Golden

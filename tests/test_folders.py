@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import ckpttool
-from ckpttool.commands.folder import choose_checkpoint, expand_paths
+from ckpttool.listing.paths import choose_checkpoint, expand_paths
 from tests.conftest import TF_SAMPLE, TORCH_SAMPLE, in_process
 
 

@@ -18,7 +18,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ckpttool.commands.audit import audit_notes
 from ckpttool.core import (
     Alias,
     ChecksumError,
@@ -42,6 +41,7 @@ from ckpttool.core import (
 from ckpttool.core.dtypes import BY_NAME
 from ckpttool.encodings import Dict, Global, PersistentId, PickleObject, ZipWriter, dumps
 from ckpttool.formats import Probe, torch_zip
+from ckpttool.listing.audit import audit_notes
 from tests import truths
 from tests.golden_texts import Golden
 

@@ -17,7 +17,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ckpttool.commands.audit import audit_notes
 from ckpttool.commands.convert import convert
 from ckpttool.core import (
     CkpttoolError,
@@ -35,6 +34,7 @@ from ckpttool.core import (
 )
 from ckpttool.core.digests import digest_checkpoint
 from ckpttool.formats import open_checkpoint, torch_dcp
+from ckpttool.listing.audit import audit_notes
 from ckpttool.testing.formats import FormatContract
 from tests import warm
 from tests.conftest import in_process

@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from ckpttool.commands.audit import audit_notes
 from ckpttool.core import (
     Checkpoint,
     CkpttoolError,
@@ -28,6 +27,7 @@ from ckpttool.core import (
 )
 from ckpttool.encodings import Dict, Global, PersistentId, PickleObject, dumps, pickle_reader
 from ckpttool.formats import Probe, torch_legacy
+from ckpttool.listing.audit import audit_notes
 from tests import truths
 from tests.conftest import in_process
 from tests.golden_texts import Golden

@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ckpttool.commands.audit import audit_notes
 from ckpttool.core import (
     CkpttoolError,
     FormatError,
@@ -30,6 +29,7 @@ from ckpttool.core import (
     key,
 )
 from ckpttool.formats import Probe, open_checkpoint, rllib
+from ckpttool.listing.audit import audit_notes
 from tests.golden_texts import Golden
 from tests.pickles import ACTING, damaged, importable, instance, stand_in
 from tests.test_format_stable_baselines2 import WithoutChecksums

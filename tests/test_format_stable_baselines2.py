@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ckpttool.commands.audit import audit_notes
 from ckpttool.core import (
     CkpttoolError,
     FormatError,
@@ -34,6 +33,7 @@ from ckpttool.core.digests import digest_checkpoint
 from ckpttool.formats import Probe, open_checkpoint, sb3, torch_legacy
 from ckpttool.formats.sb3 import STABLE_BASELINES2
 from ckpttool.formats.torch_legacy import PYTHON_PICKLE
+from ckpttool.listing.audit import audit_notes
 from ckpttool.testing.formats import FormatContract
 from tests.conftest import ROOT
 from tests.pickles import ACTING, damaged, importable, instance, stand_in

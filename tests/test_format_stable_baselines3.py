@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import torch
 
-from ckpttool.commands.audit import audit_notes
 from ckpttool.core import (
     ChecksumError,
     FormatError,
@@ -29,6 +28,7 @@ from ckpttool.core import Path as TreePath
 from ckpttool.core.digests import digest_checkpoint
 from ckpttool.formats import Probe, open_checkpoint, torch_zip
 from ckpttool.formats import sb3 as stable_baselines2
+from ckpttool.listing.audit import audit_notes
 from ckpttool.testing.formats import FormatContract
 from tests import sb3_files as sb3
 from tests.conftest import ROOT, in_process

@@ -622,8 +622,8 @@ def test_an_exported_model_has_its_layers_once() -> None:
 def test_an_export_whose_lists_differ_is_not_taken_for_one_model() -> None:
     changed = exported()
     changed["_all_variables/sequential/dense/kernel"] = changed["variables/sequential/dense_1/kernel"]
-    assert not general.is_keras_export(named(changed))
-    assert general.is_keras_export(named(exported()))
+    assert not parts.is_keras_export(named(changed))
+    assert parts.is_keras_export(named(exported()))
 
 
 def numbered_export() -> dict[str, np.ndarray]:
@@ -644,7 +644,7 @@ def test_an_exported_list_of_variables_may_be_repeated_in_another_order(tmp_path
     found = {each.target: each for each in done.report.mapped}
     assert [found[f"variables/{n}/weight"].shape_out for n in range(3)] == [(16, 8), (16, 16), (2, 16)]
     arrays["_all_variables/0"] = arrays["_all_variables/0"].T.copy()
-    assert not general.is_keras_export(named(arrays))
+    assert not parts.is_keras_export(named(arrays))
 
 
 def test_an_h5_file_of_weights_becomes_keras_3s_by_class_and_order(tmp_path: Path) -> None:

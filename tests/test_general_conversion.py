@@ -619,7 +619,7 @@ def test_optimizer_none_converts_the_networks_alone(tmp_path: Path, cls: str) ->
 
 
 def test_slots_of_no_optimizer_are_left_out_by_name() -> None:
-    from ckpttool.conversion.general import without_optimizers
+    from ckpttool.conversion.parts import without_optimizers
     from ckpttool.core import Inline, Leaf, attr, display
 
     leaves = {

@@ -15,16 +15,16 @@ import pytest
 
 import ckpttool
 from ckpttool import CkpttoolError
-from ckpttool.cli.tables import TreeView, render_tree
+from ckpttool.cli.tree_tables import TreeView, render_tree
 from ckpttool.commands.check import check
-from ckpttool.commands.folder import inspect_path
-from ckpttool.commands.inspect import CheckpointSummary, Totals
-from ckpttool.commands.modules import group_by_module, walk_modules
-from ckpttool.commands.rows import TensorRow
-from ckpttool.commands.signatures import signature_lines
+from ckpttool.commands.inspect import inspect_path
 from ckpttool.conversion.write import save
 from ckpttool.core import Container, Inline, Leaf, attr, shorten
 from ckpttool.formats import CheckpointState, tf_common
+from ckpttool.listing.contents import CheckpointSummary, Totals
+from ckpttool.listing.modules import group_by_module, walk_modules
+from ckpttool.listing.rows import TensorRow
+from ckpttool.listing.signatures import signature_lines
 from tests.conftest import TF_SAMPLE, TORCH_SAMPLE, Terminal, in_process, refused
 from tests.golden_texts import Golden
 from tests.trees import torch_tree

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from ckpttool.commands.architecture import describe_architecture
 from ckpttool.core import UsageError
 from ckpttool.formats import open_checkpoint
+from ckpttool.listing.architecture import describe_architecture
 from tests import warm
 
 # Layers of torch with the shape of their input, without the batch. Torch refuses some of them.

@@ -16,7 +16,7 @@ import pytest
 
 from ckpttool.commands.convert import ConversionResult, convert
 from ckpttool.commands.load_agent import load_agent
-from ckpttool.conversion.general import without_optimizers
+from ckpttool.conversion.parts import without_optimizers
 from ckpttool.conversion.plan import recognize_source_agent
 from ckpttool.conversion.targets import TARGETS
 from ckpttool.core import CkpttoolError, EnvironmentMismatchError, UnsupportedError, UsageError, plugins

@@ -14,27 +14,13 @@ from torch import nn
 
 from ckpttool.commands.load_agent import load_agent
 from ckpttool.conversion.export import export
-from ckpttool.core import (
-    ChecksumError,
-    CkpttoolError,
-    EnvironmentMismatchError,
-    UnsupportedError,
-    UsageError,
-)
+from ckpttool.core import ChecksumError, CkpttoolError, EnvironmentMismatchError, UnsupportedError, UsageError
 from ckpttool.evaluation.agent_networks import ActionBounds, build_part_network, derive_network_settings
 from ckpttool.evaluation.evidence import AgentFacts
 from ckpttool.evaluation.restore import Agent, restore_agent
+from ckpttool.libraries import layer_widths
 from ckpttool.libraries.schema import Choices
-from ckpttool.networks import (
-    Activation,
-    ArgMax,
-    AtomMean,
-    Dense,
-    NetworkBuilder,
-    QuantileMean,
-    layer_widths,
-    numpy_backend,
-)
+from ckpttool.networks import Activation, ArgMax, AtomMean, Dense, NetworkBuilder, QuantileMean, numpy_backend
 from tests.conftest import ROOT, TF_SAMPLE
 from tests.test_policy_alone import followed
 

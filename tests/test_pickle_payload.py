@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 
 import ckpttool
-from ckpttool.commands.audit import audit_notes
 from ckpttool.core import CkpttoolError, FormatError, Record, ValueLeaf, dangerous_calls
 from ckpttool.encodings import Global, PickleObject, dumps, parse_pickle
 from ckpttool.formats import open_checkpoint
+from ckpttool.listing.audit import audit_notes
 from tests.conftest import in_process
 from tests.pickles import ACTING
 from tests.test_format_pytorch import archive, floats, tensor

@@ -16,12 +16,13 @@ import pytest
 
 from ckpttool.cli import figures
 from ckpttool.commands import algorithms, sweep
-from ckpttool.commands.algorithms import TrainingCurve, TrainingRun
 from ckpttool.commands.sweep import LearningCurvePoint, ScoredCheckpoint
 from ckpttool.core import CkpttoolError, MissingExtraError
 from ckpttool.evaluation.protocol import Evaluation, Protocol
 from ckpttool.evaluation.rollout import Rollout
 from ckpttool.evaluation.statistics import summarize
+from ckpttool.evaluation.training_logs import TrainingCurve
+from ckpttool.listing.training_runs import TrainingRun
 from tests.conftest import TORCH_SAMPLE, ckpttool, in_process, refused
 from tests.golden_texts import Golden
 

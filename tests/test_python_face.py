@@ -9,6 +9,7 @@ import importlib
 import inspect
 import io
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -58,21 +59,42 @@ def sample() -> ckpttool.Checkpoint:
     return ckpttool.open(str(TF_SAMPLE))
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "ckpttool",
-        "ckpttool.core.checkpoint",
-        pytest.param("ckpttool.conversion.filling", marks=pytest.mark.torch),
-    ],
-)
+@pytest.mark.parametrize("name", ["ckpttool", "ckpttool.core.checkpoint"])
 def test_the_examples_of_the_docstrings_run(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    if name == "ckpttool.conversion.filling":
-        pytest.importorskip("torch")
     monkeypatch.chdir(ROOT)
     found = doctest.testmod(importlib.import_module(name))
     assert found.attempted > 1
     assert not found.failed
+
+
+# The public functions; some need a library besides NumPy.
+FUNCTIONS = [name for name in ckpttool.__all__ if inspect.isfunction(getattr(ckpttool, name))]
+NEEDED = {
+    "evaluate": "gymnasium",
+    "export": "onnx",
+    "load_into": "torch",
+    "sweep": "gymnasium",
+    "verify": "torch",
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_each_public_function_has_an_example_that_runs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if name in NEEDED:
+        pytest.importorskip(NEEDED[name])
+    monkeypatch.chdir(ROOT)
+    (example,) = doctest.DocTestFinder(recurse=False).find(getattr(ckpttool, name), name, globs={})
+    assert example.examples
+    assert not doctest.DocTestRunner().run(example).failed
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_public_functions_describe_their_parameters(name: str) -> None:
+    """Those of at most four parameters may do so in sentences."""
+    function = getattr(ckpttool, name)
+    parameters = list(inspect.signature(function).parameters)
+    listed = re.findall(r"^    (\w+): ", inspect.getdoc(function).partition("\nArgs:\n")[2], re.MULTILINE)
+    assert listed == parameters or (not listed and len(parameters) <= 4)
 
 
 def test_looking_loads_no_numpy_no_framework_and_no_rich() -> None:

@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 import ckpttool
-from ckpttool.commands import folder as ops_folder
+from ckpttool.commands import inspect
 from ckpttool.core import (
     CkpttoolError,
     DeadlineError,
@@ -670,4 +670,4 @@ def test_a_folder_that_stalls_is_not_listed_in_part(tmp_path: Path) -> None:
             send(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n")
 
     with stalling(folder) as url, ends_in_time():
-        ops_folder.inspect_path(f"{url}/run")
+        inspect.inspect_path(f"{url}/run")

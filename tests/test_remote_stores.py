@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 import ckpttool
-from ckpttool.commands import algorithms, folder
 from ckpttool.core import (
     ChangedError,
     CkpttoolError,
@@ -24,6 +23,8 @@ from ckpttool.core import (
     urls,
 )
 from ckpttool.encodings import protobuf
+from ckpttool.evaluation import training_logs
+from ckpttool.listing import folder
 from tests.conftest import SAMPLES, TF_SAMPLE, TORCH_SAMPLE, Terminal, in_process, refused
 from tests.golden_texts import Golden
 from tests.store_servers import Buckets, Hub, serving
@@ -293,7 +294,7 @@ def test_training_curves_beside_a_run_elsewhere_are_found(bucket: Site, tmp_path
     records = [protobuf.event_file_header(1.0), protobuf.summary_record(1.0, 5, {"eval/mean_reward": -3.0})]
     (run / "logs" / f"{protobuf.NAME}.1.host").write_bytes(b"".join(records))
     place = filesystem.resolve_path("s3://bucket/run")
-    (curve,) = algorithms.find_training_logs(
+    (curve,) = training_logs.find_training_logs(
         [f"{place}/agent/ckpt-15000", f"{place}/agent/ckpt-12500"]
     ).curves
     assert curve.values.tolist() == [-3.0]
@@ -302,7 +303,7 @@ def test_training_curves_beside_a_run_elsewhere_are_found(bucket: Site, tmp_path
     bucket.begin()
     filesystem._MOUNTED.clear()
     assert (
-        algorithms.find_training_logs([filesystem.resolve_path("s3://bucket/run/agent/ckpt-15000")]).curves
+        training_logs.find_training_logs([filesystem.resolve_path("s3://bucket/run/agent/ckpt-15000")]).curves
         == ()
     )
     assert not [path for _, path in bucket.requests if "logs" in path]

@@ -16,7 +16,6 @@ import pytest
 
 import ckpttool
 from ckpttool.commands import run_history
-from ckpttool.commands.findings import Finding
 from ckpttool.commands.run_history import (
     FindingHistory,
     LayerHistory,
@@ -26,6 +25,7 @@ from ckpttool.commands.run_history import (
     fold_layers,
     follow_run,
 )
+from ckpttool.listing.findings import Finding
 from ckpttool.report.run_page import RunInputs, build_drift, gather_run, split_findings
 from tests.conftest import TF_SAMPLE, TORCH_SAMPLE, Ran, in_process, refused
 from tests.golden_texts import Golden

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
 import ckpttool
-from ckpttool.commands.findings import Topic
 from ckpttool.commands.schemas import schema_names
 from ckpttool.commands.stats import By
 from ckpttool.core import Role, UsageError, code_references, dtypes, errors
 from ckpttool.core.sidecar import Scores
+from ckpttool.listing.findings import Topic
 from ckpttool.mapping.solver import CONFIDENCE
 from tests import schemas
 from tests.conftest import ROOT, TF_SAMPLE, TORCH_SAMPLE, Ran, in_process, refused

@@ -22,9 +22,7 @@ import pytest
 
 from ckpttool.cli import evaluate as scores
 from ckpttool.commands import sweep as results
-from ckpttool.commands import training_counters
 from ckpttool.commands.evaluate import evaluate
-from ckpttool.commands.folder import expand_paths
 from ckpttool.commands.sweep import Sweep, sweep
 from ckpttool.core import (
     ChecksumError,
@@ -40,6 +38,8 @@ from ckpttool.evaluation import scheduling
 from ckpttool.evaluation.protocol import Evaluation, Protocol
 from ckpttool.evaluation.scheduling import BatchResult, EvaluationBatch
 from ckpttool.evaluation.statistics import paired_interval
+from ckpttool.listing import training_counters
+from ckpttool.listing.paths import expand_paths
 from tests import schemas
 from tests.conftest import ROOT, SAMPLES, TF_SAMPLE, TORCH_SAMPLE, Terminal, ckpttool, in_process, refused
 from tests.golden_texts import Golden

@@ -11,8 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ckpttool.commands import verify
-from ckpttool.commands.verify import compare_train_steps
 from ckpttool.core import UsageError
 from ckpttool.networks import (
     Activation,
@@ -37,7 +35,9 @@ from ckpttool.networks.policy_training import (
     OptimizerSetup,
     TrainingBatch,
 )
+from ckpttool.verification import update_comparison
 from ckpttool.verification.policy_training import make_batches
+from ckpttool.verification.update_comparison import compare_train_steps
 from tests.test_train_step import InProcess, dense, engines
 
 __all__ = ["engines"]  # the fixture
@@ -166,7 +166,9 @@ def test_the_frameworks_make_the_reference_updates(engines: list[Worker], name: 
     assert found.within
     for moved in found.moved:
         if moved.dtype == "float64":
-            assert max(moved.relative, moved.error_a, moved.error_b) <= verify.BOUNDS["float64"], moved
+            assert max(moved.relative, moved.error_a, moved.error_b) <= update_comparison.BOUNDS["float64"], (
+                moved
+            )
 
 
 def _loss(learner: Learner, batch: TrainingBatch, title: str) -> Callable[[], float]:

@@ -14,7 +14,6 @@ import pytest
 from ckpttool.commands import verify
 from ckpttool.commands.convert import convert
 from ckpttool.commands.digest import digest
-from ckpttool.commands.verify import compare_train_steps
 from ckpttool.core import Leaf, UsageError, ValueLeaf, key, sidecar
 from ckpttool.core import Path as TreePath
 from ckpttool.networks import (
@@ -37,7 +36,9 @@ from ckpttool.networks import (
     trained_arrays,
 )
 from ckpttool.networks.policy_training import DDPG, TD3, OptimizerSetup, TrainingBatch
+from ckpttool.verification import update_comparison
 from ckpttool.verification.policy_training import make_batches
+from ckpttool.verification.update_comparison import compare_train_steps
 from tests.conftest import TF_SAMPLE, TORCH_SAMPLE, in_process
 from tests.golden_texts import Golden
 from tests.mutants import Change, Leaves, changed
@@ -186,7 +187,7 @@ def test_the_frameworks_make_the_same_updates(engines: list[Worker], name: str, 
         assert moved.step in (1, 2, steps)
         # A target moves by a 200th of what its network does, which float32 rounds to a few units.
         if moved.dtype == "float64" or "target" not in moved.name:
-            assert moved.relative <= verify.BOUNDS[moved.dtype], moved
+            assert moved.relative <= update_comparison.BOUNDS[moved.dtype], moved
 
 
 def test_one_constant_epsilon_is_not_the_other() -> None:
@@ -344,7 +345,7 @@ class TestVerify:
         assert not found.within
         assert found.training is not None
         caught = {(m.name, m.dtype) for m in found.training.moved if not m.within}
-        assert caught >= {(title, dtype) for title in wrong for dtype in verify.BOUNDS}
+        assert caught >= {(title, dtype) for title in wrong for dtype in update_comparison.BOUNDS}
         assert all(any(title in each for each in found.training.differences) for title in wrong)
 
     def test_other_optimizers_than_adam_train(self, tmp_path: Path) -> None:

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckpttool.commands import algorithms
-from ckpttool.commands.algorithms import find_training_logs, thin_points
 from ckpttool.encodings import protobuf
+from ckpttool.evaluation import training_logs
+from ckpttool.evaluation.training_logs import find_training_logs, thin_points
 from tests.golden_texts import Golden
 
 
@@ -103,7 +103,7 @@ def test_large_files_are_named_and_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, golden: Golden
 ) -> None:
     path = log(tmp_path, SB3)
-    monkeypatch.setattr(algorithms, "MOST_BYTES", path.stat().st_size - 1)
+    monkeypatch.setattr(training_logs, "MOST_BYTES", path.stat().st_size - 1)
     found = find_training_logs([str(tmp_path / "agent.pt")])
     assert found.curves == ()
     golden("\n".join(found.notes))

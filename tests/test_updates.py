@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ckpttool.commands import training_counters
 from ckpttool.core import File, Inline, Span
 from ckpttool.formats import VariableInfo, tree_by_name
 from ckpttool.libraries import optimizers_read
+from ckpttool.listing import training_counters
 from tests.golden_texts import Golden
 
 

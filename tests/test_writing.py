@@ -21,7 +21,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ckpttool.commands import folder
 from ckpttool.commands.convert import convert
 from ckpttool.commands.digest import digest
 from ckpttool.conversion.write import save
@@ -41,6 +40,7 @@ from ckpttool.core import (
     write_atomically,
 )
 from ckpttool.formats import open_checkpoint, resolve, tf_bundle
+from ckpttool.listing import folder
 from tests import warm
 from tests.conftest import ROOT, TF_SAMPLE, TORCH_SAMPLE, in_process, refused
 from tests.golden_texts import Golden

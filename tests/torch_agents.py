@@ -13,7 +13,8 @@ from torch import nn
 
 from ckpttool.evaluation.agent_networks import ActionBounds, derive_network_settings
 from ckpttool.evaluation.restore import Agent, restore_agent
-from ckpttool.networks import layer_widths, numpy_backend, policy_network, q_network, value_network
+from ckpttool.libraries import layer_widths
+from ckpttool.networks import numpy_backend, policy_network, q_network, value_network
 
 
 def mlp(*sizes: int, activation: type[nn.Module] = nn.ReLU) -> nn.Sequential:

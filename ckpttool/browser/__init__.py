@@ -1,4 +1,4 @@
-"""Terminal browser: start-up, checking for a terminal and for textual."""
+"""Terminal browser: start-up, checks for a terminal and for textual, background listing."""
 
 from __future__ import annotations
 
@@ -14,8 +14,6 @@ from ckpttool.browser.listing import BrowserListing, list_for_browser
 from ckpttool.commands.diff import AUTO
 from ckpttool.core.urls import format_command
 from ckpttool.core.errors import MissingExtraError, UsageError
-
-# Background listing: small checkpoints open at once, others take seconds.
 
 
 class BackgroundListing:
@@ -56,8 +54,6 @@ class BackgroundListing:
             gc.enable()
 
 
-# Start-up: checks for a terminal and for the installed library.
-
 # A listing or an error that arrives this early needs no waiting screen.
 _PATIENCE_S = 0.5
 
@@ -91,7 +87,9 @@ def browse(
 def require_terminal(path: str) -> None:
     """Raise UsageError unless stdin, stdout and stderr are a terminal."""
     streams = (sys.__stdin__, sys.__stdout__, sys.__stderr__)
-    if os.environ.get("TERM") == "dumb" or not all(each is not None and each.isatty() for each in streams):
+    if os.environ.get("TERM") == "dumb" or not all(
+        stream is not None and stream.isatty() for stream in streams
+    ):
         raise UsageError(
             "browse requires a terminal",
             hint=f"to print the same tree: {format_command('inspect', path)}",

@@ -51,20 +51,20 @@ class ComparisonState:
         """Compare one pair per step; report its change, None if equal, or an error message."""
         for name in self._waiting:
             try:
-                found: ChangedEntry | str | None = self.pairs.change(name)
+                change: ChangedEntry | str | None = self.pairs.change(name)
             except CkpttoolError as error:
-                found = describe_error(error)
-            note(name, found)
+                change = describe_error(error)
+            note(name, change)
             yield
 
-    def note(self, name: str, found: ChangedEntry | str | None) -> None:
+    def note(self, name: str, change: ChangedEntry | str | None) -> None:
         """Record the result of a pair."""
         self.known.add(name)
-        if isinstance(found, str):
-            self.errors[name] = found
+        if isinstance(change, str):
+            self.errors[name] = change
             self._mark(name, "error")
-        elif found is not None:
-            self.changes[name] = found
+        elif change is not None:
+            self.changes[name] = change
             self._mark(name, "changed")
 
     def state(self) -> str:

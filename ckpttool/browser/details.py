@@ -18,11 +18,11 @@ from ckpttool.browser.lines import (
 )
 from ckpttool.browser.listing import AliasRow, BrowserListing, Row
 from ckpttool.browser.numbers import TensorNumbers, column_lines
-from ckpttool.commands.modules import ModuleSummary, describe_module_kind
-from ckpttool.commands.rows import TensorRow
 from ckpttool.commands.stats import ArrayDifference, ChangedEntry, Entry, Moments
 from ckpttool.core.text import format_count, format_size
 from ckpttool.core.tree import Leaf, json_value
+from ckpttool.listing.modules import ModuleSummary, describe_module_kind
+from ckpttool.listing.rows import TensorRow
 
 # Numbers of both sides, or None while they are being read.
 Read = Sequence[TensorNumbers | None] | None
@@ -69,9 +69,11 @@ def _module_lines(comparison: ComparisonState | None, module: ModuleSummary, cel
     for name, value in list(module.facts.items())[:_FACTS]:
         if isinstance(value, str | int | float | bool):
             yield from fact_lines(fit_text(name, 8), str(value), cells)
-    if comparison is not None and (found := comparison.below.get(module.path, 0)):
+    if comparison is not None and (changes := comparison.below.get(module.path, 0)):
         yield BLANK
-        yield from wrap_paragraph(f"{format_count(found, 'differs', 'differ')} in this module", cells, "mark")
+        yield from wrap_paragraph(
+            f"{format_count(changes, 'differs', 'differ')} in this module", cells, "mark"
+        )
 
 
 def _type_lines(row: Row, cells: int) -> Iterator[Line]:
@@ -176,17 +178,17 @@ def _number_lines(row: Row, read: Read, cells: int) -> Iterator[Line]:
         yield from wrap_paragraph("reading ...", cells, "dim")
         yield from [BLANK] * (_COMING - 1)
         return
-    for found in read:
-        if found is not None and found.error is not None:
-            yield from wrap_paragraph(found.error, cells, "bad")
-    known = [found.moments if found is not None else None for found in read]
+    for numbers in read:
+        if numbers is not None and numbers.error is not None:
+            yield from wrap_paragraph(numbers.error, cells, "bad")
+    known = [numbers.moments if numbers is not None else None for numbers in read]
     yield from _number_table(known, cells)
-    for found in read:
-        if found is None:
+    for numbers in read:
+        if numbers is None:
             continue
-        for sign in found.signs:
+        for sign in numbers.signs:
             yield from wrap_paragraph(sign, cells, "warn")
-    first = next((found for found in read if found is not None and found.histogram), None)
+    first = next((numbers for numbers in read if numbers is not None and numbers.histogram), None)
     if first is not None:
         yield BLANK
         yield from column_lines(first, cells)
@@ -217,10 +219,10 @@ def _number_cell(label: str, rows: Sequence[Mapping[str, str]], wide: int) -> Li
 
 
 def _format_moments(known: Moments) -> Mapping[str, str]:
-    found = {}
+    columns = {}
     if known.finite:
         named = (("min", known.low), ("mean", known.mean), ("max", known.high), ("std", known.std))
-        found = {label: f"{value:.5g}" for label, value in (*named, ("norm", known.norm))}
-    found["zeros"] = f"{known.zeros:,}"
-    found |= {label: f"{n:,}" for label, n in (("NaN", known.nans), ("inf", known.infs)) if n}
-    return found
+        columns = {label: f"{value:.5g}" for label, value in (*named, ("norm", known.norm))}
+    columns["zeros"] = f"{known.zeros:,}"
+    columns |= {label: f"{n:,}" for label, n in (("NaN", known.nans), ("inf", known.infs)) if n}
+    return columns

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from ckpttool.commands import folder
+from ckpttool.commands import inspect
 from ckpttool.commands.diff import AUTO, CheckpointAlignment, DiffSide, align_checkpoints
-from ckpttool.commands.inspect import CheckpointSummary
-from ckpttool.commands.modules import ModuleSummary, group_by_module, user_given_names
-from ckpttool.commands.rows import TensorRow, ValueRow
 from ckpttool.commands.stats import Entry
 from ckpttool.core.deferred import dataclass
 from ckpttool.core.errors import UsageError
 from ckpttool.core.tree import Leaf, Path, ValueLeaf
+from ckpttool.listing.contents import CheckpointSummary
+from ckpttool.listing.modules import ModuleSummary, group_by_module, user_given_names
+from ckpttool.listing.rows import TensorRow, ValueRow
 
 Row = TensorRow | ValueRow
 
@@ -66,38 +66,38 @@ def list_for_browser(
     if other is None:
         return _list_one(left)
     right = _require_summary(other, None, None)
-    sides = (DiffSide(each.checkpoint, each.binding) for each in (left, right))
+    sides = (DiffSide(summary.checkpoint, summary.binding) for summary in (left, right))
     return _list_two(left, right, align_checkpoints(*sides, glob=glob, by=by))
 
 
 def _require_summary(path: str, glob: str | None, layout: str | None) -> CheckpointSummary:
-    found = folder.inspect_path(path, glob, layout)
-    if not isinstance(found, CheckpointSummary):
-        raise UsageError("no single checkpoint to browse", file=path, hint=found.hint)
-    return found
+    listed = inspect.inspect_path(path, glob, layout)
+    if not isinstance(listed, CheckpointSummary):
+        raise UsageError("no single checkpoint to browse", file=path, hint=listed.hint)
+    return listed
 
 
-def _list_one(found: CheckpointSummary) -> BrowserListing:
-    entries: tuple[Row, ...] = (*found.tensors, *found.values)
+def _list_one(summary: CheckpointSummary) -> BrowserListing:
+    entries: tuple[Row, ...] = (*summary.tensors, *summary.values)
     rows = {row.path: row for row in entries}
-    links = _add_aliases(found.tensors, rows)
-    tree = found.checkpoint.tree
-    modules = group_by_module(rows.items(), tree.containers) if links else found.modules
+    links = _add_aliases(summary.tensors, rows)
+    tree = summary.checkpoint.tree
+    modules = group_by_module(rows.items(), tree.containers) if links else summary.modules
     return BrowserListing(
-        (found,), modules[0] if modules else ModuleSummary("", "", None), rows, links, _group_slots(rows)
+        (summary,), modules[0] if modules else ModuleSummary("", "", None), rows, links, _group_slots(rows)
     )
 
 
 def _add_aliases(tensors: Iterable[TensorRow], rows: dict[str, Row]) -> dict[str, tuple[str, ...]]:
     """Add a link to `rows` for each alias from user code; return the links by tensor."""
-    found: dict[str, tuple[str, ...]] = {}
+    aliases: dict[str, tuple[str, ...]] = {}
     for row in tensors:
         names = tuple(name for name in dict.fromkeys(user_given_names(row.aliases)) if name not in rows)
         if names:
-            found[row.path] = names
+            aliases[row.path] = names
             for name in names:
                 rows[name] = AliasRow(name, (), ValueLeaf(None), row.path)
-    return found
+    return aliases
 
 
 def _list_two(
@@ -112,25 +112,25 @@ def _list_two(
 
 
 def _side_rows(
-    entries: Mapping[str, Entry], places: Mapping[str, Path], found: CheckpointSummary
+    entries: Mapping[str, Entry], paths: Mapping[str, Path], summary: CheckpointSummary
 ) -> dict[str, Row]:
-    stored = {row.keys: row for row in found.tensors}
-    names = {found.checkpoint.tree.names.get(place, name): name for name, place in places.items()}
+    stored = {row.keys: row for row in summary.tensors}
+    names = {summary.checkpoint.tree.names.get(path, name): name for name, path in paths.items()}
     rows: dict[str, Row] = {}
     for name, entry in entries.items():
-        place = places[name]
-        own = stored.get(place)
+        path = paths[name]
+        own = stored.get(path)
         if isinstance(entry, Leaf):
             of = names.get(own.of) if own is not None and own.of is not None else None
-            rows[name] = TensorRow(name, place, entry, of, own.aliases if own is not None else ())
+            rows[name] = TensorRow(name, path, entry, of, own.aliases if own is not None else ())
         else:
-            rows[name] = ValueRow(name, place, entry)
+            rows[name] = ValueRow(name, path, entry)
     return rows
 
 
 def _group_slots(rows: Mapping[str, Row]) -> dict[str, tuple[str, ...]]:
-    found: dict[str, list[str]] = {}
+    slots_by_parameter: dict[str, list[str]] = {}
     for row in rows.values():
         if isinstance(row, TensorRow) and row.of is not None:
-            found.setdefault(row.of, []).append(row.path)
-    return {name: tuple(slots) for name, slots in found.items()}
+            slots_by_parameter.setdefault(row.of, []).append(row.path)
+    return {name: tuple(slots) for name, slots in slots_by_parameter.items()}

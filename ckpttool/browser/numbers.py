@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator, Sequence
 from ckpttool.browser.lines import BLANK, Line, TextPiece
 from ckpttool.browser.listing import Row
 from ckpttool.commands import stats
-from ckpttool.commands.rows import TensorRow
 from ckpttool.commands.stats import Moments
 from ckpttool.core.deferred import dataclass
 from ckpttool.core.errors import CkpttoolError
 from ckpttool.core.source import StreamedArray
 from ckpttool.core.text import describe_error
+from ckpttool.listing.rows import TensorRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +38,8 @@ def read_numbers(row: Row | None, done: Callable[[TensorNumbers | None], None]) 
         if isinstance(values, StreamedArray):
             yield from _read_streaming(row, values, done)
             return
-        found = stats.tensor_stats(row.path, row.keys, row.leaf, values)
-        done(TensorNumbers(found.moments, found.histogram, found.signs))
+        statistics = stats.tensor_stats(row.path, row.keys, row.leaf, values)
+        done(TensorNumbers(statistics.moments, statistics.histogram, statistics.signs))
     except CkpttoolError as error:
         done(TensorNumbers(error=describe_error(error)))
 
@@ -59,34 +59,32 @@ def _read_streaming(
     done(TensorNumbers(known, tuple(counts), tuple(stats.find_warning_signs(row.keys, row.leaf, known))))
 
 
-# Text histogram: a few lines of columns, or a line per range.
-
 _EIGHTHS = " ▁▂▃▄▅▆▇█"
 _ACROSS = " ▏▎▍▌▋▊▉█"
 _TALL = 4
 
 
-def column_lines(found: TensorNumbers, cells: int) -> list[Line]:
+def column_lines(numbers: TensorNumbers, cells: int) -> list[Line]:
     """Return the histogram as columns, four lines tall, with its range below; empty without a histogram."""
-    counts, known = found.histogram, found.moments
+    counts, known = numbers.histogram, numbers.moments
     if not counts or known is None:
         return []
-    each = max(1, min(3, cells // len(counts)))
+    width = max(1, min(3, cells // len(counts)))
     most = max(counts)
     # Nonzero counts stay visible.
     heights = [max(1, round(count / most * _TALL * 8)) if count else 0 for count in counts]
     lines: list[Line] = []
     for row in range(_TALL - 1, -1, -1):
-        text = "".join(_EIGHTHS[min(8, max(0, height - 8 * row))] * each for height in heights)
+        text = "".join(_EIGHTHS[min(8, max(0, height - 8 * row))] * width for height in heights)
         lines.append((TextPiece(text.rstrip(), "bar"),))
     low, high = f"{known.low:.4g}", f"{known.high:.4g}"
-    gap = max(1, each * len(counts) - len(low) - len(high))
+    gap = max(1, width * len(counts) - len(low) - len(high))
     return [*lines, (TextPiece(f"{low}{' ' * gap}{high}", "dim"),)]
 
 
-def bar_lines(found: TensorNumbers, cells: int) -> list[Line]:
+def bar_lines(numbers: TensorNumbers, cells: int) -> list[Line]:
     """Return a line per histogram range: its ends, a bar, the count and the share."""
-    counts, known = found.histogram, found.moments
+    counts, known = numbers.histogram, numbers.moments
     if not counts or known is None:
         return []
     step = (known.high - known.low) / len(counts)
@@ -116,8 +114,8 @@ def _draw_bar(length: float, count: int) -> str:
 def histogram_lines(read: Sequence[TensorNumbers | None], cells: int) -> list[Line]:
     """Return the histogram bars of each side, one side after the other."""
     lines: list[Line] = []
-    for word, found in zip(("left", "right") if len(read) > 1 else ("",), read, strict=True):
-        if found is not None:
+    for word, numbers in zip(("left", "right") if len(read) > 1 else ("",), read, strict=True):
+        if numbers is not None:
             lines += [(TextPiece(word, "head"),)] if word else []
-            lines += [*bar_lines(found, cells), BLANK]
+            lines += [*bar_lines(numbers, cells), BLANK]
     return lines

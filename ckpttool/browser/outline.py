@@ -5,8 +5,8 @@ from __future__ import annotations
 from itertools import takewhile
 
 from ckpttool.browser.listing import Row
-from ckpttool.commands.modules import ModuleSummary, Sort, module_entries, skip_wrapping_modules, walk_modules
 from ckpttool.core.deferred import dataclass
+from ckpttool.listing.modules import ModuleSummary, Sort, module_entries, skip_wrapping_modules, walk_modules
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Outline:
         line = self.lines[at]
         if self.is_open(line):
             self._open.discard(line.path)
-            below = takewhile(lambda each: each.level > line.level, self.lines[at + 1 :])
+            below = takewhile(lambda other: other.level > line.level, self.lines[at + 1 :])
             del self.lines[at + 1 : at + 1 + sum(1 for _ in below)]
 
     def open_all(self, at: int) -> None:
@@ -55,7 +55,7 @@ class Outline:
         module = self.lines[at].entry
         if isinstance(module, ModuleSummary):
             self.close(at)
-            self._open |= {each.path for each in walk_modules(module)}
+            self._open |= {inner.path for inner in walk_modules(module)}
             self._show(at, module)
 
     def _show(self, at: int, module: ModuleSummary) -> None:
@@ -77,10 +77,10 @@ class Outline:
         for here in _path_prefixes(path):
             # A tensor and a module may have the same name.
             named = (n for n in range(start, end) if self.lines[n].path == here)
-            found = next((n for n in named if here == path or self._is_module(self.lines[n])), None)
-            if found is None:
+            number = next((n for n in named if here == path or self._is_module(self.lines[n])), None)
+            if number is None:
                 continue
-            at = found
+            at = number
             if here != path:
                 self.open(at)
                 level = self.lines[at].level
@@ -96,7 +96,7 @@ class Outline:
 
     def _below(self, module: ModuleSummary, level: int) -> list[OutlineLine]:
         """Return the visible lines in a module."""
-        made: list[OutlineLine] = []
+        below_lines: list[OutlineLine] = []
         waiting = [(level, name, entry) for name, entry in reversed(module_entries(module, self.sort))]
         while waiting:
             depth, name, entry = waiting.pop()
@@ -104,18 +104,20 @@ class Outline:
                 name, entry = skip_wrapping_modules(name, entry)
                 if entry.path in self._open:
                     below = reversed(module_entries(entry, self.sort))
-                    waiting += [(depth + 1, each, inner) for each, inner in below]
-            made.append(OutlineLine(depth, name, entry.path, entry))
-        return made
+                    waiting += [(depth + 1, child_name, inner) for child_name, inner in below]
+            below_lines.append(OutlineLine(depth, name, entry.path, entry))
+        return below_lines
 
     def _unfold(self, room: int) -> None:
         """Unfold level by level as long as all lines of a level fit."""
         level = 0
         while modules := [
-            n for n, each in enumerate(self.lines) if each.level == level and self._is_module(each)
+            n for n, entry in enumerate(self.lines) if entry.level == level and self._is_module(entry)
         ]:
             inner = [self.lines[at].entry for at in modules]
-            more = sum(len(each.rows) + len(each.below) for each in inner if isinstance(each, ModuleSummary))
+            more = sum(
+                len(entry.rows) + len(entry.below) for entry in inner if isinstance(entry, ModuleSummary)
+            )
             if len(self.lines) + more > room:
                 return
             for at in reversed(modules):

@@ -9,11 +9,11 @@ from ckpttool.browser.comparison import ComparisonState
 from ckpttool.browser.keys import TREE, VALUES
 from ckpttool.browser.lines import BLANK, Line, TextPiece, fact_lines, fit_text, pad_text, wrap_paragraph
 from ckpttool.browser.listing import BrowserListing
-from ckpttool.commands import audit
-from ckpttool.commands.inspect import CheckpointSummary
-from ckpttool.commands.signatures import signature_lines
 from ckpttool.core import urls
 from ckpttool.core.text import clean, format_count, format_size
+from ckpttool.listing import audit
+from ckpttool.listing.contents import CheckpointSummary
+from ckpttool.listing.signatures import signature_lines
 
 _KEY = 11
 _LINES = 200
@@ -22,22 +22,22 @@ _LINES = 200
 def about_lines(listing: BrowserListing, cells: int) -> list[Line]:
     """Return an overview of the checkpoint, or of both."""
     lines: list[Line] = []
-    for found in listing.summaries:
-        lines += [*_summary_lines(found, cells), BLANK]
+    for summary in listing.summaries:
+        lines += [*_summary_lines(summary, cells), BLANK]
     for note in listing.alignment.notes if listing.alignment is not None else ():
         lines += wrap_paragraph(f"note: {note}", cells)
     return lines
 
 
-def _summary_lines(found: CheckpointSummary, cells: int) -> Iterator[Line]:
-    checkpoint, totals = found.checkpoint, found.totals
+def _summary_lines(summary: CheckpointSummary, cells: int) -> Iterator[Line]:
+    checkpoint, totals = summary.checkpoint, summary.totals
     yield from wrap_paragraph(urls.display_url(checkpoint.path), cells, "head")
     checks = "no checksums" if checkpoint.integrity == "none" else f"{checkpoint.integrity} checksums"
     yield from fact_lines("format", f"{checkpoint.format} ({checks})", cells)
     if checkpoint.writer:
         yield from fact_lines("writer", checkpoint.writer, cells)
-    evidence = f": {found.evidence}" if found.evidence else ""
-    yield from fact_lines("layout", f"{found.layout or 'none recognised'}{evidence}", cells)
+    evidence = f": {summary.evidence}" if summary.evidence else ""
+    yield from fact_lines("layout", f"{summary.layout or 'none recognised'}{evidence}", cells)
     files = f"{format_count(len(checkpoint.files), 'file')}, {format_size(totals.stored_nbytes)}"
     yield from fact_lines("on disk", files, cells)
     for file in checkpoint.files[:_LINES]:
@@ -51,8 +51,8 @@ def _summary_lines(found: CheckpointSummary, cells: int) -> Iterator[Line]:
             TextPiece(f"{name:10}", "dim"),
             TextPiece(f"{tensors:>9,} {elements:>15,} {format_size(nbytes):>8}"),
         )
-    yield from _load_safety_lines(found, cells)
-    for note in found.notes:
+    yield from _load_safety_lines(summary, cells)
+    for note in summary.notes:
         yield BLANK
         yield from wrap_paragraph(f"note: {note}", cells)
     signatures = signature_lines(checkpoint.details, cells)
@@ -60,11 +60,11 @@ def _summary_lines(found: CheckpointSummary, cells: int) -> Iterator[Line]:
     yield from ((TextPiece(line),) for line in signatures[:_LINES])
 
 
-def _load_safety_lines(found: CheckpointSummary, cells: int) -> Iterator[Line]:
-    verdict = found.verdict
+def _load_safety_lines(summary: CheckpointSummary, cells: int) -> Iterator[Line]:
+    verdict = summary.verdict
     yield BLANK
     yield from wrap_paragraph(verdict.sentence, cells, "good" if verdict.label == audit.SAFE else "warn")
-    for line in audit.format_audit(found.checkpoint.code_references)[:_LINES]:
+    for line in audit.format_audit(summary.checkpoint.code_references)[:_LINES]:
         yield from wrap_paragraph(line, cells, "dim")
 
 
@@ -86,8 +86,6 @@ def key_help(cells: int, *, two: bool) -> list[Line]:
     return lines
 
 
-# Title line and short messages: name of the checkpoint, its size, progress of a comparison.
-
 _SHORTEST = 12
 
 
@@ -96,28 +94,28 @@ def title_line(listing: BrowserListing, comparison: ComparisonState | None, cell
     if comparison is not None:
         state = f"  {comparison.state()} "
         room = max(_SHORTEST, (cells - len(state) - 5) // 2)
-        left, right = (fit_text(os.path.basename(each.checkpoint.path), room) for each in listing.summaries)
+        left, right = (fit_text(os.path.basename(side.checkpoint.path), room) for side in listing.summaries)
         names = pad_text(f" {left} ↔ {right}", max(0, cells - len(state)))
         return TextPiece(names, "head"), TextPiece(state, "mark")
-    found = listing.summaries[0]
-    verdict = found.verdict
+    summary = listing.summaries[0]
+    verdict = summary.verdict
     warning = "" if verdict.label == audit.SAFE else f" {verdict.label} "
-    name = os.path.basename(os.path.normpath(found.checkpoint.path))
-    details = _title_facts(found, cells - len(warning) - min(len(name), 2 * _SHORTEST) - 3)
+    name = os.path.basename(os.path.normpath(summary.checkpoint.path))
+    details = _title_facts(summary, cells - len(warning) - min(len(name), 2 * _SHORTEST) - 3)
     room = max(_SHORTEST, cells - len(details) - len(warning) - 3)
     head = f" {fit_text(name, room)}"
     gap = " " * max(1, cells - len(head) - len(details) - len(warning) - 1)
     return TextPiece(head, "head"), TextPiece(f"{gap}{details} ", "dim"), TextPiece(warning, "warn")
 
 
-def _title_facts(found: CheckpointSummary, cells: int) -> str:
+def _title_facts(summary: CheckpointSummary, cells: int) -> str:
     """Return as many facts as fit, the most informative first."""
-    totals = found.totals
+    totals = summary.totals
     words = [
         format_count(totals.tensors, "tensor"),
         format_size(totals.nbytes),
-        found.checkpoint.format,
-        found.layout or "no layout",
+        summary.checkpoint.format,
+        summary.layout or "no layout",
         format_count(totals.parameters, "parameter"),
     ]
     lines: list[str] = []

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from ckpttool.browser.listing import Row
-from ckpttool.commands.modules import ModuleSummary, Sort, module_entries, skip_wrapping_modules
-from ckpttool.commands.rows import TensorRow
 from ckpttool.core.text import compile_glob
+from ckpttool.listing.modules import ModuleSummary, Sort, module_entries, skip_wrapping_modules
+from ckpttool.listing.rows import TensorRow
 
 
 class SearchIndex:
@@ -36,12 +36,12 @@ class SearchIndex:
             return self._where(lambda entry: not isinstance(entry, ModuleSummary) and keep(entry.path))
         wanted = query.lower()
         steps = wanted.count("/")
-        found = [
+        matches = [
             at
             for at, name in enumerate(self._lower)
             if wanted in name and _ends_in_last_step(name, wanted, steps)
         ]
-        return found or self._where(
+        return matches or self._where(
             lambda entry: isinstance(entry, TensorRow) and _matches_key(entry, wanted)
         )
 

@@ -12,8 +12,8 @@ from ckpttool.core.text import clean, shorten
 # Minimum (on a narrow terminal) and maximum width of each column.
 _NAME, _WHAT, _NOTE = (18, 60), (13, 40), (20, 80)
 _CLASS = 20
-# A path shortened below this width is useless.
-_SHORTEST = 8
+# A note shortened below the first width is useless, and a path below the second.
+_SHORTEST, SHORTEST_PATH = 8, 16
 
 
 class ColumnLine(NamedTuple):
@@ -35,7 +35,7 @@ class ColumnLine(NamedTuple):
 
 def fit_path(path: str, used: int) -> str:
     """Return a path shortened for a line with `used` other characters; in a pipe, the full path."""
-    return shorten(path, max(2 * _SHORTEST, terminal_width() - used)) if sys.stdout.isatty() else path
+    return shorten(path, max(SHORTEST_PATH, terminal_width() - used)) if sys.stdout.isatty() else path
 
 
 def align_columns(lines: list[ColumnLine], width: int, *, cut: bool = True) -> list[str]:

@@ -14,19 +14,19 @@ from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from ckpttool.cli.columns import ColumnLine
-from ckpttool.cli.tables import list_rows
-from ckpttool.commands.dataflow import restore_strips
-from ckpttool.commands.graph import ModuleEdge, ModuleGraph, ModuleNode, build_module_graph
-from ckpttool.commands.inspect import CheckpointSummary
-from ckpttool.commands.modules import describe_module_kind
-from ckpttool.commands.outline import architecture_strips
+from ckpttool.cli.tree_tables import list_rows
 from ckpttool.core.atomic_write import require_new, write_file
 from ckpttool.core.deferred import NamedTuple, dataclass, field
 from ckpttool.core.errors import UsageError
 from ckpttool.core.text import clean, format_count, format_size, shorten
+from ckpttool.listing.contents import CheckpointSummary
+from ckpttool.listing.dataflow import restore_strips
+from ckpttool.listing.layers import architecture_strips
+from ckpttool.listing.module_graph import ModuleEdge, ModuleGraph, ModuleNode, build_module_graph
+from ckpttool.listing.modules import describe_module_kind
 
 if TYPE_CHECKING:
-    from ckpttool.commands.outline import Architecture
+    from ckpttool.listing.layers import Architecture
 
 
 # A graph in Graphviz's language (https://graphviz.org/doc/info/lang.html), to use Graphviz's layout.

@@ -19,20 +19,21 @@ from ckpttool.cli.parameters import AgentOptions, AsJson, Quiet, make_importable
 from ckpttool.cli.progress import show_progress
 from ckpttool.cli.styles import wrap_sentence
 from ckpttool.cli.tables import labeled_lines, merge_default_sentences
-from ckpttool.commands.training_counters import ANY_UNIT, TITLES, UNITS, step_columns
 from ckpttool.core import sidecar, urls
 from ckpttool.core.deferred import dataclass, field
 from ckpttool.core.errors import CkpttoolError, NotACheckpointError, UsageError
 from ckpttool.core.text import clean, format_count
+from ckpttool.listing.training_counters import ANY_UNIT, TITLES, UNITS, step_columns
 
 if TYPE_CHECKING:
     from ckpttool.cli import figures
-    from ckpttool.commands.algorithms import Algorithm, AlgorithmComparison, TrainingRun
+    from ckpttool.commands.algorithms import Algorithm, AlgorithmComparison
     from ckpttool.commands.sweep import BestCheckpoint, EvaluationFailure, RankingRow, ScoredCheckpoint, Sweep
     from ckpttool.evaluation.episode_videos import EpisodeStrip, EpisodeVideo
     from ckpttool.evaluation.playing import EvaluationOptions
     from ckpttool.evaluation.protocol import Evaluation, Protocol
     from ckpttool.evaluation.statistics import Estimate
+    from ckpttool.listing.training_runs import TrainingRun
 
 
 # Options of `eval`, one help panel each.
@@ -360,11 +361,12 @@ def _print_results(
 ) -> tuple[DisplayOutput, float | None]:
     """Print the results and write the files; return what was plotted, and the mean over runs."""
     from ckpttool.cli import figures
-    from ckpttool.commands import algorithms, sweep
+    from ckpttool.commands import sweep
+    from ckpttool.evaluation import training_logs
 
     content = found.document()["evaluations"][0] if found.alone else found.document()
     compared_output = report_comparison(compared, output, found)
-    beside = algorithms.find_training_logs([each.checkpoint for each in found.evaluations])
+    beside = training_logs.find_training_logs([each.checkpoint for each in found.evaluations])
     content |= {**compared_output.document, **beside.document()}
     saved = output.out if output.out is not None and sweep.results_path(output.out) is None else None
     if saved is not None:
@@ -470,14 +472,14 @@ class ComparisonOutput:
 
 def find_compared_runs(paths: Sequence[str], options: RunOptions, layout: str | None) -> ComparedRuns:
     """Return the checkpoints to play; raise before hours of playing, not after."""
-    from ckpttool.commands import algorithms
+    from ckpttool.listing import training_runs
 
     against = options.against or ()
     if not (options.runs or options.last is not None or against or options.curve):
         return ComparedRuns(tuple(paths))
     count = options.last or 1
     ours, theirs = (
-        algorithms.find_runs(side, count, layout, curve=options.curve) for side in (paths, against)
+        training_runs.find_runs(side, count, layout, curve=options.curve) for side in (paths, against)
     )
     played = tuple(path for each in (*ours, *theirs) for path in each.played)
     return ComparedRuns(played, ours, theirs, count)
@@ -886,8 +888,8 @@ def require_display(output: OutputOptions, paths: Sequence[str], options: Evalua
     if output.chart:
         figures.require_chart()
     if output.video is not None or output.strip is not None:
-        from ckpttool.commands.folder import expand_paths
         from ckpttool.evaluation import episode_videos
+        from ckpttool.listing.paths import expand_paths
 
         paths = [entry.path for entry in expand_paths(paths)]
         if output.video is not None:

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ckpttool.cli.styles import terminal_width
-from ckpttool.commands.training_counters import ANY_UNIT
 from ckpttool.core import deferred, search_paths
 from ckpttool.core.atomic_write import require_new, write_file
 from ckpttool.core.deferred import NamedTuple
@@ -26,6 +25,7 @@ from ckpttool.core.errors import CkpttoolError, MissingExtraError, UsageError
 from ckpttool.core.installation import install_extra
 from ckpttool.core.text import clean, format_count, shorten
 from ckpttool.evaluation.statistics import AGGREGATES, RESAMPLES
+from ckpttool.listing.training_counters import ANY_UNIT
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -33,15 +33,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.gridspec import SubplotSpec
 
-    from ckpttool.commands.algorithms import (
-        Algorithm,
-        AlgorithmComparison,
-        AlgorithmCurvePoint,
-        TrainingCurve,
-    )
+    from ckpttool.commands.algorithms import Algorithm, AlgorithmComparison, AlgorithmCurvePoint
     from ckpttool.commands.sweep import LearningCurvePoint
     from ckpttool.evaluation.protocol import Evaluation
     from ckpttool.evaluation.statistics import Estimate
+    from ckpttool.evaluation.training_logs import TrainingCurve
 
 
 # Small plots in the terminal: the distribution of one checkpoint's returns, or a learning curve.

@@ -29,15 +29,10 @@ from ckpttool.cli.parameters import (
 )
 from ckpttool.cli.progress import show_progress
 from ckpttool.cli.styles import wrap_sentence
-from ckpttool.cli.tables import TreeView
-from ckpttool.commands.audit import SAFE, read_allowed_names
-from ckpttool.commands.inspect import CheckpointSummary, may_describe_layers, summary
-from ckpttool.commands.modules import Sort
+from ckpttool.commands.inspect import summary
 from ckpttool.commands.plugin_rows import list_plugins
-from ckpttool.commands.rows import CheckpointRow
 from ckpttool.commands.schemas import list_schemas
 from ckpttool.commands.schemas import schema as read_schema
-from ckpttool.commands.training_counters import TITLES, step_columns
 from ckpttool.core import filesystem, urls
 from ckpttool.core import limits as parser_limits
 from ckpttool.core.code_references import allowing
@@ -45,11 +40,17 @@ from ckpttool.core.deferred import dataclass
 from ckpttool.core.errors import CkpttoolError, UsageError, suggest_choice
 from ckpttool.core.text import clean, format_count, format_size
 from ckpttool.core.urls import format_command
+from ckpttool.listing.audit import SAFE, read_allowed_names
+from ckpttool.listing.contents import CheckpointSummary, may_describe_layers
+from ckpttool.listing.modules import Sort
+from ckpttool.listing.rows import CheckpointRow
+from ckpttool.listing.training_counters import TITLES, step_columns
 
 if TYPE_CHECKING:
+    from ckpttool.cli.tree_tables import TreeView
     from ckpttool.commands.check import CheckpointVerdict, CheckResult
-    from ckpttool.commands.folder import CheckpointFolder
-    from ckpttool.commands.outline import Architecture
+    from ckpttool.commands.inspect import CheckpointFolder
+    from ckpttool.listing.layers import Architecture
     from ckpttool.report import HtmlReport, RunReport
     from ckpttool.report.run_page import RunContents
 
@@ -218,6 +219,8 @@ def parse_view(tree: TreeOptions, *, names: bool, quiet: bool) -> TreeView:
     _require_order(tree.sort, get_args(Sort))
     # Below the tree come two suggested commands and the prompt.
     screen = None if (height := console.terminal_height()) is None else height - (1 if quiet else 3)
+    from ckpttool.cli.tree_tables import TreeView
+
     return TreeView(
         tree.keys,
         tree.aliases,
@@ -240,9 +243,9 @@ def load_listing(path: str, glob: str | None, layout: str | None) -> CheckpointS
     with filesystem.read_session():
         if not filesystem.isdir(filesystem.resolve_path(path)):
             return summary(path, glob, layout)
-        from ckpttool.commands import folder
+        from ckpttool.commands import inspect
 
-        return folder.inspect_path(path, glob, layout)
+        return inspect.inspect_path(path, glob, layout)
 
 
 def draw_modules(
@@ -267,7 +270,7 @@ def find_architecture(
     if not shapes and not may_describe_layers(found.checkpoint):
         return ()
     # Not a top-level import: files of weights alone do not need it.
-    from ckpttool.commands.architecture import describe_architecture
+    from ckpttool.listing.architecture import describe_architecture
 
     return describe_architecture(found.checkpoint, shapes)
 
@@ -299,6 +302,8 @@ def render_listing(
     found: CheckpointSummary | CheckpointFolder, view: TreeView, drawn: dict[str, Any] | None
 ) -> str:
     """Return the text to print."""
+    from ckpttool.cli.tree_tables import render_tree
+
     if not isinstance(found, CheckpointSummary):
         head = f"{clean(urls.display_url(found.path))}: {format_count(len(found.checkpoints), 'checkpoint')}"
         notes = [wrap_sentence(f"note: {clean(note)}") for note in (*found.notes, found.hint)]
@@ -312,11 +317,11 @@ def render_listing(
         lines += [wrap_sentence(f"note: {clean(note)}") for note in drawn["notes"]]
         return "\n".join([*([] if view.quiet else lines), f"wrote {clean(drawn['file'])}"])
     if view.quiet or len(found.checkpoints) < 2:
-        return tables.render_tree(found, view)
+        return render_tree(found, view)
     table = [*_checkpoint_table(found.checkpoints, _SHOWN), ""]
     if view.screen is not None:
         view = replace(view, screen=view.screen - len(table))
-    return "\n".join([*table, tables.render_tree(found, view)])
+    return "\n".join([*table, render_tree(found, view)])
 
 
 def _checkpoint_table(listed: Sequence[CheckpointRow], most: int, top: str | None = None) -> list[str]:
@@ -822,9 +827,10 @@ def textconv(
     .gitattributes. A file that is not a checkpoint prints one sentence and exits with 0, because git
     would stop otherwise.
     """
-    from ckpttool.commands import check, folder
+    from ckpttool.commands import check
+    from ckpttool.listing import paths
 
-    place = folder.choose_checkpoint(file).path
+    place = paths.choose_checkpoint(file).path
     if place != file and not filesystem.lexists(place):
         place = f"{place}.index"  # of a TensorFlow prefix
     lines = check.textconv(place)

@@ -19,12 +19,12 @@ from ckpttool.core.text import clean
 if TYPE_CHECKING:
     from ckpttool.cli.evaluate import PlayOptions
     from ckpttool.commands.doctor import Diagnosis
-    from ckpttool.commands.folder import CheckpointFolder
-    from ckpttool.commands.inspect import CheckpointSummary
+    from ckpttool.commands.inspect import CheckpointFolder
     from ckpttool.commands.stats import Diff, Stats
     from ckpttool.commands.sweep import Sweep
     from ckpttool.commands.verify import Verification
     from ckpttool.conversion.plan import ConversionResult
+    from ckpttool.listing.contents import CheckpointSummary
 
 
 # Arguments of a few commands, without the program's name.
@@ -44,7 +44,7 @@ def print_next_steps(after: Callable[..., Steps], *found: Any, quiet: bool) -> N
 
 def after_inspect(found: CheckpointSummary | CheckpointFolder) -> Steps:
     """Suggest commands for an agent, or for a model that is not one."""
-    from ckpttool.commands.inspect import CheckpointSummary
+    from ckpttool.listing.contents import CheckpointSummary
 
     if not isinstance(found, CheckpointSummary):
         return []
@@ -175,7 +175,7 @@ def _eval_command(path: str, found: CheckpointSummary | None = None) -> tuple[st
 
 def _infer_environment(found: CheckpointSummary | None) -> str | None:
     """Return the only environment that fits the path and the sizes of an agent; None for none or several."""
-    from ckpttool.commands.dataflow import build_listed_strips, find_policy_sizes
+    from ckpttool.listing.dataflow import build_listed_strips, find_policy_sizes
 
     if found is None:
         return None

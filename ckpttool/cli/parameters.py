@@ -21,8 +21,8 @@ from ckpttool.core.errors import LimitError, NotACheckpointError, UsageError, ab
 from ckpttool.core.kinds import ACTIVATIONS
 
 if TYPE_CHECKING:
-    from ckpttool.commands.folder import CheckpointChoice
     from ckpttool.evaluation.evidence import AgentFacts
+    from ckpttool.listing.paths import CheckpointChoice
 
 
 def use_checkpoint(path: str, *, quiet: bool) -> str:
@@ -32,13 +32,13 @@ def use_checkpoint(path: str, *, quiet: bool) -> str:
     """
     if urls.is_url(path) or not os.path.isdir(path):
         return path
-    from ckpttool.commands import folder
+    from ckpttool.listing import paths
 
-    choice = folder.choose_checkpoint(path)
+    choice = paths.choose_checkpoint(path)
     if choice.candidates:
         raise _ambiguous_folder_error(choice)
     if not quiet and os.path.normpath(choice.location) != os.path.normpath(path):
-        beside = f" (also in this folder: {abbreviate_list([*choice.beside], folder.NAMED)})"
+        beside = f" (also in this folder: {abbreviate_list([*choice.beside], paths.NAMED)})"
         _write_stderr(
             [wrap_sentence(f"using {choice.location}{beside if choice.beside else ''}", sys.stderr)]
         )
@@ -47,10 +47,10 @@ def use_checkpoint(path: str, *, quiet: bool) -> str:
 
 def require_one_run(paths: Sequence[str]) -> None:
     """Raise NotACheckpointError for a folder of several training runs, from which the user must choose."""
-    from ckpttool.commands import folder
+    from ckpttool.listing.paths import choose_checkpoint
 
     for path in paths:
-        choice = folder.choose_checkpoint(path)
+        choice = choose_checkpoint(path)
         if choice.folders > 1:
             raise _ambiguous_folder_error(choice)
 

@@ -2,70 +2,27 @@
 
 from __future__ import annotations
 
-import functools
 import io
 import re
 import sys
-import textwrap
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from ckpttool.cli.columns import ColumnLine, align_columns, fit_path, keep_whole
-from ckpttool.cli.styles import (
-    BOLD,
-    DIM,
-    GREEN,
-    PLAIN,
-    RED,
-    YELLOW,
-    adopt_rich_styles,
-    has_colors,
-    strip_line_end,
-    terminal_width,
-    wrap_sentence,
-)
-from ckpttool.commands.audit import SAFE, format_audit
-from ckpttool.commands.dataflow import build_listed_strips, find_recorded_facts, strip_lines
-from ckpttool.commands.modules import (
-    ModuleSummary,
-    describe_module_kind,
-    skip_wrapping_modules,
-    user_given_names,
-)
-from ckpttool.commands.outline import (
-    LayerGroup,
-    ListingOutline,
-    OmittedValues,
-    OutlineEntry,
-    ScalarReader,
-    SiblingGroup,
-    describe_group,
-    fold_alike,
-    format_extents,
-    missing_shards,
-    outline_layers,
-)
-from ckpttool.commands.rows import TensorRow, ValueRow
-from ckpttool.commands.signatures import signature_lines
-from ckpttool.core import deferred, sidecar, urls
-from ckpttool.core.checkpoint import Checkpoint
-from ckpttool.core.deferred import NamedTuple, dataclass
+from ckpttool.cli.columns import SHORTEST_PATH, fit_path
+from ckpttool.cli.styles import adopt_rich_styles, has_colors, strip_line_end, terminal_width, wrap_sentence
+from ckpttool.core import deferred, sidecar
 from ckpttool.core.errors import abbreviate_list
-from ckpttool.core.text import clean, format_count, format_size, shorten
-from ckpttool.core.tree import Leaf, Record, ValueLeaf, json_value
+from ckpttool.core.text import clean, format_count, shorten
+from ckpttool.core.tree import Leaf, Record, ValueLeaf
 
 if TYPE_CHECKING:
-    from ckpttool.commands.audit import LoadingVerdict
     from ckpttool.commands.digest import DigestComparison
     from ckpttool.commands.doctor import Diagnosis
-    from ckpttool.commands.inspect import CheckpointSummary
-    from ckpttool.commands.modules import Sort
-    from ckpttool.commands.outline import Architecture, ArchitectureLayer
     from ckpttool.commands.plugin_rows import PluginRow
     from ckpttool.commands.schemas import SchemaRow
     from ckpttool.commands.stats import ChangedEntry, Diff, Entry, Moments, Stats
-    from ckpttool.commands.verify import TrainStepComparison, Verification
+    from ckpttool.commands.verify import Verification
     from ckpttool.conversion.plan import ConversionResult
     from ckpttool.core.digests import Digest
     from ckpttool.core.sidecar import LedgerEntry
@@ -74,6 +31,7 @@ if TYPE_CHECKING:
     from ckpttool.verification.proof import ModelProof
     from ckpttool.verification.training import ModelTraining
     from ckpttool.verification.two_models import ModelComparison
+    from ckpttool.verification.update_comparison import TrainStepComparison
 
 
 # Text output for people: each function renders one record, in at most 80 columns if possible.
@@ -479,8 +437,8 @@ def _verification_verdict(found: Verification) -> str:
 
 def _training_table(found: TrainStepComparison) -> list[str]:
     """Return a row per network and moment: the difference of both sides' updates in each float type."""
-    from ckpttool.commands.verify import BOUNDS
     from ckpttool.verification.output_comparison import OWN_ERROR
+    from ckpttool.verification.update_comparison import BOUNDS
 
     keys = dict.fromkeys((each.name, each.step) for each in found.moved)
     by_type = {(each.name, each.step, each.dtype): each for each in found.moved}
@@ -545,7 +503,6 @@ def _installed_cell(row: PluginRow) -> str:
 # Eight bar heights, one character wide.
 _BARS = "▁▂▃▄▅▆▇█"
 _HISTOGRAM, _NUMBER, _SHARE = 8, 9, 5
-_SHORTEST_PATH = 16
 # Numbers of changes to try, from a pipe's to a small terminal's.
 _MOST_CHANGES = (20, 12, 8, 5, 3)
 _HEADS = ("min", "max", "mean", "std")
@@ -590,7 +547,7 @@ def _moments_table(rows: Iterable[tuple[str, Moments, str]]) -> list[str]:
     width = max((len(clean(path)) for path, _, _ in rows), default=0)
     if sys.stdout.isatty():
         width = min(width, terminal_width() - len(_HEADS) * (_NUMBER + 1) - (_SHARE + 1) - drawn)
-    width = max(_SHORTEST_PATH, width)
+    width = max(SHORTEST_PATH, width)
     lines = [f"{'':{width}}" + "".join(f" {head:>{_NUMBER}}" for head in _HEADS) + f" {'zeros':>{_SHARE}}"]
     for path, known, bars in rows:
         cells = (known.low, known.high, known.mean, known.std) if known.finite else ()
@@ -707,6 +664,8 @@ def _format_value(value: object) -> str:
 
 def render_diagnosis(found: Diagnosis, *, quiet: bool, alone: bool = True) -> str:
     """Return the verdict on loading, unless a listing precedes it, each finding with its fix, and notes."""
+    from ckpttool.cli.tree_tables import verdict_line
+
     lines = [verdict_line(found.loading)] if alone and not quiet and found.loading is not None else []
     for number, each in enumerate(found.findings):
         lines.append(wrap_sentence(f"{each.topic}: {clean(each.sentence)}"))
@@ -734,413 +693,3 @@ def _merge_assumptions(entries: Iterable[LedgerEntry]) -> Iterator[str]:
     for origin, own in values.items():
         text = ", ".join(own)
         yield text if origin in own else f"{text}: {origin}"
-
-
-# Module tree of `inspect`: plain lines, because a table of 8,000 rows would take seconds.
-
-
-@dataclass(frozen=True, slots=True)
-class TreeView:
-    """Options of the tree view.
-
-    `keys` and `aliases` add lines below a tensor: its native key, all its other paths. Modules at
-    `depth` are one line each. `names` adds what loading the file would import and call. `quiet` omits
-    everything but the tree. `whole` shows all values and tensors, however many. `screen` is the number of
-    lines that the text may have, if deeper levels are to be folded; None prints all levels. `models` are
-    the models whose layers are described.
-    """
-
-    keys: bool = False
-    aliases: bool = False
-    depth: int | None = None
-    sort: Sort = "file"
-    quiet: bool = False
-    names: bool = False
-    whole: bool = False
-    screen: int | None = None
-    models: Sequence[Architecture] = ()
-
-
-# Limits of the rows in total.
-_MOST_VALUES, _MOST_TENSORS = 1000, 10_000
-# Rows of the tree on the smallest screens.
-_FEWEST_ROWS = 4
-_LEAST_ROOM = 10  # lines for the tree on a terminal; with fewer, the dataflow is left out
-
-
-def render_tree(found: CheckpointSummary, view: TreeView) -> str:
-    """Return the tree with a header, the format's own details, and notes."""
-    around = [] if view.quiet else _surrounding_parts(found, view)
-    room = None if view.screen is None else _remaining_lines(view.screen, around)
-    if around and room is not None and room < _LEAST_ROOM:
-        # The tree comes before the dataflow, which `report` and `--graph --dataflow` draw as well.
-        short = _outline_lines(view) if not _dataflow_lines(found) else []
-        around = [[*_header_lines(found), *short], *around[1:]]
-        room = _remaining_lines(view.screen or 0, around)
-    body = _TreeRows(found, view, room).render()
-    parts = [*around[:1], body, *around[1:]]
-    return "\n\n".join("\n".join(part) for part in parts if part)
-
-
-def _remaining_lines(screen: int, around: Sequence[list[str]]) -> int:
-    return screen - sum(len(lines) + 1 for part in around if (lines := _screen_lines(part)))
-
-
-def _surrounding_parts(found: CheckpointSummary, view: TreeView) -> list[list[str]]:
-    """Return the header, and everything below the tree."""
-    table = format_audit(found.checkpoint.code_references) if view.names else []
-    return [
-        [
-            *_header_lines(found),
-            *(_dataflow_lines(found) or _architecture_lines(view)),
-        ],
-        signature_lines(found.checkpoint.details, terminal_width()),
-        table,
-        [wrap_sentence(f"note: {clean(note)}") for note in found.notes],
-    ]
-
-
-def _screen_lines(part: list[str]) -> list[str]:
-    return [line for text in part for line in text.split("\n")]
-
-
-def _header_lines(found: CheckpointSummary) -> list[str]:
-    checkpoint, totals = found.checkpoint, found.totals
-    layout = found.layout or "none recognised"
-    checks = "no checksums" if checkpoint.integrity == "none" else f"{checkpoint.integrity} checksums"
-    written = f", {clean(checkpoint.writer)}" if checkpoint.writer else ""
-    lines = [
-        verdict_line(found.verdict),
-        _title_line(checkpoint),
-        f"format {checkpoint.format} ({checks}){written}",
-        f"layout {layout}" + (f": {clean(found.evidence)}" if found.evidence else ""),
-        f"{format_count(totals.tensors, 'tensor')}, {format_count(totals.parameters, 'parameter')}{_frozen_suffix(found)}, "  # noqa: E501
-        f"{format_size(totals.nbytes)} ({format_size(totals.stored_nbytes)} on disk)",
-    ]
-    if sum(1 for sums in totals.roles.values() if sums.nbytes) > 1:
-        # List the roles separately: replay data may outweigh everything else.
-        rows = [(role, *sums) for role, sums in totals.roles.items()]
-        lines += [
-            f"  {role:<9}  {format_count(n, 'tensor'):>13}  {elements:>15,}  {format_size(nbytes):>7}"
-            for role, n, elements, nbytes in rows
-        ]
-    return lines
-
-
-def verdict_line(verdict: LoadingVerdict) -> str:
-    """Return the verdict on loading a checkpoint, whose label is coloured on a terminal."""
-    sentence = wrap_sentence(clean(verdict.sentence))
-    if not has_colors():
-        return sentence
-    colour = GREEN if verdict.label == SAFE else YELLOW if verdict.passes else RED
-    return f"{colour}{sentence[: len(verdict.label)]}{PLAIN}{sentence[len(verdict.label) :]}"
-
-
-def _title_line(checkpoint: Checkpoint) -> str:
-    """Return the path, and the shards that are missing."""
-    where = clean(urls.display_url(checkpoint.path))
-    lost = missing_shards(checkpoint)
-    title = f"{BOLD}{where}{PLAIN}" if has_colors() else where
-    if not lost:
-        return title
-    what = f"missing {abbreviate_list(list(map(clean, lost)), 3)}"
-    return f"{title}: {f'{RED}{what}{PLAIN}' if has_colors() else what}"
-
-
-def _dataflow_lines(found: CheckpointSummary) -> list[str]:
-    """Return a blank line and the dataflow of an agent's networks; empty without an agent."""
-    if found.binding is None:
-        return []
-    recorded = find_recorded_facts(found.checkpoint)
-    strips = build_listed_strips(found.binding, found.checkpoint.tree, recorded)
-    lines = [clean(line) for line in strip_lines(strips, terminal_width())]
-    origin = ["with facts of the sidecar, not verified here"] if recorded is not None else []
-    return ["", *lines, *origin] if lines else []
-
-
-# Rows of layers on a terminal without --all, and columns of a layer's name and of its class and settings.
-_MOST_LAYER_ROWS, _LAYER_NAME = 8, 28
-# Models that have such a line on a terminal, and lines of each.
-_MOST_OUTLINES = 3
-
-
-def _architecture_lines(view: TreeView) -> list[str]:
-    """Return a blank line and the models' layers; on a terminal their classes alone if they are many."""
-    if not view.models:
-        return []
-    tables = [list(_layer_rows(model.root)) for model in view.models]
-    if view.screen is not None and not view.whole and sum(map(len, tables)) > _MOST_LAYER_ROWS:
-        return _outline_lines(view)
-    lines: list[str] = []
-    for model, rows in zip(view.models, tables, strict=True):
-        lines += ["", wrap_sentence(_model_title(model)), *(_layer_table(rows) if rows else ())]
-        lines += [wrap_sentence(f"assumed: {clean(each)}") for each in model.assumed]
-        lines += [wrap_sentence(f"note: {clean(each)}") for each in model.notes[:_MOST_LAYER_ROWS]]
-    return lines
-
-
-def _outline_lines(view: TreeView) -> list[str]:
-    """Return a blank line and the classes of each model's layers, in few lines."""
-    if not view.models:
-        return []
-    lines = [""]
-    for model in view.models[:_MOST_OUTLINES]:
-        lines.append(shorten(_model_title(model), terminal_width()))
-        words = clean(outline_layers(model.root))
-        wrapped = textwrap.wrap(words, terminal_width() - 2, break_long_words=False, break_on_hyphens=False)
-        lines += [f"  {shorten(line, terminal_width() - 2)}" for line in wrapped[:_MOST_OUTLINES]]
-        if len(wrapped) > _MOST_OUTLINES:
-            lines[-1] = f"{shorten(lines[-1], terminal_width() - 4)} ..."
-    hidden = len(view.models) - _MOST_OUTLINES
-    return [*lines, f"  {format_count(hidden, 'more model')}: --all shows them"] if hidden > 0 else lines
-
-
-def _model_title(model: Architecture) -> str:
-    """Return the model's class, source, inputs, parameters and operations."""
-    root = model.root
-    named = f"{clean(root.path)}: " if root.path else ""
-    facts = [
-        f"input {f'{clean(name)} ' if len(model.inputs) > 1 and name else ''}{format_extents(shape)}"
-        for name, shape in model.inputs[:3]
-    ]
-    if root.output is not None:
-        facts.append(f"output {format_extents(root.output)}")
-    facts.append(format_count(root.parameters, "parameter"))
-    facts += [f"{root.macs:,} MACs"] if root.macs is not None else []
-    return f"{named}{clean(root.title)}, {model.source}: {', '.join(facts)}"
-
-
-class _ArchitectureRow(NamedTuple):
-    """One row of a table of layers."""
-
-    name: str
-    text: str
-    output: str
-    parameters: str
-    macs: str
-
-
-def _layer_rows(root: ArchitectureLayer, level: int = 1) -> Iterator[_ArchitectureRow]:
-    """Yield a row per layer below the root, alike ones once."""
-    start = f"{root.path}/" if root.path else ""
-    for entry in fold_alike(root.below):
-        group = entry if isinstance(entry, LayerGroup) else LayerGroup(entry, 1, entry)
-        layer, number = group.first, group.number
-        name = f"...{group.last.name}" if number > 1 else ""
-        text = layer.title if number == 1 else f"{layer.title} (x{number})"
-        sources = f"<- {', '.join(each.rpartition('/')[2] for each in layer.inputs)}" if layer.inputs else ""
-        yield _ArchitectureRow(
-            f"{'  ' * level}{clean(layer.path.removeprefix(start))}{clean(name)}",
-            clean("  ".join(filter(None, (text, layer.detail, sources)))),
-            "" if layer.output is None else format_extents(layer.output),
-            f"{layer.parameters * number:,}" if layer.parameters else "",
-            f"{layer.macs * number:,}" if layer.macs else "",
-        )
-        yield from _layer_rows(layer, level + 1)
-
-
-def _layer_table(rows: Sequence[_ArchitectureRow]) -> list[str]:
-    """Return the rows in columns; on a terminal, they fit its width."""
-    cut = sys.stdout.isatty()
-    titles = _ArchitectureRow("", "", "output", "parameters", "MACs")
-    every = [titles, *rows]
-    output, parameters, macs = (max(len(row[at]) for row in every) for at in (2, 3, 4))
-    name, text = (max(len(row[at]) for row in every) for at in (0, 1))
-    room = terminal_width() - output - parameters - macs - 8
-    if cut and name + text > room:
-        name = min(name, max(_LAYER_NAME, room - text), max(_SHORTEST_PATH, room // 2))
-        text = max(_SHORTEST_PATH, room - name)
-    fit = shorten if cut else keep_whole
-    lines = [
-        f"{fit(row.name, name):<{name}}  {fit(row.text, text):<{text}}  {row.output:<{output}}"
-        f"  {row.parameters:>{parameters}}  {row.macs:>{macs}}".rstrip()
-        for row in every
-    ]
-    return [f"{DIM}{lines[0]}{PLAIN}" if has_colors() else lines[0], *lines[1:]]
-
-
-def _frozen_suffix(found: CheckpointSummary) -> str:
-    frozen = sum(
-        row.leaf.size for row in found.tensors if row.leaf.role == "parameter" and row.leaf.trainable is False
-    )
-    return f" ({frozen:,} frozen)" if frozen else ""
-
-
-class _TreeRows:
-    """The rows of one tree: every level, or those that fit into `room` lines."""
-
-    def __init__(self, found: CheckpointSummary, view: TreeView, room: int | None) -> None:
-        details = view.whole or view.keys or view.aliases
-        self.outline = ListingOutline(found.modules, view.sort, whole=details)
-        self.view = view
-        self.scalars = ScalarReader(found.checkpoint)
-        self.most, self.depth = None, view.depth
-        if room is not None and not details and view.depth is None:
-            # The title of the columns and the line on hidden levels take one line each.
-            self.most = max(_FEWEST_ROWS, room - 2)
-            self.depth = self.outline.fitting_depth(self.most)
-
-    def render(self) -> list[str]:
-        """Return the lines in columns, and how to show more."""
-        lines = list(self.lines())
-        hidden = []
-        if self.most is not None and len(lines) > self.most:
-            over = len(lines) - self.most + 1
-            hidden = [f"{over:,} more entries: --all shows them"]
-            lines = _leave_out(lines, over)
-        elif self.most is not None and self.depth is not None:
-            deeper = f"--depth {self.depth + 1} or --all"
-            hidden = [f"{format_count(self.depth, 'level')} shown: {deeper} shows more"]
-        if hidden and has_colors():
-            hidden = [f"{DIM}{hidden[0]}{PLAIN}"]
-        return [*align_columns(lines, terminal_width(), cut=sys.stdout.isatty()), *hidden]
-
-    def lines(self) -> Iterator[ColumnLine]:
-        """Yield the rows from top to bottom."""
-        if self.outline.root is None:
-            return
-        waiting = self._waiting(0, self.outline.entries(self.outline.root))
-        left = {TensorRow: _MOST_TENSORS, ValueRow: _MOST_VALUES}
-        over = dict.fromkeys(left, 0)
-        while waiting:
-            level, name, entry = waiting.pop()
-            if isinstance(entry, TensorRow | ValueRow):
-                left[type(entry)] -= 1
-                if not self.view.whole and left[type(entry)] < 0:
-                    over[type(entry)] += 1
-                    continue
-            folded = self.depth is not None and level + 1 >= self.depth
-            yield self._line(level, name, entry, folded=folded)
-            if not folded:
-                waiting += self._waiting(level + 1, self.outline.children(entry))
-        hidden = [format_count(over[kind], word) for kind, word in _ROWS if over[kind]]
-        if hidden:
-            what = "use --all to show them, --depth N to fold modules"
-            yield ColumnLine(0, f"not shown: {' and '.join(hidden)}", what, "", "", "")
-
-    def _waiting(
-        self, level: int, entries: list[tuple[str, OutlineEntry]]
-    ) -> list[tuple[int, str, OutlineEntry]]:
-        return [(level, name, entry) for name, entry in reversed(entries)]
-
-    def _line(self, level: int, name: str, entry: OutlineEntry, *, folded: bool) -> ColumnLine:
-        if isinstance(entry, SiblingGroup):
-            return _group_line(level, name, entry, folded=folded)
-        if isinstance(entry, OmittedValues):
-            what = "values; use --all to show them"
-            return ColumnLine(level, f"and {entry.values:,} more", what, "", "", "")
-        if isinstance(entry, ModuleSummary):
-            return _module_line(level, *skip_wrapping_modules(name, entry), folded=folded)
-        return _entry_line(level, name, entry, self.view, self.scalars)
-
-
-def list_rows(found: CheckpointSummary, *, whole: bool) -> list[ColumnLine]:
-    """Return all rows of the tree, with aliases; without `whole`, alike siblings share a row."""
-    return list(_TreeRows(found, TreeView(aliases=whole, whole=whole), None).lines())
-
-
-def _leave_out(lines: list[ColumnLine], over: int) -> list[ColumnLine]:
-    """Return the lines without the last `over`: plain values first, then tensors, then modules."""
-    ranks = [2 if line.module else 1 if line.nbytes else 0 for line in lines]
-    order = sorted(range(len(lines)), key=lambda at: (ranks[at], -at))
-    dropped = set(order[:over])
-    return [line for at, line in enumerate(lines) if at not in dropped]
-
-
-_ROWS: tuple[tuple[type[TensorRow | ValueRow], str], ...] = ((TensorRow, "tensor"), (ValueRow, "value"))
-
-
-def _group_line(level: int, name: str, group: SiblingGroup, *, folded: bool) -> ColumnLine:
-    """Return the row of alike siblings: the numbers are sums over all of them."""
-    what = f"{describe_group(group)} ({group.count:,} alike)".strip()
-    first = group.first
-    if isinstance(first, ValueRow):
-        return ColumnLine(level, clean(name), what, "", "", "")
-    if isinstance(first, TensorRow):
-        elements = group.count * first.leaf.size if first.leaf.role == "parameter" else 0
-        role = first.leaf.role if first.leaf.role != "parameter" else ""
-        note = f"slot {first.leaf.slot}" if first.leaf.slot is not None else role
-        nbytes = format_size(group.count * first.leaf.nbytes)
-        return ColumnLine(level, clean(name), what, f"{elements:,}" if elements else "", nbytes, clean(note))
-    shown, module = skip_wrapping_modules(name, first)
-    if folded:
-        what = f"{what.removesuffix(')')}, {format_count(group.count * module.tensors, 'tensor')})"
-    return ColumnLine(
-        level,
-        clean(shown),
-        what,
-        f"{group.count * module.parameters:,}" if module.parameters else "",
-        format_size(group.count * module.nbytes) if module.tensors else "",
-        "" if module.built else "not built",
-        module=True,
-    )
-
-
-def _module_line(level: int, name: str, module: ModuleSummary, *, folded: bool) -> ColumnLine:
-    note = "" if module.built else f"object of {clean(str(module.kind))}, not built"
-    what = describe_module_kind(module) if module.built else ""
-    if note and module.tensors:
-        # With its numbers, the row has less space for the note.
-        what, note = describe_module_kind(module).rpartition(".")[2], "not built"
-    if folded:
-        what = f"{what} ({format_count(module.tensors, 'tensor')})".strip()
-    return ColumnLine(
-        level,
-        clean(name),
-        what,
-        f"{module.parameters:,}" if module.parameters else "",
-        format_size(module.nbytes) if module.tensors else "",
-        note,
-        module=True,
-    )
-
-
-def _entry_line(
-    level: int, name: str, row: TensorRow | ValueRow, view: TreeView, scalars: ScalarReader
-) -> ColumnLine:
-    if isinstance(row, ValueRow):
-        shown = json_value(row.leaf)
-        text = clean(str(shown["value"]))
-        plain = shown["type"] in ("int", "float", "bool", "NoneType")
-        return ColumnLine(level, clean(name), f"= {text}" if plain else f"{shown['type']} {text}", "", "", "")
-    leaf = row.leaf
-    below: tuple[str, ...] = (f"key {clean(leaf.key)}",) if view.keys else ()
-    if view.aliases:
-        below += tuple(f"also {clean(alias)}" for alias in row.aliases)
-    lead, note = _tensor_note(row, recorded=not view.aliases)
-    what, value = _type_text(leaf.dtype, leaf.shape), scalars.read(leaf)
-    return ColumnLine(
-        level,
-        clean(name),
-        f"{what} = {value}" if value else what,
-        f"{leaf.size:,}" if leaf.role == "parameter" else "",
-        format_size(leaf.nbytes),
-        clean(note),
-        clean(lead),
-        below=below,
-    )
-
-
-@functools.lru_cache(1024)
-def _type_text(dtype: str, shape: tuple[int, ...]) -> str:
-    return f"{dtype}{list(shape)}"
-
-
-def _tensor_note(row: TensorRow, *, recorded: bool) -> tuple[str, str]:
-    """Return a note on a tensor that is not simply trained: a fixed lead, then text that may be shortened."""
-    leaf = row.leaf
-    if leaf.slot is not None and row.of is not None:
-        return (
-            ("", f"slot {leaf.slot}") if _is_named_by_path(row.path, row.of) else (f"{leaf.slot} of ", row.of)
-        )
-    note = leaf.role if leaf.role != "parameter" else "frozen" if leaf.trainable is False else ""
-    names = user_given_names(row.aliases) if recorded else []
-    if names:
-        more = f" (+{len(names) - 1})" if len(names) > 1 else ""
-        return f"{note}  also ".lstrip(), f"{names[0]}{more}"
-    return "", note
-
-
-def _is_named_by_path(path: str, of: str) -> bool:
-    """Return whether a slot's own path names its parameter: `slots/m/l1/kernel`, `l1/kernel/Adam`."""
-    return f"/{path}".endswith(f"/{of}") or f"/{path.rpartition('/')[0]}".endswith(f"/{of}")

@@ -183,9 +183,6 @@ def _arguments(command: Any, words: Sequence[str]) -> list[str]:
     return found
 
 
-# Commands and options.
-
-
 def _unknown_command(word: str, words: Sequence[str], commands: Commands) -> UsageError:
     import difflib
 
@@ -263,9 +260,6 @@ def _number_error(param: Any, text: str) -> tuple[str, str] | None:
     least = getattr(param.type, "min", None)
     value = found[1] if found[2] is None else found[2]
     return number if least is None else f"{number} of at least {least}", value or "nothing"
-
-
-# Paths.
 
 
 def _extra_words(text: str, words: Sequence[str]) -> list[str]:

@@ -15,8 +15,7 @@ from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 from urllib.parse import quote
 
-from ckpttool.commands import audit, folder, stats
-from ckpttool.commands.findings import Finding, data_only_command, unjudged_findings, weightless_findings
+from ckpttool.commands import stats
 from ckpttool.core import code_references, deferred, filesystem, limits, plugins, text, urls
 from ckpttool.core.atomic_write import Progress, WorkerThread, ignore_progress, is_hidden_name, write_file
 from ckpttool.core.checkpoint import Checkpoint
@@ -43,6 +42,8 @@ from ckpttool.formats.detect import CheckpointLocation, open_checkpoint
 from ckpttool.formats.probe import Probe
 from ckpttool.formats.tf_common import SlicedTensor
 from ckpttool.libraries.recognize import recognize_checkpoint
+from ckpttool.listing import audit, paths
+from ckpttool.listing.findings import Finding, data_only_command, unjudged_findings, weightless_findings
 from ckpttool.version import __version__
 
 # Which files in folders and patterns count as checkpoints, so that `check` misses none of them.
@@ -152,7 +153,7 @@ class CandidateCollector:
             self._whole(path)
         elif glob.has_magic(path) and not filesystem.lexists(path):
             self._pattern(path)
-        elif alone or not path.endswith(folder.BESIDE) or self._is_claimed(path):
+        elif alone or not path.endswith(paths.BESIDE) or self._is_claimed(path):
             self._named(path)
         self._argument += 1
 
@@ -207,7 +208,7 @@ class CandidateCollector:
             self.unchecked.setdefault(path, error)
 
     def _pattern(self, pattern: str) -> None:
-        names = folder.match_paths(pattern)
+        names = paths.match_paths(pattern)
         if not names:
             raise NotFoundError(
                 "no file or folder matches the pattern",
@@ -328,7 +329,7 @@ class CandidateCollector:
             self._is_other(probe) if kind == SHARED else kind is None and not detect.is_unjudged_graph(probe)
         ):
             # Files that ckpttool writes beside a checkpoint belong to it.
-            if not (probe.name.endswith(folder.BESIDE) and probe.head.startswith(b"{")):
+            if not (probe.name.endswith(paths.BESIDE) and probe.head.startswith(b"{")):
                 self.skipped.append(probe.path)
         else:
             self._put(probe.path, error=detect.unknown_file_error(probe))
@@ -601,6 +602,11 @@ def check(
     checked with it, once. `jobs` is the number of processes: by default one per core if there are at
     least MANY checkpoints, else none but this one. Raise UsageError for an unknown layout, and
     NotFoundError for a pattern without a match.
+
+    >>> import ckpttool
+    >>> checked = ckpttool.check(["sample_ckpts/td3_pendulum_torch"])
+    >>> checked.clean, len(checked.checkpoints)
+    (True, 6)
     """
     wanted = wanted or CheckOptions()
     if wanted.layout is not None:

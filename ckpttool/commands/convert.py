@@ -1,4 +1,4 @@
-"""Convert a checkpoint to another framework."""
+"""Convert a checkpoint to another framework: map it, write it, read it back, and write a receipt."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import os
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import IO, Any, Unpack
+from typing import IO, TYPE_CHECKING, Any, Unpack
 
-from ckpttool.conversion import general, loading_code, receipt, write
+from ckpttool.conversion import loading_code, parts, receipt, write
 from ckpttool.conversion.layer_options import describe_layer_options
 from ckpttool.conversion.loading_code import format_loading_code
 from ckpttool.conversion.options import (
@@ -54,16 +54,11 @@ from ckpttool.formats.detect import note_other_shards, open_checkpoint
 from ckpttool.libraries import schema
 from ckpttool.libraries.optimizer_settings import format_framework
 from ckpttool.libraries.recognize import recognize_checkpoint
+from ckpttool.libraries.schema import layer_widths
 from ckpttool.mapping.layers import LayerOption
-from ckpttool.networks.build import layer_widths
-from ckpttool.verification.output_comparison import (
-    OutputMismatchError,
-    OutputVerification,
-    prepared_source_agent,
-    verify_outputs,
-)
 
-# `convert`: map a checkpoint to another framework, write it, read it back, and write a receipt.
+if TYPE_CHECKING:
+    from ckpttool.verification.output_comparison import OutputMismatchError, OutputVerification
 
 STANDARD_OUTPUT = "-"
 """Value of `code` that returns the text without writing a file."""
@@ -81,10 +76,22 @@ def convert(
 ) -> ConversionResult:
     """Convert the checkpoint at `source` into a new one at `target`, with its sidecar beside it.
 
-    `keywords` are fields of ConversionOptions and override those of `options`: `convert(source, target,
-    to="tf", dry_run=True)`. Nothing is written if an entry is unmapped (unless `allow_missing`) or with
-    `dry_run`. The target is written to a temporary file, read back, compared and then renamed; the same
-    conversion gives the same bytes. Raise UsageError for mutually exclusive options.
+    Nothing is written if an entry is unmapped (unless `allow_missing`) or with `dry_run`. The target is
+    written to a temporary file, read back, compared and then renamed; the same conversion gives the same
+    bytes. Raise UsageError for mutually exclusive options.
+
+    Args:
+        source: the checkpoint to convert: a file, prefix or folder.
+        target: the path to write; its suffix selects the format unless `to` does.
+        options: what to convert, and how.
+        progress: called with the finished and the total amount of work.
+        keywords: fields of ConversionOptions, which override those of `options`.
+
+    >>> import ckpttool
+    >>> done = ckpttool.convert("sample_ckpts/td3_pendulum_tf/ckpt-15000", "agent.pt", dry_run=True)
+    >>> done.written, done.report.complete, len(done.report.mapped)
+    (False, True, 94)
+
     """
     options = with_keywords(options or ConversionOptions(), keywords, "convert")
     exported = infer_target_word(target, options.to) in EXPORTS
@@ -158,7 +165,7 @@ def _convert_to_format(
         report=report,
         digest=None if written is None else written.sha256,
         written=written is not None,
-        parity=writer.proof.networks,
+        parity=() if writer.proof is None else writer.proof.networks,
         load=() if written is None else load,
         code=None if written is None else writer.code,
     )
@@ -166,7 +173,7 @@ def _convert_to_format(
 
 def _require_largest_matrix(checkpoint: Checkpoint, made: ConversionPlan) -> None:
     """Raise MappingError for a target without the network's main part, whatever may be left out."""
-    largest = general.largest_matrices(made.ready.tree)
+    largest = parts.largest_matrices(made.ready.tree)
     names = [made.ready.names.get(path, made.ready.tree.names[path]) for path in largest]
     if names and {*names} <= {*made.report.unused}:
         raise MappingError(
@@ -349,9 +356,8 @@ def _with_spaces(
 class _TargetWriter:
     """Writer of the target and of all files beside it.
 
-    Afterwards, `back` records whether the source can be restored from the target, and `proof` how the
-    outputs
-    of the written networks compare with the source's.
+    Afterwards, `back` records whether the source can be restored from the target, and `proof` how the outputs
+    of the written networks compare with the source's, or `unproved` why a policy was not compared.
     """
 
     checkpoint: Checkpoint
@@ -362,7 +368,9 @@ class _TargetWriter:
     recorder: DigestRecorder | None
     progress: Progress
     back: ReverseRecord = field(init=False)
-    proof: OutputVerification = field(default_factory=OutputVerification)
+    proof: OutputVerification | None = None
+    unproved: tuple[str, ...] = ()
+    mismatch: OutputMismatchError | None = None
     code: str | None = None
 
     def __post_init__(self) -> None:
@@ -385,14 +393,16 @@ class _TargetWriter:
                 receipt=self._receipt,
                 others=beside,
             )
-        except OutputMismatchError as error:
-            self.proof = error.proof
+        except Exception as error:
+            if error is not self.mismatch:
+                raise
             return None
 
     def notes(self, written: Digest | None) -> tuple[str, ...]:
         """Return the report notes on the target, whether or not it was written."""
         lost = () if self.back.note is None or written is None else (self.back.note,)
-        return (*self.proof.notes, *self._digest_notes(written), *lost)
+        proved = self.unproved if self.proof is None else self.proof.notes
+        return (*proved, *self._digest_notes(written), *lost)
 
     def _digest_notes(self, written: Digest | None) -> tuple[str, ...]:
         """Return whether a reversed conversion restored the digest of the original checkpoint."""
@@ -423,7 +433,7 @@ class _TargetWriter:
             own = replace(own, sha256=self.recorder.digest().sha256)
         if binding is None:
             own = receipt.with_policy_facts(self.checkpoint, found, own, part=options.part)
-            self.proof = OutputVerification(notes=receipt.unplayable_note(own))
+            self.unproved = receipt.unplayable_note(own)
         made = receipt.conversion_receipt(
             self.checkpoint, self.plan, own, written, self.back, options.part, self.request.receipt()
         )
@@ -435,8 +445,19 @@ class _TargetWriter:
             self.code = self._agent_code(made, (own.sha256, written.sha256), found)
         if not options.verify or binding is None:
             return made
+        # Not a top-level import: most checkpoints that are no agents need it for nothing.
+        from ckpttool.verification.output_comparison import (
+            OutputMismatchError,
+            prepared_source_agent,
+            verify_outputs,
+        )
+
         before = prepared_source_agent(self.checkpoint, self.plan.ready.tree, binding, own)
-        self.proof = verify_outputs(before, found, self.target, made)
+        try:
+            self.proof = verify_outputs(before, found, self.target, made)
+        except OutputMismatchError as error:
+            self.proof, self.mismatch = error.proof, error
+            raise
         return replace(made, parity=self.proof.entry())
 
     def _agent_code(self, made: Sidecar, digests: tuple[str | None, str], found: Checkpoint) -> str:

@@ -317,9 +317,6 @@ def _texts(value: object) -> tuple[str, ...]:
     return tuple(map(str, value)) if isinstance(value, list) else ()
 
 
-# Conversion by the rules in a receipt: for conversions by a user's own rules or model.
-
-
 def _by_rules(source: Tree, target: Tree, receipt: Sidecar) -> Reconversion:
     """Apply the receipt's rules to the source; raise CkpttoolError if they do not fit."""
     sources = {name: path for path, name in source.names.items()}
@@ -364,8 +361,6 @@ def _rule(text: str) -> Rule | None:
         rules.append(rule)
     return chain_rules(*rules)
 
-
-# Pairing of two checkpoints' entries: by path or, across frameworks, by meaning.
 
 AUTO = "auto"
 _SIDES: tuple[Literal["left", "right"], ...] = ("left", "right")
@@ -867,8 +862,6 @@ def _comparable_value(entry: Entry, *, exact: bool) -> Plain | tuple[str, Shape]
     return float(entry.array()) if not exact else (entry.dtype, entry.shape)
 
 
-# Alignment of a live model and a checkpoint: by name, or by what would fill the model.
-
 # The `format` of a live model.
 LIVE = "live"
 
@@ -918,9 +911,6 @@ def _live_side(model: LiveModel) -> DiffSide:
     return DiffSide(Checkpoint(model.title, LIVE, model.skeleton().tree, ()), None)
 
 
-# `diff`: differences between two checkpoints, by path or, across frameworks, by meaning.
-
-
 def diff(
     left: Any,
     right: Any,
@@ -934,13 +924,26 @@ def diff(
 ) -> Diff:
     """Compare two checkpoints, or a checkpoint and a live model, one tensor per side at a time.
 
-    A side is a path, an opened Checkpoint, or a torch.nn.Module, tf.Module or Keras model. `by` is
-    "path", "agent" (layouts must recognise an agent on both sides; `layout` names the layout of the
-    left one), "model" (entries that would fill the live model, as load_into does; `part` and `layout`
-    as there) or "auto": by meaning if both are agents of different formats or layouts, by model if a
-    live model has names that the checkpoint lacks, else by path. `glob` keeps the entries whose path
-    matches, `sort` selects the measure of a change's size. Raise whatever opening and reading raise,
-    with the entry's path.
+    Raise whatever opening and reading raise, with the entry's path.
+
+    Args:
+        left: a path, an opened Checkpoint, or a torch.nn.Module, tf.Module or Keras model.
+        right: the other side.
+        glob: keeps the entries whose path matches.
+        by: "path", "agent" (layouts must recognise an agent on both sides), "model" (entries that would fill
+            the live model, as load_into does) or "auto": by meaning if both are agents of different formats
+            or layouts, by model if a live model has names that the checkpoint lacks, else by path.
+        sort: the measure of a change's size.
+        layout: the layout of the left agent, or of the one that would fill the model.
+        part: as for load_into.
+        progress: called with the finished and the total amount of work.
+
+    >>> import ckpttool
+    >>> run = "sample_ckpts/td3_pendulum_torch"
+    >>> changes = ckpttool.diff(f"{run}/ckpt-12500.pt", f"{run}/ckpt-15000.pt", glob="actor/**")
+    >>> len(changes.changed), changes.equal, changes.identical
+    (6, 0, False)
+
     """
     if sort not in get_args(Sort):
         raise UsageError(f"unknown sort key {sort!r}", hint=suggest_choice(sort, get_args(Sort)))

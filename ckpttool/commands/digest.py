@@ -41,6 +41,10 @@ def digest(path: str, progress: Progress = ignore_progress) -> Digest:
     """Return all digests of the checkpoint at a path, reading every tensor once.
 
     Raise ChecksumError if a checksum stored in the format does not match.
+
+    >>> import ckpttool
+    >>> len(ckpttool.digest("sample_ckpts/td3_pendulum_torch/ckpt-15000.pt").sha256)
+    64
     """
     return digest_checkpoint(open_checkpoint(path), progress)
 

@@ -6,8 +6,6 @@ import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from ckpttool.commands.audit import LoadingVerdict, judge_loading
-from ckpttool.commands.findings import Finding, data_only_command, unjudged_findings, weightless_findings
 from ckpttool.commands.stats import Stats, compute_stats
 from ckpttool.conversion import parts
 from ckpttool.conversion.filling import FillOptions, LiveModel, ModelFillPlan, plan_model_fill
@@ -37,6 +35,8 @@ from ckpttool.formats.detect import ensure_open
 from ckpttool.libraries.recognize import recognize_checkpoint
 from ckpttool.libraries.schema import NO_LAYOUT, RecognizedAgent
 from ckpttool.libraries.single_networks import recognize_single_policy
+from ckpttool.listing.audit import LoadingVerdict, judge_loading
+from ckpttool.listing.findings import Finding, data_only_command, unjudged_findings, weightless_findings
 from ckpttool.networks import live, live_trees
 from ckpttool.networks.worker import ModelSpec
 
@@ -153,11 +153,21 @@ def diagnose(
 ) -> Diagnosis:
     """Run all checks that need no playing: pickles, values, facts and the environment.
 
-    `env` is the intended environment; without it, the one in the agent's files is used. `facts` are
-    facts that no file contains; a file with another value is a finding. With a `model` (live, or a
-    Like), also report what the checkpoint does not fill in it; `part` selects the entries under one
-    path, or one network. Raise whatever opening and reading raise: a damaged file is an error, not a
-    finding.
+    Raise whatever opening and reading raise: a damaged file is an error, not a finding.
+
+    Args:
+        path: the checkpoint: a file, prefix or folder.
+        env: the intended environment; without it, the one in the agent's files is used.
+        layout: the layout, if it is not to be recognised.
+        progress: called with the finished and the total amount of work.
+        facts: facts that no file contains; a file with another value is a finding.
+        model: a live model, or a Like: what the checkpoint does not fill in it is reported too.
+        part: selects the entries under one path, or one network, for the model.
+
+    >>> import ckpttool
+    >>> ckpttool.diagnose("sample_ckpts/td3_pendulum_tf/ckpt-15000").findings
+    ()
+
     """
     if model is None and part is not None:
         raise UsageError("part can be used only with a model")

@@ -17,11 +17,25 @@ def evaluate(
     facts: AgentFacts = NO_FACTS,
     progress: Progress = ignore_progress,
 ) -> Evaluation:
-    """Restore the agent at `path` and play it in `env` (a Gymnasium id; None: the sidecar's).
+    """Restore the agent at `path` and play it.
 
-    `facts` are facts that no file contains, e.g. the activations of a state_dict. Raise UsageError if
-    no environment is given or recorded, and EnvironmentMismatchError if the policy's sizes do not match
-    the environment's.
+    Raise UsageError if no environment is given or recorded, and EnvironmentMismatchError if the policy's
+    sizes do not match the environment's.
+
+    Args:
+        path: the checkpoint: a file, prefix or folder.
+        env: a Gymnasium id; None for the sidecar's.
+        protocol: episodes, seeds, device and how to play; None for the defaults.
+        layout: the layout, if it is not to be recognised.
+        facts: facts that no file contains, e.g. the activations of a state_dict.
+        progress: called with the finished and the total amount of work.
+
+    >>> import ckpttool
+    >>> protocol = ckpttool.Protocol(episodes=2)
+    >>> played = ckpttool.evaluate("sample_ckpts/td3_pendulum_torch/ckpt-15000.pt", "Pendulum-v1", protocol)
+    >>> len(played.rollout.returns), bool(played.rollout.returns.min() > -500)
+    (2, True)
+
     """
     how = protocol or Protocol()
     options = EvaluationOptions(env, how, layout, facts)

@@ -2,201 +2,125 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+import shlex
+from dataclasses import replace
+from typing import Any
 
-from ckpttool.commands.audit import LoadingVerdict, audit_notes, build_audit_document, judge_loading
-from ckpttool.commands.findings import unjudged_findings
-from ckpttool.commands.modules import ModuleSummary, group_by_module
-from ckpttool.commands.rows import CheckpointRow, TensorRow, ValueRow
-from ckpttool.commands.training_counters import update_count_notes
-from ckpttool.core import code_references, urls
-from ckpttool.core.checkpoint import Checkpoint
-from ckpttool.core.deferred import NamedTuple, dataclass, field
-from ckpttool.core.errors import LimitError
-from ckpttool.core.text import compile_glob, describe_record, suggest_glob
-from ckpttool.core.tree import Path, Role
+from ckpttool.core import filesystem, plugins, urls
+from ckpttool.core.deferred import dataclass
+from ckpttool.core.errors import CkpttoolError
+from ckpttool.core.text import describe_record
 from ckpttool.core.tree_views import render_record
-from ckpttool.formats.detect import open_checkpoint
-
-if TYPE_CHECKING:
-    from ckpttool.libraries.schema import RecognizedAgent
-
-
-# `inspect`: the contents of a checkpoint, without reading a tensor.
-
-_ROLES: tuple[Role, ...] = ("parameter", "buffer", "slot", "counter", "replay", "other")
-
-
-class RoleTotals(NamedTuple):
-    """Sums over the tensors of one role."""
-
-    tensors: int
-    elements: int
-    nbytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class Totals:
-    """Sums over the listed tensors: `parameters` counts the elements of trained tensors only.
-
-    Optimizer state, counters and replayed experience are in `roles`, each separately.
-    """
-
-    tensors: int
-    parameters: int
-    nbytes: int
-    stored_nbytes: int
-    roles: Mapping[Role, RoleTotals] = field(default_factory=dict)
-
-    def document(self) -> dict[str, Any]:
-        """Return the JSON object."""
-        return {
-            "tensors": self.tensors,
-            "parameters": self.parameters,
-            "nbytes": self.nbytes,
-            "stored_nbytes": self.stored_nbytes,
-            "roles": {role: sums._asdict() for role, sums in self.roles.items()},
-        }
-
-
-@dataclass(frozen=True, slots=True)
-class CheckpointSummary:
-    """Everything that `inspect` prints.
-
-    `binding` is the agent that a layout recognises. `modules` begins with the root, parents first.
-    `checkpoints` are those of the folder, if the path is one and its latest checkpoint is used.
-    """
-
-    __repr__ = describe_record
-    _repr_html_ = render_record
-
-    checkpoint: Checkpoint
-    binding: RecognizedAgent | None
-    tensors: tuple[TensorRow, ...]
-    values: tuple[ValueRow, ...]
-    totals: Totals
-    notes: tuple[str, ...]
-    modules: tuple[ModuleSummary, ...] = ()
-    checkpoints: tuple[CheckpointRow, ...] = ()
-
-    @property
-    def layout(self) -> str | None:
-        """The layout that recognises an agent; None if none does."""
-        return None if self.binding is None else self.binding.layout
-
-    @property
-    def verdict(self) -> LoadingVerdict:
-        """The consequence of loading the file by its own library: SAFE to load, NEEDS CLASSES, ..."""
-        return judge_loading(self.checkpoint)
-
-    @property
-    def evidence(self) -> str:
-        """The evidence by which the layout recognised it; empty without one."""
-        return "" if self.binding is None else self.binding.evidence
-
-    def document(self) -> dict[str, Any]:
-        """Return the JSON document."""
-        return {
-            "path": urls.display_url(self.checkpoint.path),
-            "format": self.checkpoint.format,
-            "writer": self.checkpoint.writer,
-            "layout": self.layout,
-            "tensors": [row.document() for row in self.tensors],
-            "values": [row.document() for row in self.values],
-            "totals": self.totals.document(),
-            "modules": [module.document() for module in self.modules if module.path or module.kind],
-            "notes": list(self.notes),
-            "asks": build_audit_document(self.checkpoint.code_references),
-            "details": {**self.checkpoint.details, **self._calls()},
-            "checkpoints": [listed.document() for listed in self.checkpoints],
-        }
-
-    def _calls(self) -> dict[str, Any]:
-        # The short audit text of each verdict.
-        names = code_references.dangerous_calls(self.checkpoint.code_references)
-        return {"calls": names} if names else {}
+from ckpttool.formats.detect import open_checkpoint, resolve
+from ckpttool.libraries.schema import NO_LAYOUT
+from ckpttool.listing.contents import CheckpointSummary, summarize_checkpoint
+from ckpttool.listing.rows import CheckpointRow
 
 
 def summary(path: str, glob: str | None = None, layout: str | None = None) -> CheckpointSummary:
     """List the checkpoint at the path; `glob` selects tensors and values by path.
 
     `layout` names the layout that recognises it; without it, all are tried.
+
+    >>> import ckpttool
+    >>> listing = ckpttool.summary("sample_ckpts/td3_pendulum_tf/ckpt-15000")
+    >>> listing.layout, listing.totals.parameters, len(listing.tensors)
+    ('td3_tf', 27142, 78)
     """
     return summarize_checkpoint(open_checkpoint(path), glob, layout)
 
 
-def summarize_checkpoint(
-    checkpoint: Checkpoint, glob: str | None = None, layout: str | None = None
-) -> CheckpointSummary:
-    """Return the listing of an open checkpoint."""
-    from ckpttool.libraries.recognize import recognize_checkpoint
+@dataclass(frozen=True, slots=True)
+class CheckpointFolder:
+    """A folder of checkpoints of which none is marked as the latest."""
 
-    return summarize_recognized(checkpoint, recognize_checkpoint(checkpoint, layout), glob)
+    __repr__ = describe_record
+    _repr_html_ = render_record
+
+    path: str
+    checkpoints: tuple[CheckpointRow, ...]
+    notes: tuple[str, ...]
+    hint: str
+
+    def document(self) -> dict[str, Any]:
+        """Return the JSON document: that of `inspect`, without a checkpoint."""
+        return {
+            "path": urls.display_url(self.path),
+            **dict.fromkeys(("format", "writer", "layout")),
+            "tensors": [],
+            "values": [],
+            "totals": {**dict.fromkeys(("tensors", "parameters", "nbytes", "stored_nbytes"), 0), "roles": {}},
+            "modules": [],
+            "notes": [*self.notes, self.hint],
+            "asks": None,
+            "details": {},
+            "checkpoints": [listed.document() for listed in self.checkpoints],
+        }
 
 
-def summarize_recognized(
-    checkpoint: Checkpoint, binding: RecognizedAgent | None, glob: str | None = None
-) -> CheckpointSummary:
-    """Return the listing of an open checkpoint, whose agent is known."""
-    from ckpttool.mapping.wrappers import list_wrapper_notes
+def inspect_path(
+    path: str, glob: str | None = None, layout: str | None = None
+) -> CheckpointSummary | CheckpointFolder:
+    """Inspect the checkpoint at the path; for a folder of checkpoints, list them and inspect the latest.
 
-    tree = checkpoint.tree
-    owners: Mapping[Path, Path] = binding.of if binding is not None else {}
-    keep = compile_glob(glob)
-    rows = []
-    for at, leaf in tree.tensors():
-        if keep(tree.names[at]):
-            owner = leaf.of or owners.get(at)
-            aliases = tuple(tree.alias_name(alias) for alias in tree.aliases.get(at, ()))
-            of = tree.names.get(owner) if owner is not None else None
-            rows.append(TensorRow(tree.names[at], at, leaf, of, aliases))
-    values = tuple(ValueRow(tree.names[at], at, leaf) for at, leaf in tree.plain() if keep(tree.names[at]))
-    totals = _totals(rows, checkpoint.stored_nbytes)
-    audit = audit_notes(checkpoint.code_references)
-    notes = (
-        *audit,
-        *(each.sentence for each in unjudged_findings(checkpoint.unjudged)),
-        *checkpoint.notes,
-        *list_wrapper_notes(tree, agent=binding is not None),
-        *update_count_notes(tree),
-    )
-    if glob is not None and not rows and not values:
-        meant = suggest_glob(glob, list(tree.names.values()))
-        notes = (*notes, "; ".join(filter(None, (f"no path matches the pattern '{glob}'", meant))))
-    entries: list[TensorRow | ValueRow] = [*rows, *values]
+    A folder of folders stands for its only checkpoint, or for its highest number (`MODEL/123`). For a
+    folder of several checkpoints without a marked latest one, return a CheckpointFolder. Raise whatever
+    `summary` raises.
+    """
+    path = filesystem.resolve_path(path)
+    if layout not in (None, NO_LAYOUT):
+        plugins.find("layouts", layout)  # a list of checkpoints recognises none
+    with filesystem.read_session():
+        return _inspect_path(path, glob, layout) if filesystem.isdir(path) else summary(path, glob, layout)
+
+
+def _inspect_path(path: str, glob: str | None, layout: str | None) -> CheckpointSummary | CheckpointFolder:
+    from ckpttool.listing import folder
+
     try:
-        modules = group_by_module(((entry.path, entry) for entry in entries), tree.containers)
-    except LimitError as error:
-        raise error.located(file=checkpoint.path) from None
-    return CheckpointSummary(checkpoint, binding, tuple(rows), values, totals, notes, modules)
+        latest = resolve(path).location
+    except CkpttoolError as error:
+        return _without_latest(path, error, glob, layout)
+    found = summary(path, glob, layout)
+    home = folder.run_folder(latest, path)
+    if home is None:
+        return found
+    state, notes = folder.read_state_file(home)
+    listed = folder.list_by_step(home, state, latest)
+    return replace(found, checkpoints=tuple(folder.add_training_counts(listed)), notes=(*found.notes, *notes))
 
 
-# Formats that list the layers of a model besides its weights; PyTorch files do where they contain modules.
-_DESCRIBING = frozenset(("keras_zip", "keras_h5", "onnx"))
+def _without_latest(
+    path: str, error: CkpttoolError, glob: str | None, layout: str | None
+) -> CheckpointSummary | CheckpointFolder:
+    from ckpttool.listing import folder, paths
 
-
-def may_describe_layers(checkpoint: Checkpoint) -> bool:
-    """Return whether the file may list the layers of a model, and not only weights."""
-    if checkpoint.format in _DESCRIBING or is_script(checkpoint):
-        return True
-    return any(path and path[-1].value == "_modules" for path in checkpoint.tree.containers)
-
-
-def is_script(checkpoint: Checkpoint) -> bool:
-    """Return whether the file is a TorchScript archive."""
-    root = checkpoint.tree.containers.get(())
-    return root is not None and (root.name or "").startswith("__torch__.")
-
-
-def _totals(rows: list[TensorRow], stored_nbytes: int) -> Totals:
-    found: dict[Role, list[int]] = {}
-    for row in rows:
-        leaf = row.leaf
-        sums = found.setdefault(leaf.role, [0, 0, 0])
-        sums[0] += 1
-        sums[1] += leaf.size
-        sums[2] += leaf.nbytes
-    roles = {role: RoleTotals(*found[role]) for role in _ROLES if role in found}
-    trained = roles["parameter"].elements if "parameter" in roles else 0
-    return Totals(len(rows), trained, sum(r.nbytes for r in roles.values()), stored_nbytes, roles)
+    state, notes = folder.read_state_file(path)
+    listed = folder.list_by_step(path, state, None)
+    whole = [each for each in listed if each.complete and each.format is not None]
+    choice = paths.choose_checkpoint(path) if state is None else paths.CheckpointChoice(path, path)
+    if choice.location != path:
+        found = summary(choice.location, glob, layout)
+        listed = folder.expand_run(listed, path)
+        listed = [replace(each, latest=each.path == choice.location) for each in listed]
+        return replace(found, checkpoints=tuple(folder.add_training_counts(listed)))
+    if len(listed) < 2 and choice.candidates:
+        notes = [f"deeper folders were not searched: ckpttool check {shlex.quote(path)} searches all"]
+        return CheckpointFolder(
+            path,
+            tuple(folder.add_training_counts([*choice.candidates])),
+            tuple(notes if choice.deeper else ()),
+            choice.hint,
+        )
+    if len(listed) < 2 or not whole:
+        raise error
+    if state is not None:
+        notes = [*notes, error.message]
+    return CheckpointFolder(
+        path,
+        tuple(folder.add_training_counts(listed)),
+        tuple(notes),
+        choice.hint
+        if choice.folders > 1
+        else f"no checkpoint is marked as the latest; inspect {urls.display_url(whole[-1].path)}",
+    )

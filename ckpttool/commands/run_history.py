@@ -16,13 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from ckpttool.commands import algorithms, inspect, training_counters
-from ckpttool.commands.algorithms import BELOW, MOST_BYTES, Of, TrainingCurve, TrainingLogs, thin_points
 from ckpttool.commands.doctor import examine_agent
-from ckpttool.commands.findings import Finding
-from ckpttool.commands.folder import CheckpointEntry, expand_paths
 from ckpttool.commands.stats import Values, compute_stats, euclidean_norm, iter_values
-from ckpttool.commands.training_counters import step_columns, step_in_name
 from ckpttool.core import deferred, filesystem, urls
 from ckpttool.core.atomic_write import Progress, WorkerThread, ignore_progress
 from ckpttool.core.checkpoint import Checkpoint
@@ -33,9 +28,16 @@ from ckpttool.core.filesystem import list_names
 from ckpttool.core.source import File, Shape
 from ckpttool.core.text import describe_error, format_count, natural_sort_key, replace_nonfinite, shorten
 from ckpttool.core.tree import Leaf, Path
+from ckpttool.evaluation import training_logs
+from ckpttool.evaluation.training_logs import BELOW, MOST_BYTES, Of, TrainingCurve, TrainingLogs, thin_points
 from ckpttool.formats.detect import open_checkpoint
 from ckpttool.libraries.recognize import recognize_checkpoint
 from ckpttool.libraries.schema import RecognizedAgent
+from ckpttool.listing import training_counters
+from ckpttool.listing.contents import CheckpointSummary, summarize_recognized
+from ckpttool.listing.findings import Finding
+from ckpttool.listing.paths import CheckpointEntry, expand_paths
+from ckpttool.listing.training_counters import step_columns, step_in_name
 
 # The checkpoints of a run: those of one format and layout in a folder, at different training steps.
 
@@ -469,7 +471,7 @@ class RunHistory:
     findings: tuple[FindingHistory, ...]
     logs: TrainingLogs
     step_from: str | None
-    latest: inspect.CheckpointSummary
+    latest: CheckpointSummary
     sha256: str
     files: tuple[File, ...]
     notes: tuple[str, ...]
@@ -514,7 +516,7 @@ def follow_run(
             try:
                 moving = _share(progress, number, len(run.members))
                 opened, binding = member.opened or _recognized(member.entry, layout)
-                listing = inspect.summarize_recognized(opened, binding, glob)
+                listing = summarize_recognized(opened, binding, glob)
                 column, notes = _read_member(listing, drift, glob, moving)
                 latest, checkpoint = (listing, column.sha256, notes), listing.checkpoint
             except CkpttoolError as raised:
@@ -554,7 +556,7 @@ def _reshaped_notes(run: RunFiles, columns: Sequence[int]) -> Iterator[str]:
 
 
 def _read_member(
-    listing: inspect.CheckpointSummary, drift: _DriftRecorder, glob: str | None, progress: Progress
+    listing: CheckpointSummary, drift: _DriftRecorder, glob: str | None, progress: Progress
 ) -> tuple[_ReadColumn, tuple[str, ...]]:
     """Read a checkpoint for its digest, its findings and its drift; return also the notes of doctor."""
     checkpoint = listing.checkpoint
@@ -638,7 +640,7 @@ def find_logs(path: str) -> TrainingLogs:
     Event files come first, then evaluations, tables and episodes, in the checkpoint's folder, in a
     subfolder for logs and in the folder above.
     """
-    found = algorithms.find_training_logs([path])
+    found = training_logs.find_training_logs([path])
     if found.curves or urls.is_url(path):
         return found
     own = os.path.dirname(filesystem.abspath(path))

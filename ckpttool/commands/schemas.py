@@ -48,6 +48,10 @@ def schema(name: str) -> dict[str, Any]:
 
     Referenced schemas are in its `$defs` with their own `$id`, as draft 2020-12 bundles them
     (JSON Schema Core, section 9.3.1).
+
+    >>> import ckpttool
+    >>> ckpttool.schema("digest")["title"]
+    'What `ckpttool digest --json` prints'
     """
     known = schema_names()
     if name not in known:

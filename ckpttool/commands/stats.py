@@ -598,6 +598,11 @@ def stats(
 
     Errors of opening and reading are raised with the tensor's path; UsageError if no path matches
     `glob`.
+
+    >>> import ckpttool
+    >>> numbers = ckpttool.stats("sample_ckpts/td3_pendulum_torch/ckpt-15000.pt", "actor/l1/weight")
+    >>> numbers.finite, round(numbers.tensors[0].moments.mean, 4)
+    (True, -0.0631)
     """
     checkpoint = open_checkpoint(path)
     return compute_stats(checkpoint, recognize_checkpoint(checkpoint, layout), glob, progress)

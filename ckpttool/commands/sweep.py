@@ -15,8 +15,6 @@ from typing import IO, Any, cast
 
 import numpy as np
 
-from ckpttool.commands import training_counters
-from ckpttool.commands.folder import CheckpointEntry, expand_paths
 from ckpttool.core import filesystem, plugins, sidecar, urls
 from ckpttool.core import text as documents
 from ckpttool.core.atomic_write import Progress, ignore_progress, require_new, require_regular, write_file
@@ -70,11 +68,11 @@ from ckpttool.evaluation.statistics import (
     summarize,
 )
 from ckpttool.libraries.recognize import recognize_checkpoint
+from ckpttool.listing import training_counters
+from ckpttool.listing.paths import CheckpointEntry, expand_paths
 from ckpttool.networks import network as serial
 from ckpttool.networks.network import Backend, Network, stack_structure
 from ckpttool.version import __version__
-
-# Combined results of one run's evaluations: a learning curve, a ranking, and the best checkpoint.
 
 LEVEL = 0.95
 # Maximum number of episodes that is proposed to distinguish a checkpoint from the best one.
@@ -250,8 +248,6 @@ def _paired_difference(
     estimate = Estimate(difference, percentile_interval(means, LEVEL))
     return estimate, probability <= tail, None if needed is None else max(fewest, needed)
 
-
-# Evaluations in files: the JSON document, a CSV table of episodes, scalars for TensorBoard.
 
 COLUMNS = ("checkpoint", "step", "env", "seed", "return", "length", "terminated", "truncated")
 MEAN, STD, LENGTH = "eval/return_mean", "eval/return_std", "eval/length_mean"
@@ -529,9 +525,6 @@ def _is_torn_line(torn: bytes) -> bool:
     return torn.startswith(begins) or begins.startswith(torn)
 
 
-# Turns checkpoints into jobs: agents restored one by one, each with its environment.
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class EvaluationJob:
     """An agent ready to play, its number in the checkpoint order, and its result's key.
@@ -621,9 +614,6 @@ class JobFactory:
         return self._specs[place]
 
 
-# Many checkpoints at once: all on shared seeds, stacked where possible, ranked, and resumed by a rerun.
-
-
 @dataclass(frozen=True, slots=True)
 class EvaluationFailure:
     """A checkpoint that could not be played, and the reason."""
@@ -708,15 +698,30 @@ def sweep(
     spread: Spread = play_in_process,
     progress: Progress = ignore_progress,
 ) -> Sweep:
-    """Play every checkpoint that the paths stand for (see folder.expand_paths), and compare them.
+    """Play every checkpoint that the paths stand for (see expand_paths), and compare them.
 
-    `facts` are not stored in any of their files. `out` is a JSON Lines file that gets each result as
-    it finishes; results already in it are not played again. `spread` selects where to play
-    (parallel.play_in_process, process_spread, ray_spread): the returns are the same. Checkpoints that
-    cannot be played are reported, and the others are played. Ctrl-C keeps finished results; without
-    any, it is passed on. Raise NotFoundError for a pattern without a match, NotACheckpointError if
-    there is no agent, UsageError for an environment that cannot be created, and the errors of
-    `ResultsFile`.
+    Checkpoints that cannot be played are reported, and the others are played. Ctrl-C keeps finished
+    results; without any, it is passed on. Raise NotFoundError for a pattern without a match,
+    NotACheckpointError if there is no agent, UsageError for an environment that cannot be created, and the
+    errors of `ResultsFile`.
+
+    Args:
+        paths: checkpoints, folders and patterns.
+        env: a Gymnasium id; None for that of each checkpoint.
+        protocol: episodes, seeds, device and how to play; None for the defaults.
+        layout: the layout, if it is not to be recognised.
+        facts: facts that none of the files contains.
+        out: a JSON Lines file that gets each result as it finishes; results already in it are not played
+            again.
+        spread: where to play (play_in_process, process_spread, ray_spread): the returns are the same.
+        progress: called with the finished and the total amount of work.
+
+    >>> import ckpttool
+    >>> protocol = ckpttool.Protocol(episodes=2)
+    >>> played = ckpttool.sweep(["sample_ckpts/td3_pendulum_torch"], "Pendulum-v1", protocol)
+    >>> len(played.evaluations), played.failed
+    (6, ())
+
     """
     options = EvaluationOptions(env, protocol or Protocol(), layout, facts)
     requested = expand_paths(paths)

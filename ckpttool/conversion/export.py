@@ -48,10 +48,10 @@ from ckpttool.evaluation.playing import (
 )
 from ckpttool.evaluation.restore import Agent, restore_agent
 from ckpttool.libraries import schema
-from ckpttool.libraries.schema import VALUES, AgentNetwork
+from ckpttool.libraries.schema import VALUES, AgentNetwork, layer_widths
 from ckpttool.mapping.rules import MappingEntry, MappingReport
 from ckpttool.networks import numpy_backend
-from ckpttool.networks.build import UNBOUNDED, NetworkSettings, layer_widths, policy_network
+from ckpttool.networks.build import UNBOUNDED, NetworkSettings, policy_network
 from ckpttool.networks.network import ArgMax, Dense, LayerNorm, Network
 from ckpttool.verification.output_comparison import (
     OutputVerification,
@@ -281,6 +281,10 @@ def export(
     on a dry run, or if the outputs of model and network differ by more than the tolerance of `verify`.
     Raise UsageError if the checkpoint has no such network, or contains neither bounds nor an
     environment.
+
+    >>> import ckpttool
+    >>> ckpttool.export("sample_ckpts/td3_pendulum_torch/ckpt-15000.pt", "actor.onnx", dry_run=True).written
+    False
     """
     options = with_keywords(options or ExportOptions(), keywords, "export")
     if not options.dry_run:

@@ -14,9 +14,10 @@ from types import TracebackType
 from typing import Any, TypedDict, Unpack
 
 from ckpttool.conversion import layer_options, parts, targets
-from ckpttool.conversion.general import describe_sources, read_state_dicts, without_copies
+from ckpttool.conversion.general import describe_sources, read_state_dicts
 from ckpttool.conversion.ledger import ModelLedger, account_for_tensors
 from ckpttool.conversion.options import ConversionOptions, with_keywords
+from ckpttool.conversion.parts import without_copies
 from ckpttool.conversion.plan import report_moves
 from ckpttool.conversion.preparation import NO_PREPARATION, PreparationOptions, PreparedTree, prepare_tree
 from ckpttool.conversion.targets import TARGETS, TargetKind
@@ -47,7 +48,7 @@ from ckpttool.libraries.optimizer_states import (
     convert_optimizers,
     stage_keras_optimizer,
 )
-from ckpttool.libraries.recognize import recognize_checkpoint
+from ckpttool.libraries.recognize import KERAS_FORMATS, recognize_checkpoint
 from ckpttool.libraries.schema import RUN
 from ckpttool.mapping import fill_model, orientation
 from ckpttool.mapping.fill_model import (
@@ -494,7 +495,7 @@ def model_source(
 
 def _recorded_shapes(checkpoint: Checkpoint) -> tuple[Shape, ...]:
     """Return the shapes of a Keras model's inputs without the batch, () unless all are recorded."""
-    if checkpoint.format not in ("keras_zip", "keras_h5"):
+    if checkpoint.format not in KERAS_FORMATS:
         return ()
     with contextlib.suppress(CkpttoolError):
         graph = read_graph(checkpoint)

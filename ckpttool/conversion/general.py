@@ -9,35 +9,27 @@ can store them; the rest goes to the sidecar.
 
 from __future__ import annotations
 
-import hashlib
 import shlex
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from ckpttool.conversion import averages
+from ckpttool.conversion.parts import is_keras_export, largest_matrices, without_copies
 from ckpttool.core import deferred, dtypes
 from ckpttool.core.deferred import NamedTuple
-from ckpttool.core.errors import UsageError, abbreviate_list
+from ckpttool.core.errors import abbreviate_list
 from ckpttool.core.source import Shape
-from ckpttool.core.tree import Alias, Container, Leaf, Path, Tree, ValueLeaf, attr, display, key
+from ckpttool.core.tree import Alias, Container, Leaf, Path, Tree, ValueLeaf, display, key
 from ckpttool.evaluation import restore
-from ckpttool.formats.tf_object_graph import slot_optimizer
 from ckpttool.libraries.optimizer_states import (
-    OPTIMIZER,
     KerasStates,
     OptimizerSettings,
     Row,
     TorchStates,
-    has_rate,
-    list_keras_optimizers,
-    path_texts,
     trained_order,
 )
-from ckpttool.libraries.optimizers_read import BoundOptimizer, list_torch_optimizers
-from ckpttool.libraries.write import merge_plans
-from ckpttool.mapping import flattening, wrappers
-from ckpttool.mapping.flattening import TreeConversion
+from ckpttool.libraries.optimizers_read import OPTIMIZER, BoundOptimizer, path_texts
+from ckpttool.mapping import wrappers
 from ckpttool.mapping.layers import LayerOption, ModuleInfo, Name, numbered_kinds, propose_options
 from ckpttool.mapping.rules import (
     KEEP,
@@ -54,6 +46,10 @@ from ckpttool.mapping.rules import (
     sequential_names,
 )
 
+if TYPE_CHECKING:
+    from ckpttool.mapping.flattening import TreeConversion
+
+
 _DICT, _ORDERED = Container("dict"), Container("OrderedDict")
 _MODEL = "model"
 _SAVES = "save_counter"
@@ -63,7 +59,6 @@ _EDGES = frozenset(("_functional", "_layers", "_operations"))
 _LISTED = frozenset(("Sequential", "Functional", "Model"))
 # Variable names that identify the class of their layer (formats/keras_h5.py).
 _BY_CLASS = frozenset(("kernel", "bias", "gamma", "beta", "moving_mean", "moving_variance", "embeddings"))
-_VARIABLES, _COPIED = attr("variables"), attr("_all_variables")
 _NUMBERED = deferred.compile(r"layer_with_weights-(\d+)")
 
 
@@ -128,51 +123,6 @@ def to_objects(
     made = plan.objects(file=file)
     copies = tuple(path for path in tree if path not in found)
     return replace(made, consumed=(*made.consumed, *copies)) if made is not None else None
-
-
-def is_keras_export(tree: Tree) -> bool:
-    """Return whether the tree consists of the variable list that Keras's export writes, and its copy."""
-    return any(path[:1] == (_COPIED,) for path in tree) and len(without_copies(tree)) < len(tree)
-
-
-def largest_matrices(tree: Tree) -> set[Path]:
-    """Return the matrices with the most elements; other kernels are no part of every network."""
-    sizes = {
-        path: leaf.size
-        for path, leaf in tree.tensors()
-        if len(leaf.shape) == 2 and leaf.role == "parameter" and "float" in leaf.dtype
-    }
-    return {path for path, size in sizes.items() if size == max(sizes.values())}
-
-
-def list_optimizers(tree: Tree) -> dict[Path, list[Path]]:
-    """Return the leaves of every optimizer, by its path."""
-    found = list_torch_optimizers(tree)
-    listed = {path for own in found.values() for path in own}
-    objects = list_keras_optimizers(tree)
-    return {**found, **{top: own for top, own in objects.items() if own and not listed.issuperset(own)}}
-
-
-def without_optimizers(tree: Tree) -> tuple[Tree, tuple[str, ...]]:
-    """Return the tree without optimizer state, and notes; raise UsageError if there is none."""
-    tops = list_optimizers(tree)
-    slots = {path for path, leaf in tree.tensors() if leaf.role == "slot"}
-    gone = slots.union(*tops.values())
-    if not gone:
-        raise UsageError("the checkpoint has no optimizer", hint="leave out --optimizer none")
-    names = [display(top) or OPTIMIZER for top in tops if tops[top]] or [
-        tree.names[path] for path in sorted(slots, key=display)
-    ]
-    left = {path: leaf for path, leaf in tree.items() if path not in gone}
-    return averages.select_entries(tree, left), (f"left out: {abbreviate_list(names, 3)} (--optimizer none)",)
-
-
-def has_older_optimizer(tree: Tree) -> bool:
-    """Return whether a slot belongs to a TensorFlow 1 optimizer, which stores no learning rate."""
-    return any(
-        leaf.role == "slot" and not has_rate(tree, slot_optimizer(path, leaf))
-        for path, leaf in tree.tensors()
-    )
 
 
 def _as_state_dicts(tree: Tree, *, strip: bool) -> tuple[Tree, dict[Path, Path], tuple[str, ...]]:
@@ -348,9 +298,6 @@ def _is_below(unit: ConversionUnit, module: Name) -> bool:
     return any(name[: len(module)] == module for name in names)
 
 
-# Optimizers.
-
-
 class _TensorFlowPlanner(TorchStates):
     """Plans one PyTorch tree for TensorFlow or Keras."""
 
@@ -364,6 +311,8 @@ class _TensorFlowPlanner(TorchStates):
         file: bool,
         graph: bool,
     ) -> None:
+        from ckpttool.mapping import flattening
+
         super().__init__(tree, settings)
         self.file = file
         state = frozenset(path for own in self.tops.values() for path in own)
@@ -383,6 +332,9 @@ class _TensorFlowPlanner(TorchStates):
 
     def plan(self) -> Plan:
         """Return the full plan."""
+        from ckpttool.libraries.write import merge_plans
+        from ckpttool.mapping import flattening
+
         self.networks.require("torch")
         rows = [(source, name[self.cut :], rule) for source, name, rule in self.networks.moved()]
         added = {name[self.cut :]: leaf for unit in self.networks.units for name, leaf in unit.added.items()}
@@ -427,6 +379,8 @@ class _TensorFlowPlanner(TorchStates):
         return self.networks.with_kept(whole)
 
     def _label(self, source: Path, name: Name) -> Label:
+        from ckpttool.mapping import flattening
+
         leaf = self.tree[source]
         made = flattening.variable_label(name)
         buffer = isinstance(leaf, Leaf) and leaf.role == "buffer"
@@ -468,13 +422,12 @@ class _TensorFlowPlanner(TorchStates):
         return sorted(rows, key=lambda row: first.get(units[row[0]], -1))
 
 
-# To PyTorch.
-
-
 class _TorchPlanner(KerasStates):
     """Plans one TensorFlow tree for PyTorch."""
 
     def __init__(self, tree: Tree, given: Sequence[LayerOption], settings: OptimizerSettings) -> None:
+        from ckpttool.mapping import flattening
+
         super().__init__(tree, settings)
         state = frozenset(path for own in self.stored.values() for path in own)
         placed = flattening.convert_to_torch(tree, given)
@@ -508,6 +461,8 @@ class _TorchPlanner(KerasStates):
 
     def plan(self) -> Plan:
         """Return the full plan."""
+        from ckpttool.libraries.write import merge_plans
+
         self.networks.require("tensorflow")
         rows = list(self.networks.moved())
         added = {name: leaf for unit in self.networks.units for name, leaf in unit.added.items()}
@@ -600,6 +555,8 @@ class _ObjectsPlanner(_TorchPlanner):
 
     def objects(self, *, file: bool) -> Plan | None:
         """Return the plan, None if an optimizer's state is unknown."""
+        from ckpttool.libraries.write import merge_plans
+
         weights = [
             (path, leaf)
             for path, leaf in self.tree.tensors()
@@ -683,39 +640,6 @@ class _ObjectsPlanner(_TorchPlanner):
         order = trained_order(self.tree)
         rows = sorted(rows, key=lambda row: order.get(row[0], len(order)))
         return self.write_keras(state, rows, paths, top)
-
-
-def without_copies(tree: Tree) -> Tree:
-    """Return the tree without the second variable list of Keras's export.
-
-    Source: keras/src/export/saved_model.py, ExportArchive: `_all_variables` beside `variables`. Lists of a
-    Sequential model's numbered variables may be in two orders.
-    """
-    copies = [path for path in tree if path[:1] == (_COPIED,)]
-    sizes = _count_shapes(tree, (_VARIABLES,))
-    if not copies or _count_shapes(tree, (_COPIED,)) - sizes:
-        return tree
-    if _count_contents(tree, (_COPIED,)) - _count_contents(tree, (_VARIABLES,)):
-        return tree
-    left = {path: leaf for path, leaf in tree.items() if path[:1] != (_COPIED,)}
-    return Tree(left, tree.aliases, tree.containers)
-
-
-def _count_shapes(tree: Tree, below: Path) -> Counter[object]:
-    leaves = (leaf for path, leaf in tree.items() if path[: len(below)] == below)
-    # Values that are no tensors are equal to nothing.
-    return Counter((leaf.dtype, leaf.shape) if isinstance(leaf, Leaf) else object() for leaf in leaves)
-
-
-def _count_contents(tree: Tree, below: Path) -> Counter[object]:
-    """Count the tensors of one list by content; by name, too, where names have more than a number."""
-    found: Counter[object] = Counter()
-    for path, leaf in tree.items():
-        if path[: len(below)] == below and isinstance(leaf, Leaf):
-            name = tree.names[path].partition("/")[2]
-            own = "" if name.isdecimal() else name
-            found[own, leaf.dtype, leaf.shape, hashlib.sha256(leaf.read()).digest()] += 1
-    return found
 
 
 def _plain_name(name: Name) -> Name:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from ckpttool.conversion.preparation import PreparedTree
 from ckpttool.core.checkpoint import Checkpoint
@@ -19,7 +20,10 @@ from ckpttool.core.tree import Leaf, Path
 from ckpttool.evaluation.evidence import weight_kind
 from ckpttool.formats import onnx
 from ckpttool.libraries import onnx_policies
-from ckpttool.mapping.solver import FillResult
+
+if TYPE_CHECKING:
+    from ckpttool.mapping.solver import FillResult
+
 
 # Reasons by role; the other reasons depend on where a tensor is.
 _BY_ROLE = {"counter": "counter", "slot": "optimizer state", "replay": "replay data", "other": "no weight"}

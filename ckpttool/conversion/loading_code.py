@@ -12,7 +12,6 @@ from typing import Any
 from ckpttool.conversion.targets import TARGETS, TargetKind
 from ckpttool.core import deferred
 from ckpttool.core.tree import Leaf, Path, Tree, key
-from ckpttool.formats.tf_object_graph import MARK
 from ckpttool.mapping.rules import SEQUENTIAL_EDGES
 
 _MOST, _WIDTH = 8, 80
@@ -148,6 +147,8 @@ def _variable_name(at: Path) -> str:
 
 def _objects(target: str, tree: Tree, *, root: bool) -> tuple[str, ...]:
     """Return how `tf.train.Checkpoint` restores the objects: one at the root, or several by name."""
+    from ckpttool.formats.tf_object_graph import MARK
+
     weights = [path for path, leaf in tree.tensors() if leaf.role in _TRAINED]
     tops = list(dict.fromkeys(str(path[0].value) for path in weights))
     objects = dict.fromkeys((*tops, *(str(top[0].value) for top in _keras_optimizers(tree))))

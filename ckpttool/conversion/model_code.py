@@ -183,9 +183,6 @@ def require_code_target(kind: TargetKind) -> None:
         )
 
 
-# The modules of the written file.
-
-
 @dataclass(slots=True, eq=False)
 class _Module:
     """A module: its submodules, its own tensors, the layer that it is, the items if it is sequential."""
@@ -643,9 +640,6 @@ def _has_room(items: Sequence[_Item]) -> bool:
     """Return whether the numbers of the layers leave room for the activations between them."""
     pairs = itertools.pairwise(items)
     return all(int(b.name) - int(a.name) > (a.activation is not None) for a, b in pairs)
-
-
-# The text.
 
 
 class _Class(NamedTuple):

@@ -18,7 +18,6 @@ from ckpttool.conversion.targets import TargetKind
 from ckpttool.core.deferred import NamedTuple, dataclass
 from ckpttool.core.errors import UsageError
 from ckpttool.evaluation.evidence import NO_FACTS, AgentFacts, add_environment
-from ckpttool.mapping import user_rules
 from ckpttool.mapping.layers import LayerOption
 
 if TYPE_CHECKING:
@@ -295,6 +294,10 @@ class ConversionRequest(NamedTuple):
 
 def parse_request(kind: TargetKind, options: ConversionOptions) -> ConversionRequest:
     """Return the options with texts parsed; raise UsageError for invalid ones."""
-    rules = user_rules.load_rules(options.rules) if options.rules is not None else None
+    rules = None
+    if options.rules is not None:
+        from ckpttool.mapping.user_rules import load_rules
+
+        rules = load_rules(options.rules)
     no_optimizers, stated = parse_optimizer_options(options.l2, options.optimizer)
     return ConversionRequest(kind, options, rules, stated, options.layers, no_optimizers)

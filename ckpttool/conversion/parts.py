@@ -1,13 +1,16 @@
-"""A part of a checkpoint: the subtree under one path."""
+"""Parts of a checkpoint: the subtree under one path, optimizers, copies, the main matrices."""
 
 from __future__ import annotations
 
 import difflib
+import hashlib
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 
 from ckpttool.core.errors import UsageError, abbreviate_list
-from ckpttool.core.tree import Alias, Leaf, Path, PathStep, Tree, ValueLeaf, display, key
+from ckpttool.core.tree import Alias, Leaf, Path, PathStep, Tree, ValueLeaf, attr, display, key
+from ckpttool.libraries.optimizers_read import OPTIMIZER, has_rate, list_optimizers
 
 
 def select_part(tree: Tree, part: str) -> tuple[Tree, tuple[str, ...]]:
@@ -101,3 +104,80 @@ def full_names(tree: Tree, part: str | None) -> Mapping[Path, str]:
     if part is None:
         return tree.names
     return {path: f"{part.strip('/')}/{name}" for path, name in tree.names.items()}
+
+
+_VARIABLES, _COPIED = attr("variables"), attr("_all_variables")
+
+
+def is_keras_export(tree: Tree) -> bool:
+    """Return whether the tree consists of the variable list that Keras's export writes, and its copy."""
+    return any(path[:1] == (_COPIED,) for path in tree) and len(without_copies(tree)) < len(tree)
+
+
+def largest_matrices(tree: Tree) -> set[Path]:
+    """Return the matrices with the most elements; other kernels are no part of every network."""
+    sizes = {
+        path: leaf.size
+        for path, leaf in tree.tensors()
+        if len(leaf.shape) == 2 and leaf.role == "parameter" and "float" in leaf.dtype
+    }
+    return {path for path, size in sizes.items() if size == max(sizes.values())}
+
+
+def without_optimizers(tree: Tree) -> tuple[Tree, tuple[str, ...]]:
+    """Return the tree without optimizer state, and notes; raise UsageError if there is none."""
+    from ckpttool.conversion import averages
+
+    tops = list_optimizers(tree)
+    slots = {path for path, leaf in tree.tensors() if leaf.role == "slot"}
+    gone = slots.union(*tops.values())
+    if not gone:
+        raise UsageError("the checkpoint has no optimizer", hint="leave out --optimizer none")
+    names = [display(top) or OPTIMIZER for top in tops if tops[top]] or [
+        tree.names[path] for path in sorted(slots, key=display)
+    ]
+    left = {path: leaf for path, leaf in tree.items() if path not in gone}
+    return averages.select_entries(tree, left), (f"left out: {abbreviate_list(names, 3)} (--optimizer none)",)
+
+
+def has_older_optimizer(tree: Tree) -> bool:
+    """Return whether a slot belongs to a TensorFlow 1 optimizer, which stores no learning rate."""
+    from ckpttool.formats.tf_object_graph import slot_optimizer
+
+    return any(
+        leaf.role == "slot" and not has_rate(tree, slot_optimizer(path, leaf))
+        for path, leaf in tree.tensors()
+    )
+
+
+def without_copies(tree: Tree) -> Tree:
+    """Return the tree without the second variable list of Keras's export.
+
+    Source: keras/src/export/saved_model.py, ExportArchive: `_all_variables` beside `variables`. Lists of a
+    Sequential model's numbered variables may be in two orders.
+    """
+    copies = [path for path in tree if path[:1] == (_COPIED,)]
+    sizes = _count_shapes(tree, (_VARIABLES,))
+    if not copies or _count_shapes(tree, (_COPIED,)) - sizes:
+        return tree
+    if _count_contents(tree, (_COPIED,)) - _count_contents(tree, (_VARIABLES,)):
+        return tree
+    left = {path: leaf for path, leaf in tree.items() if path[:1] != (_COPIED,)}
+    return Tree(left, tree.aliases, tree.containers)
+
+
+def _count_shapes(tree: Tree, below: Path) -> Counter[object]:
+    leaves = (leaf for path, leaf in tree.items() if path[: len(below)] == below)
+    # Values that are no tensors are equal to nothing.
+    return Counter((leaf.dtype, leaf.shape) if isinstance(leaf, Leaf) else object() for leaf in leaves)
+
+
+def _count_contents(tree: Tree, below: Path) -> Counter[object]:
+    """Count the tensors of one list by content; by name, too, where names have more than a number."""
+    found: Counter[object] = Counter()
+    for path, leaf in tree.items():
+        if path[: len(below)] == below and isinstance(leaf, Leaf):
+            name = tree.names[path].partition("/")[2]
+            own = "" if name.isdecimal() else name
+            found[own, leaf.dtype, leaf.shape, hashlib.sha256(leaf.read()).digest()] += 1
+    return found

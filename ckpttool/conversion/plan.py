@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from ckpttool.conversion import averages, general, parts, reverse, targets
+from ckpttool.conversion import averages, parts, reverse, targets
 from ckpttool.conversion.optimizer_options import OptimizerOptions
 from ckpttool.conversion.options import ConversionRequest
 from ckpttool.conversion.preparation import PreparedTree, prepare_tree
@@ -28,10 +28,9 @@ from ckpttool.core.tree import Container, Leaf, Path, Tree, ValueLeaf, attr, dis
 from ckpttool.core.tree_views import render_record
 from ckpttool.evaluation import restore
 from ckpttool.evaluation.restore import require_layers, with_names, with_records
-from ckpttool.libraries import optimizer_settings, optimizers_write, recognize, schema, tf_names
-from ckpttool.libraries.activation_orders import with_orders
-from ckpttool.libraries.optimizer_states import OPTIMIZER
-from ckpttool.libraries.optimizers_read import WITHOUT, is_scheduled
+from ckpttool.libraries import optimizer_settings, optimizers_read, recognize, schema, tf_names
+from ckpttool.libraries.optimizers_read import OPTIMIZER, WITHOUT, is_scheduled
+from ckpttool.libraries.recognize import KERAS_FORMATS
 from ckpttool.libraries.schema import (
     NO_LAYOUT,
     NORMALIZER,
@@ -39,9 +38,9 @@ from ckpttool.libraries.schema import (
     AgentNetwork,
     RecognizedAgent,
     add_targets,
+    layer_widths,
 )
-from ckpttool.libraries.write import SAVES, merge_plans
-from ckpttool.mapping import flattening, orientation, user_rules, wrappers
+from ckpttool.mapping import wrappers
 from ckpttool.mapping.rules import (
     KEEP,
     Label,
@@ -57,12 +56,11 @@ from ckpttool.mapping.rules import (
     is_cut,
     object_graph_paths,
 )
-from ckpttool.mapping.solver import Ambiguity, LayerMatch
-from ckpttool.mapping.user_rules import RuleFile
-from ckpttool.networks.build import layer_widths
 
 if TYPE_CHECKING:
     from ckpttool.formats.probe import WritingFormat
+    from ckpttool.mapping.solver import Ambiguity, LayerMatch
+    from ckpttool.mapping.user_rules import RuleFile
     from ckpttool.verification.output_comparison import Parity
     from ckpttool.verification.proof import ModelProof
 
@@ -238,7 +236,7 @@ def _without_unfit_optimizers(
     unused, moved = {*made.report.unused}, {move.source for move in made.moves}
     unfit: dict[Path, list[Path]] = {}
     gone: set[Path] = set()
-    for top, own in general.list_optimizers(ready.tree).items():
+    for top, own in optimizers_read.list_optimizers(ready.tree).items():
         lost = [path for path in own if ready.names[path] in unused]
         slots = any(path in moved and _is_slot(ready.tree[path]) for path in own)
         whole = slots and all(_is_slot(ready.tree[path]) for path in lost)
@@ -294,7 +292,7 @@ def _prepare(checkpoint: Checkpoint, request: ConversionRequest, known: Sidecar 
     if weights is not None:
         tree, chosen = averages.choose_weights(tree, weights)
     if request.no_optimizers:
-        tree, without = general.without_optimizers(tree)
+        tree, without = parts.without_optimizers(tree)
         chosen = (*chosen, *without)
     ready = prepare_tree(checkpoint.tree, tree, part, request.options.preparation, known)
     return ready._replace(lost=(*lost, *ready.lost), notes=(*ready.notes, *chosen))
@@ -415,7 +413,7 @@ def _report(
     report = MappingReport(report_moves(ready, target, plan.moves), unused, plan.missing, plan.assumed, notes)
     if not unused or plan.missing:
         return report
-    optimizers = general.list_optimizers(ready.tree).values()
+    optimizers = optimizers_read.list_optimizers(ready.tree).values()
     state = {ready.names[path] for own in optimizers for path in own}
     return replace(report, remedy="--optimizer none") if state.issuperset(unused) else report
 
@@ -470,7 +468,6 @@ def report_moves(ready: PreparedTree, target: Tree, moves: tuple[Move, ...]) -> 
 # Chooses a checkpoint's plan: a copy, by its layout, by the kinds of its layers, or by rules.
 
 TENSORFLOW, NUMPY = "tensorflow", "numpy"
-_KERAS_FILES = frozenset(("keras_h5", "keras_zip"))
 # Formats that pickle NumPy arrays, among much else, for any training framework.
 PICKLES = frozenset(("rllib",))
 # Layouts of a library's own container, whose settings have no meaning elsewhere.
@@ -587,7 +584,7 @@ class _Planner:
             return _Choice(compose_plans(nested, _plan_rewrite(inner, kind, None) or copy))
         plan = _plan_rewrite(tree, kind, self.known if self.request.options.part is None else None)
         # A TensorFlow 1 optimizer cannot be stored in a Keras file unchanged, whatever layout recognises it.
-        older = kind.format == _WEIGHTS_FILE and general.has_older_optimizer(tree)
+        older = kind.format == _WEIGHTS_FILE and parts.has_older_optimizer(tree)
         objects = (binding is None or older) and _is_rebuilt(self.checkpoint.format, kind, tree)
         made = self._object_rebuild() if objects else None
         if made is None or (_open_problems(tree, made) and not older):
@@ -595,6 +592,8 @@ class _Planner:
         return _Choice(made)
 
     def _object_rebuild(self) -> Plan | None:
+        from ckpttool.conversion import general
+
         binding = self.binding
         moved = {str(move.target[0].value) for move in binding.moves.moves} if binding is not None else set()
         own = [name for name in schema.OPTIMIZERS if name in moved]
@@ -610,6 +609,8 @@ class _Planner:
 
     def _from_onnx(self) -> Plan:
         """Return the plan of an ONNX model: its layers as a state_dict, then like any state_dict."""
+        from ckpttool.libraries.activation_orders import with_orders
+
         checkpoint, tree, request, file = self.checkpoint, self.tree, self.request, self.checkpoint.path
         if request.options.part is not None or tree.leaves.keys() != checkpoint.tree.leaves.keys():
             raise UsageError(
@@ -722,13 +723,17 @@ class _Planner:
 
     def _by_parts(self) -> Plan:
         """Return the plan of networks, optimizers and values; raise MappingError if no layer is known."""
+        from ckpttool.conversion import general
+        from ckpttool.libraries.activation_orders import with_orders
+        from ckpttool.mapping import orientation
+
         request, tree = self.request, self.tree
         given, stated = request.given, request.stated.settings()
         ours = self.framework
         theirs, stated_axes = "torch" if ours == TENSORFLOW else TENSORFLOW, request.options.from_ is not None
         if self.checkpoint.format != targets.ONNX:
             tree = with_orders(tree, self.checkpoint, unknown=False)
-        whole, tree = tree, general.without_copies(tree)
+        whole, tree = tree, parts.without_copies(tree)
         try:
             rows = orientation.group_unnamed_arrays(tree, theirs, stated=stated_axes)
             original, tree = tree, rows.tree
@@ -746,6 +751,9 @@ class _Planner:
 
     def _by_rules(self, rules: RuleFile) -> Plan:
         """Return the plan of the user's rules, and for unnamed entries the one from the file's evidence."""
+        from ckpttool.libraries.write import merge_plans
+        from ckpttool.mapping import flattening, user_rules
+
         if self.kind.agent:
             raise UsageError(
                 f"rules define names, but {self.kind.layout} uses its library's names", file=rules.path
@@ -793,6 +801,8 @@ def _is_kept(
     native, ours = optimizer_settings.format_framework(source), optimizer_settings.format_framework(target)
     if source == target or ours == NUMPY:
         return True
+    from ckpttool.mapping import orientation
+
     if {source, target} <= CONTAINERS and (
         source not in orientation.NEUTRAL or target in orientation.NEUTRAL
     ):
@@ -813,6 +823,8 @@ def _is_kept(
 
 def axes_note(checkpoint: Checkpoint, tree: Tree, request: ConversionRequest) -> str | None:
     """Return a note on arrays that keep their axes because their framework is unknown."""
+    from ckpttool.mapping import orientation
+
     ours = optimizer_settings.format_framework(request.kind.format)
     if checkpoint.format not in orientation.NEUTRAL or ours == NUMPY or request.options.from_ is not None:
         return None
@@ -844,11 +856,14 @@ def _plan_nested(checkpoint: Checkpoint, tree: Tree, kind: TargetKind, *, stated
 
     No attribute name contains a dot, and consecutive arrays are layers in this order.
     """
-    objects = kind.format == _WEIGHTS_FILE or kind.options.get("graph")
+    if kind.format != _WEIGHTS_FILE and not kind.options.get("graph"):
+        return None
+    from ckpttool.mapping import orientation
+
     # HDF5 that Keras did not write has the names of the program that did.
     handmade = checkpoint.format == _WEIGHTS_FILE and checkpoint.writer is None
     neutral = checkpoint.format in orientation.NEUTRAL or handmade
-    if not objects or not neutral or any(len(path) != 1 for path in tree):
+    if not neutral or any(len(path) != 1 for path in tree):
         return None
     rows = orientation.group_unnamed_arrays(tree, TENSORFLOW, stated=stated)
     tree = rows.tree
@@ -876,7 +891,7 @@ def _is_rebuilt(source: str, kind: TargetKind, tree: Tree) -> bool:
         held = tree.containers.get(())
         groups = held is not None and isinstance(held.state, dict) and "group" in held.state
         return not groups and optimizer_settings.format_framework(source) == TENSORFLOW
-    return bool(kind.options.get("graph")) and (source in _KERAS_FILES or general.is_keras_export(tree))
+    return bool(kind.options.get("graph")) and (source in KERAS_FORMATS or parts.is_keras_export(tree))
 
 
 # Converts an agent to another layout: through the canonical tree, with all its known facts.
@@ -926,6 +941,8 @@ def plan_agent_conversion(
     Errors of the layout's plan are passed on. `settings` are optimizer settings known from elsewhere. With
     `fold`, the first layers apply the observation statistics.
     """
+    from ckpttool.libraries import optimizers_write
+
     layout = plugins.find("layouts", kind.layout).load()
     if not recognize.can_write(layout):
         raise UsageError(f"writing layout {kind.layout} is not supported yet")
@@ -1006,6 +1023,8 @@ def _with_known_facts(binding: RecognizedAgent, known: Sidecar) -> RecognizedAge
 
 def without_save_count(binding: RecognizedAgent, tree: Tree, known: Sidecar | None) -> RecognizedAgent:
     """Return the binding without a save count that a conversion added, according to its receipt."""
+    from ckpttool.libraries.write import SAVES
+
     if known is None or known.source is None:
         return binding
     mapped = {str(rule.get("target")) for rule in known.rules if isinstance(rule, Mapping)}

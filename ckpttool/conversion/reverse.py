@@ -17,6 +17,7 @@ from ckpttool.core.atomic_write import Output, WorkerThread
 from ckpttool.core.deferred import NamedTuple, dataclass, field
 from ckpttool.core.digests import digest_checkpoint
 from ckpttool.core.errors import CkpttoolError, FormatError, abbreviate_list
+from ckpttool.core.sidecar import RESIDUE_SUFFIX
 from ckpttool.core.source import Inline
 from ckpttool.core.tree import Container, Leaf, Path, Tree, ValueLeaf, key
 from ckpttool.formats.embedded_tree import decode_tree, encode_tree
@@ -24,7 +25,6 @@ from ckpttool.formats.plain_json import decode_path, encode_path
 from ckpttool.formats.probe import WritingFormat
 from ckpttool.mapping.rules import Move, Plan, apply_plan, merge_parts, parse_rule, unfinished_source
 
-SUFFIX = ".ckpttool.residue.pt"
 _FORMAT = "pytorch"
 _SMALL = 64  # bytes of a tensor stored in the record itself
 _MOST_BYTES = 4 << 20  # the limit for a sidecar is 16 MB
@@ -74,7 +74,7 @@ class ReverseRecord:
 
 def residue_path(path: str) -> str:
     """Return the name of the residue of the checkpoint at `path` (a file or a prefix)."""
-    return path + SUFFIX
+    return path + RESIDUE_SUFFIX
 
 
 def record_reverse(source: Tree, moves: Sequence[Move], written: Mapping[Path, Path]) -> ReverseRecord:
@@ -132,8 +132,6 @@ def _inverse_moves(leaf: Leaf, ways: Sequence[Move]) -> list[Move]:
     made = unfinished_source(whole) if whole is not None else None
     return parts if made is not None and made.finished else []
 
-
-# Reverses a conversion by its receipt: every source entry under its own path and name, bit for bit.
 
 _MAX_RECORD_BYTES = 64 << 20
 

@@ -117,7 +117,24 @@ def save(
     sync: bool = True,
     progress: Progress = ignore_progress,
 ) -> Digest:
-    """Write a tree unchanged to a new file and return the digest of the data read back."""
+    """Write a tree unchanged to a new file and return the digest of the data read back.
+
+    Args:
+        tree: tensors and values, e.g. of an open checkpoint.
+        target: the path to write; its suffix selects the format unless `to` does.
+        to: the format.
+        force: replace an existing file.
+        sync: wait until the file is on the disk.
+        progress: called with the finished and the total amount of work.
+
+    >>> import ckpttool, os, tempfile
+    >>> tree = ckpttool.open("sample_ckpts/td3_pendulum_torch/ckpt-15000.pt").tree
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     digest = ckpttool.save(tree, os.path.join(folder, "copy.safetensors"))
+    >>> digest.sha256 == ckpttool.digest("sample_ckpts/td3_pendulum_torch/ckpt-15000.pt").sha256
+    True
+
+    """
     kind = targets.parse_target_kind(target, to)
     require_writable_target(targets.target_stem(target, kind), kind, force=force)
     return write_checkpoint(tree, target, kind, WriteOptions((), force, sync, progress))

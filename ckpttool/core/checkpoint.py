@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import ItemsView, Iterator, KeysView, Mapping, ValuesView
 from dataclasses import replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from ckpttool.core.code_references import CodeReference
 from ckpttool.core.deferred import dataclass, field
-from ckpttool.core.handles import Branch, Handle
 from ckpttool.core.source import File, KeptSource
 from ckpttool.core.text import clean
 from ckpttool.core.tree import Role, Tree
-from ckpttool.core.tree_views import render_branch, render_lines
+
+if TYPE_CHECKING:
+    from ckpttool.core.handles import Branch, Handle
+
 
 Integrity = Literal["crc32c", "crc32", "none"]
 
@@ -59,6 +61,8 @@ class Checkpoint:
     @property
     def root(self) -> Branch:
         """The whole checkpoint as a mapping from names to handles and values (see Branch)."""
+        from ckpttool.core.handles import Branch
+
         return Branch(self.tree, file=self.path)
 
     def __getitem__(self, name: str) -> Any:
@@ -115,11 +119,15 @@ class Checkpoint:
 
     def __rich_console__(self, console: Any, options: Any) -> Iterator[Any]:
         """Render the modules with their totals as a folded tree for a terminal (rich)."""
+        from ckpttool.core.tree_views import render_lines
+
         for line in render_lines(self.title, self.root.listed(), options.max_width):
             yield console.render_str(line, markup=False, emoji=False, highlight=False)
 
     def _repr_html_(self) -> str:
         """Return the HTML for a notebook: a tree to unfold, with every name escaped as text."""
+        from ckpttool.core.tree_views import render_branch
+
         return render_branch(self.title, self.root.listed())
 
     def _ipython_key_completions_(self) -> list[str]:

@@ -280,8 +280,6 @@ def add_note(sentence: str) -> None:
         notes.append(sentence)
 
 
-# System calls that Windows lacks or that behave differently there.
-
 # Without this flag Windows translates line ends and stops at Ctrl-Z.
 BINARY: int = getattr(os, "O_BINARY", 0)
 # One for all descriptors, because duplicates share a position.

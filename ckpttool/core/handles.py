@@ -160,8 +160,6 @@ def read_writable(leaf: Leaf) -> np.ndarray:
     return gather_bytes(iter_pieces(leaf.source), leaf.nbytes)
 
 
-# Modules as mappings from names to handles and plain values.
-
 _LONGEST = 200
 _SHOWN = 12
 # Prefix of exact names (leaf.exact).
@@ -365,9 +363,6 @@ def _describe_kind(entry: object) -> str:
     return "a module" if isinstance(entry, Branch) else "a plain value"
 
 
-# Handle to tf.Tensor: the only place in this file that imports TensorFlow.
-
-
 def to_tensorflow(handle: Handle) -> Any:
     """Read the handle's value into a tf.Tensor; quantized types as plain integers.
 
@@ -391,9 +386,6 @@ def to_tensorflow(handle: Handle) -> Any:
         return tf.convert_to_tensor(value, dtype=tf.dtypes.as_dtype(number))
     except (TypeError, ValueError, tf.errors.OpError) as error:
         raise UnsupportedError(missing) from error
-
-
-# Leaf to torch.Tensor: the only place in this file that imports PyTorch.
 
 
 def to_torch(leaf: Leaf) -> torch.Tensor:

@@ -17,8 +17,6 @@ from typing import Any, Literal, get_args
 
 from ckpttool.core.deferred import NamedTuple
 
-# Activations.
-
 # Those that policies may have after a hidden layer, with the default arguments of PyTorch's classes.
 ActivationName = Literal[
     "relu",
@@ -137,9 +135,6 @@ ACTIVATION_CLASSES = frozenset(
 )
 
 
-# Settings of layers.
-
-
 class LayerSetting(NamedTuple):
     """A setting of layers: its name in messages, and its names and defaults in the frameworks.
 
@@ -216,9 +211,6 @@ SETTINGS: tuple[LayerSetting, ...] = (
     _Set("max_norm", "max_norm"),
 )
 SPELLINGS: Mapping[str, tuple[str, ...]] = {row.name: row.spellings for row in reversed(SETTINGS)}
-
-
-# Layers.
 
 
 class LayerType(NamedTuple):

@@ -344,8 +344,6 @@ def _with_daemon_threads(loop: asyncio.AbstractEventLoop) -> asyncio.AbstractEve
     return loop
 
 
-# Common base of all stores: each request is sent once, small reads are combined, large ones are not.
-
 _AT_ONCE = 16
 # Part of the message where reading is forbidden: the same server may allow other files.
 PERMITS_NOT = "denies read access"

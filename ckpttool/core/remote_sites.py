@@ -759,9 +759,6 @@ class VersionedStore(ObjectStore):
         return self._versions.get((place, seen))
 
 
-# Google Cloud Storage through gcsfs: an object's generation is its version.
-
-
 class GS(VersionedStore):
     """Google Cloud Storage."""
 
@@ -819,8 +816,6 @@ async def _on_response(_: object, __: object, found: Any) -> None:
     """Count the bytes received for the response."""
     remote.current_request().watch(found.response.content)
 
-
-# Amazon S3 and compatible services through s3fs: ranges of the listed version (`If-Match`).
 
 _REGION = "x-amz-bucket-region"
 

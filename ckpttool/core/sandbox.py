@@ -435,9 +435,6 @@ def _signal_thread(library: Any, thread: int, counter: Any) -> bool:
     return False
 
 
-# Resource limits.
-
-
 def _limit_memory(memory: int) -> str:
     """Limit memory and file sizes to `memory` bytes; return why that is impossible, "" if it is not."""
     try:
@@ -497,8 +494,6 @@ def restrict(
     active = tuple(name for name, reason in missing.items() if not reason)
     return Protections(active, {name: reason for name, reason in missing.items() if reason})
 
-
-# What an interpreter with a framework reads.
 
 _SYSTEM = (
     *("/usr", "/lib", "/lib32", "/lib64", "/nix/store", "/gnu/store", "/etc/ld.so.cache", "/etc/localtime"),
@@ -596,8 +591,6 @@ class Confinement:
             reads, writes, listed=listed, devices=[*devices, "/dev/null"], memory=self._memory
         )
 
-
-# A process that opens files with a framework starts with `begin`, before threads exist.
 
 _CURRENT = []  # type: list[Confinement]
 

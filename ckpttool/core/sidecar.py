@@ -22,6 +22,8 @@ from ckpttool.version import __version__
 # is an error.
 
 SUFFIX = ".ckpttool.json"
+# Of the file with the entries for which a converted checkpoint has no place.
+RESIDUE_SUFFIX = ".ckpttool.residue.pt"
 SCHEMA = 1
 _LARGEST = 3.4e38
 DEFAULT_SLOPE: float = ACTIVATION_KINDS["leaky_relu"].arguments["negative_slope"]

@@ -14,8 +14,6 @@ from typing import Any
 from ckpttool.core import filesystem, limits
 from ckpttool.core.errors import CkpttoolError, FormatError, NotFoundError, UsageError
 
-# Small JSON documents: reading with a limit and a descriptive error; numbers that JSON lacks.
-
 _PART = 1 << 16  # bytes of a JSON text that are split at a time
 
 
@@ -179,8 +177,6 @@ def replace_nonfinite(value: Any) -> Any:
     return value
 
 
-# Path patterns: `*` within one segment, `**` across segments.
-
 # Number of paths whose steps are compared with a wrong one.
 _COMPARED = 5_000
 
@@ -231,8 +227,6 @@ def _glob_to_regex(glob: str) -> str:
     wild = {"**": ".*", "**/": "(?:.*/)?", "*": "[^/]*", "?": "[^/]"}
     return "".join(wild.get(piece) or re.escape(piece) for piece in pieces)
 
-
-# Display of names, sentences and numbers from files: no control characters.
 
 _UNITS = ("B", "kB", "MB", "GB", "TB")
 # Maximum length of an error message, whatever a hostile file puts into its names.

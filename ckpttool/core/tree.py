@@ -25,9 +25,6 @@ if TYPE_CHECKING:
     import numpy as np
 
 
-# Paths and leaves: the name of one entry of a tree, and its unread content.
-
-
 class PathStep(NamedTuple):
     """One step of a path, exactly as stored: an attribute's name, a dict's key, or a list's index."""
 
@@ -58,7 +55,12 @@ def index(position: int) -> PathStep:
 
 
 def display(path: Path) -> str:
-    """Return the display path: dotted keys split, Keras's private names public, joined by `/`."""
+    """Return the display path: dotted keys split, Keras's private names public, joined by `/`.
+
+    >>> import ckpttool
+    >>> ckpttool.display(next(iter(ckpttool.open("sample_ckpts/td3_pendulum_tf/ckpt-15000").tree)))
+    'policy/actor/l1/kernel'
+    """
     return "/".join(_display_step(step) for step in path)
 
 
@@ -159,8 +161,6 @@ class ValueLeaf:
     role: Role = "other"
 
 
-# Names of the entries of a tree: its display name, an alias, a native key; and suggestions for wrong names.
-
 # A path and the native key that the format stores for it: the fields of tree.Alias.
 Second = tuple[Path, str | None]
 # Maximum number of names compared with a wrong one: all names of a tree of millions would take minutes.
@@ -247,9 +247,6 @@ def suggest_names(name: str, known: Sequence[str]) -> tuple[str, ...]:
         ends.setdefault("/".join(each.split("/")[-steps:]), []).append(each)
     close = difflib.get_close_matches(name, known[:_COMPARED], 1)
     return tuple(close or ends.get(next(iter(difflib.get_close_matches(name, ends, 1)), ""), ())[:_MEANT])
-
-
-# The tree: an immutable ordered mapping from path to leaf, with aliases and containers.
 
 
 class Alias(NamedTuple):

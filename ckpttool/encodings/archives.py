@@ -38,7 +38,6 @@ from ckpttool.core.text import format_size
 if TYPE_CHECKING:
     import tarfile
 
-# Tar archives as bytes: the position of every plain file; other entries are rejected.
 
 BLOCK = 512
 _PLAIN = (b"0", b"\0")
@@ -724,8 +723,6 @@ def _read_archive(file: File, start: int, size: int) -> ZipArchive:
     recorded = not found or any(m.crc for m in found) or not any(m.size for m in found)
     return ZipArchive(file, members, recorded)
 
-
-# Writing zip archives: stored members only, each aligned; equal input gives equal bytes.
 
 # MS-DOS for 1980-01-01 00:00, the earliest time in the format: archives contain no time of writing.
 _DATE, _TIME = 0x21, 0

@@ -125,9 +125,6 @@ _LIBRARIES = frozenset().union(
 )  # fmt: skip
 
 
-# Other libraries: names with their reasons in a separate file. Loading still needs the library.
-
-
 def _read_allowlist() -> dict[str, set[str]]:
     """Return the names in each section of the list."""
     sections: dict[str, set[str]] = {}
@@ -291,8 +288,6 @@ def _needs_outside_data(full: str, args: tuple[Any, ...]) -> bool:
         return True
     return full.startswith("copyreg.") and isinstance(args[0], PickleObject)
 
-
-# Listed functions that call or instantiate their arguments: what they would call, and with what.
 
 Inner = tuple[object, tuple[Any, ...], bool]
 

@@ -901,8 +901,6 @@ _OPCODES: dict[bytes, Opcode] = {
 TABLE = [_OPCODES.get(bytes((code,)), _refuse_unknown) for code in range(256)]
 
 
-# Reading pickles as data: every protocol; it imports and calls nothing.
-
 _NAMED = 300
 _ARGUMENT = 9  # bytes of the longest opcode with a fixed-size argument
 

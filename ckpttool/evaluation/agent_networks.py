@@ -17,15 +17,8 @@ from ckpttool.core.urls import format_command
 from ckpttool.evaluation import restore
 from ckpttool.evaluation.restore import FACTS, Agent, merge_metadata, policy_sizes
 from ckpttool.libraries import schema
-from ckpttool.libraries.schema import NO_LAYOUT, VALUES, AgentNetwork, Choices, known_choices
-from ckpttool.networks.build import (
-    HEADS,
-    NetworkSettings,
-    layer_widths,
-    policy_network,
-    q_network,
-    value_network,
-)
+from ckpttool.libraries.schema import NO_LAYOUT, VALUES, AgentNetwork, Choices, known_choices, layer_widths
+from ckpttool.networks.build import HEADS, NetworkSettings, policy_network, q_network, value_network
 from ckpttool.networks.network import Network
 
 
@@ -226,9 +219,6 @@ def network_sizes(agent: Agent) -> tuple[int, int]:
 def _format_bounds(values: Sequence[float]) -> str:
     distinct = sorted(set(values))
     return f"{distinct[0]:g}" if len(distinct) == 1 else f"[{', '.join(f'{v:g}' for v in values)}]"
-
-
-# Pairs the networks of two checkpoints of one agent, each as its own checkpoint specifies it.
 
 
 def available_backend(agent: Agent) -> str:

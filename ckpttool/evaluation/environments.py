@@ -257,8 +257,6 @@ def _list_sizes(name: str, sizes: Iterable[int]) -> str:
     return f"{name} policies have {' or '.join(map(str, sorted(sizes)))} observations"
 
 
-# Map the observations of one task version to the positions that another version's policy expects.
-
 ZERO_FORCES = "zero_contact_forces"
 POSITIONS = "current_positions"
 ADAPTERS = {
@@ -408,8 +406,6 @@ def _describe_adapter(
     )
 
 
-# Choice of the engine that steps an environment: the fastest that supports it, or the requested one.
-
 AUTO = "auto"
 MakeOne = Callable[[], Any]
 Build = Callable[[MakeOne, int, int | None], VectorEnv]
@@ -542,8 +538,6 @@ def _entry_point(env_id: str, make_one: MakeOne, known: Mapping[str, Any]) -> st
     return str(made.spec.entry_point) if made.spec is not None else ""
 
 
-# Gymnasium's registry: its errors as ckpttool messages, with a suggested name.
-
 # Arguments that control rendering.
 _DRAWN = frozenset(("render_mode", "width", "height", "camera_id", "camera_name", "default_camera_config"))
 
@@ -664,9 +658,6 @@ def _close_names(env_id: str, registry: Sequence[str]) -> list[str]:
         return [f"{wanted}-v{_successor(wanted, int(version), newest[wanted])}"]
     names = [wanted] if wanted in newest else difflib.get_close_matches(wanted, newest, n=3)
     return [f"{name}-v{newest[name]}" for name in names]
-
-
-# Environments behind a small vector protocol; an episode depends only on its seed.
 
 
 @dataclass(frozen=True, slots=True)

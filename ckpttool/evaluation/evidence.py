@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from ckpttool.libraries.schema import AgentMetadata, RecognizedAgent
 
 
-# Facts about an agent that a user supplies because no file contains them: activations, action map, bounds.
-
 GIVEN = "given"
 _HEADS = {"linear": "identity", "none": "identity", "squashed_gaussian": "affine"}
 _BOUNDS = "use --bounds LOW HIGH with two numbers, or with a number for each action, separated by commas"

@@ -846,8 +846,6 @@ def is_between(values: np.ndarray, limits: tuple[float, float]) -> np.ndarray:
     return inside
 
 
-# Rules of the balancing and reaching tasks.
-
 MOST_ANGLE = 0.2
 MOST_SEEN = 10
 LEAST_HEIGHT = 1
@@ -940,8 +938,6 @@ def _vector_norms(vectors: np.ndarray) -> np.ndarray:
     norms: np.ndarray = np.sqrt(np.vecdot(vectors, vectors))
     return norms
 
-
-# Rules of the locomotion tasks, from HalfCheetah to Humanoid.
 
 MOST_SPEED = 10
 """Limit of the velocities in the observations of Hopper and Walker2d."""
@@ -1078,8 +1074,6 @@ def _flatten_rows(values: np.ndarray) -> np.ndarray:
     return values.reshape(len(values), math.prod(values.shape[1:]))
 
 
-# MuJoCo tasks with known rules, by Gymnasium class.
-
 _HERE = "gymnasium.envs.mujoco."
 TASKS: dict[str, tuple[Callable[[Any, int], TaskRules], int]] = {
     f"{_HERE}{module}_v{version}:{name}Env": (rules, version)
@@ -1117,8 +1111,6 @@ def find_rules(made: Any) -> TaskRules:
     rules, version = TASKS[name]
     return rules(env, version)
 
-
-# MuJoCo's own batch simulation as a vector environment, with the arithmetic of Gymnasium's tasks.
 
 TRIED_STEPS = 5
 OBSERVATION_TOLERANCE: Final = 1e-9

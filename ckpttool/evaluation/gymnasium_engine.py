@@ -24,8 +24,6 @@ from ckpttool.core.installation import install_command, install_extra
 from ckpttool.libraries.schema import Choices
 from ckpttool.networks.network import Observation
 
-# Rendering without a display: the choice of an OpenGL library, and the images.
-
 HINT = "apt-get install libegl1 libgl1-mesa-dri (or libosmesa6); MUJOCO_GL selects the one to use"
 
 # Gymnasium reads the OpenGL library from this variable (gymnasium/envs/mujoco/mujoco_rendering.py); if unset,
@@ -138,8 +136,6 @@ def _opengl_failure(name: str) -> str:
     error_lines = done.stderr.decode(errors="replace").strip().splitlines()
     return error_lines[-1][:160] if error_lines else f"exited with status {done.returncode}"
 
-
-# Vector protocol of environments, and the specification that an agent must match.
 
 OBS = "obs"
 """Input name for environments whose observations are a single array."""
@@ -342,8 +338,6 @@ class OuterVector(VectorEnv):
         """Close the inner environments."""
         self._inner.close()
 
-
-# Gymnasium environments behind the vector protocol; an episode depends only on its seed.
 
 # Environments whose reset clears all state: measured, with equal returns from used and new objects. All
 # others are created anew for every episode; e.g. BipedalWalker-v3 keeps state.
@@ -1097,8 +1091,6 @@ def _import_opencv() -> Any:
         raise MissingExtraError("the preprocessing of Atari games needs OpenCV", hint=install_extra("atari"))
     return importlib.import_module("cv2")
 
-
-# Atari games in Gymnasium's registry.
 
 _ATARI_ENTRY_POINT = "ale_py.env:AtariEnv"
 

@@ -58,7 +58,7 @@ from ckpttool.evaluation.statistics import summarize
 from ckpttool.evaluation.surroundings import collect_surroundings
 from ckpttool.evaluation.wrappers import WrapperSpec
 from ckpttool.libraries import schema, single_networks
-from ckpttool.libraries.schema import NO_LAYOUT, AgentNetwork, Choices, PolicyEncoder
+from ckpttool.libraries.schema import NO_LAYOUT, AgentNetwork, Choices, PolicyEncoder, layer_widths
 from ckpttool.mapping.rules import AxisSlice
 from ckpttool.networks.build import (
     FRACTIONS,
@@ -66,7 +66,6 @@ from ckpttool.networks.build import (
     Shapes,
     deviation_path,
     fits_observations,
-    layer_widths,
     policy_network,
 )
 from ckpttool.networks.network import Backend, stack_networks

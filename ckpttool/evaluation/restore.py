@@ -35,7 +35,7 @@ from ckpttool.core.tree import Leaf, Path, Tree, ValueLeaf, attr, display
 from ckpttool.core.urls import format_command
 from ckpttool.evaluation import evidence
 from ckpttool.evaluation.evidence import GIVEN, NO_FACTS, AgentFacts
-from ckpttool.formats import onnx, settings, tf_common
+from ckpttool.formats import onnx, tf_common
 from ckpttool.formats.detect import ensure_open, find_location, open_checkpoint
 from ckpttool.formats.probe import Format
 from ckpttool.formats.tf_bundle import MissingShardTensor
@@ -50,16 +50,14 @@ from ckpttool.libraries.schema import (
     ObservationNormalizer,
     PolicyEncoder,
     RecognizedAgent,
+    layer_widths,
 )
 from ckpttool.mapping.layers import propose_options
 from ckpttool.mapping.rules import MoveList, canonical_tree
-from ckpttool.networks.build import layer_widths
 
 if TYPE_CHECKING:
     from ckpttool.evaluation.wrappers import WrapperSpec
 
-
-# Facts of an agent besides its weights: read from its files, from its sidecar, or a default.
 
 # The facts of the action map, and those of the observations.
 FACTS = (
@@ -456,6 +454,8 @@ _TOPIC_OF: Mapping[str, Topic] = {names[0]: what for names, what in _TOPICS.item
 
 def _read_companion(file: str) -> Tree:
     """Return the contents of a file beside a checkpoint: YAML or JSON settings, or a separate checkpoint."""
+    from ckpttool.formats import settings
+
     if file.endswith(".json"):
         return settings.tree_from_json(text.load_json(file, "settings"), "the file")
     if os.path.basename(file) == _TEXT:
@@ -467,6 +467,8 @@ def _read_companion(file: str) -> Tree:
 
 def _parse_arguments(file: str) -> Tree:
     """Return arguments in JSON or in lines of `name: value` (both are YAML); nothing for other text."""
+    from ckpttool.formats import settings
+
     try:
         return settings.read_yaml(file)
     except FormatError:
@@ -815,8 +817,6 @@ def _resolve_if_readable(path: str) -> str | None:
         return None
     return None if location is None else location.location
 
-
-# Opens a checkpoint as an agent: tree, layout, canonical agent and its sidecar.
 
 # Canonical tensors outside layers, which a conversion puts beside a model's layers.
 _LONE = frozenset(("log_std", "std", "log_alpha", "alpha", "q_support"))

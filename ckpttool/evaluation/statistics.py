@@ -16,8 +16,6 @@ import numpy as np
 from ckpttool.core.deferred import dataclass
 from ckpttool.core.errors import UsageError
 
-# Location and spread of the returns of independent episodes, and the CI of their mean.
-
 Values = Sequence[float] | np.ndarray
 
 RESAMPLES = 10_000

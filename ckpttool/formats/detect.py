@@ -45,7 +45,6 @@ from ckpttool.formats.probe import HEAD, Format, Probe
 if TYPE_CHECKING:
     import zipfile
 
-# Resolve any path that a user may give to its checkpoint.
 
 # Locations of the model inside a run folder, regardless of other files: Spinning Up's `_pytorch_simple_save`
 # and `_tf_simple_save` (spinup/utils/logx.py).
@@ -420,9 +419,6 @@ def _did_you_mean(locations: list[str]) -> str | None:
     return f"did you mean {', '.join(map(urls.display_url, locations[:_SUGGESTIONS]))}{more}"
 
 
-# Describe a file that no format matches: a wrong download, another archive type, plain text.
-
-
 class _FileSignature(NamedTuple):
     start: bytes | tuple[bytes, ...]
     what: str
@@ -672,9 +668,6 @@ def _is_text(head: bytes) -> bool:
         # The last character may be cut off at the end of the examined bytes.
         return error.start >= len(head) - 3
     return True
-
-
-# Identify the program of an inference-only model file that no format matches.
 
 
 class ForeignArchive(NamedTuple):

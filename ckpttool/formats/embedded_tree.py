@@ -32,9 +32,6 @@ from ckpttool.formats.plain_json import decode_path, decode_value, encode_path, 
 KEY = "ckpttool.tree"
 
 
-# Unique names for the entries of a tree, for formats with names instead of paths.
-
-
 def assign_names(
     paths: Iterable[Path],
     spelled: Callable[[Path], str],
@@ -69,8 +66,6 @@ def _unused_name(name: str, taken: set[str]) -> str:
 def _is_text(name: str) -> bool:
     return "\0" not in name and is_text(name)
 
-
-# Encode a tree as the text that `read` decodes.
 
 VERSION = 1
 
@@ -134,8 +129,6 @@ def _aliases(tree: Tree) -> dict[Path, list[tuple[Path, bool]]]:
         path: [(a.path, a.key is None) for a in others] for path, others in tree.aliases.items() if others
     }
 
-
-# Decode the embedded tree over the arrays in the file.
 
 _ROLES = get_args(Role)
 _PLAIN = (bool, int, float, complex, str, bytes, Record)

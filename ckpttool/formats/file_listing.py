@@ -14,8 +14,6 @@ from ckpttool.core.errors import abbreviate_list
 from ckpttool.core.source import File
 from ckpttool.core.tree import Alias, Container, Leaf, Path, PathStep, Tree, ValueLeaf, key
 
-# The content of one part of a checkpoint file: a tree, and the notes about it.
-
 
 @dataclass(frozen=True, slots=True)
 class FileListing:

@@ -14,8 +14,6 @@ from typing import Any
 
 from ckpttool.core import atomic_write, filesystem, limits, sandbox
 
-# Map HDF5 types and values to ckpttool's; used by the process that lists a file (`main`).
-
 _SLAB = 16 << 20
 
 

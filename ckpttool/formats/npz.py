@@ -50,8 +50,6 @@ def claims(probe: Probe) -> str | None:
     return probe.path if any(arrays) and (all(arrays) or probe.name.endswith(_ARCHIVE)) else None
 
 
-# The content of an `.npz` or `.npy` file: arrays by name, short strings, and the embedded tree.
-
 # numpy.savez's names for unnamed arrays (numpy/lib/_npyio_impl.py, _savez).
 UNNAMED = "arr_0"
 # A longer string is listed as a string array.

@@ -591,8 +591,6 @@ class _OnnxParser:
         )
 
 
-# What onnxruntime would run or open besides the operators of ONNX: an allow list by domain and name.
-
 # onnx/defs/schema.h, OpSchemaRegistry::DomainToVersionRange: the domains whose operators ONNX defines.
 _STANDARD = frozenset(
     ("", "ai.onnx", "ai.onnx.ml", "ai.onnx.training", "ai.onnx.preview", "ai.onnx.preview.training")

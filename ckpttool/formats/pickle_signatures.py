@@ -30,8 +30,6 @@ STREAM = deferred.compile(
 STREAM_LENGTH = 32
 
 
-# Detect the format of a pickled file from its first bytes; nothing is unpickled.
-
 Owner = Literal["stable_baselines2", "rllib", "pytorch", "pytorch_dcp", "d3rlpy", "pickle"]
 
 # Lib/pickle.py: protocols 2 and above begin with PROTO and their number; unpicklers also accept 0 and 1

@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from ckpttool.core import limits, text
 from ckpttool.core.code_references import CodeReference, merge_references, relocate_references
@@ -32,7 +32,7 @@ from ckpttool.core.tree import (
     index,
     key,
 )
-from ckpttool.encodings import npy, pickle_reader, pickle_values
+from ckpttool.encodings import npy, pickle_values
 from ckpttool.encodings.pickle_values import (
     CONTAINERS,
     Array,
@@ -50,7 +50,9 @@ from ckpttool.encodings.pickle_values import (
 from ckpttool.formats import pickle_signatures, tensor_bytes
 from ckpttool.formats.tf_common import role_by_name
 
-# How unbuilt values are displayed: keys of any kind, objects of unknown classes, code.
+if TYPE_CHECKING:
+    from ckpttool.encodings import pickle_reader
+
 
 PLAIN = frozenset((type(None), bool, int, float, complex, str, bytes))
 KEYS = frozenset((str, int, float, bool, type(None)))
@@ -111,8 +113,6 @@ def _argument_text(value: Any) -> str:
         return value.full
     return repr(value[:_SUMMARY] if isinstance(value, str | bytes) else value)
 
-
-# A pickled file as inert data; NumPy arrays stay where they are in the file.
 
 # Shorter arrays are stored in the tree: a span would need as much memory.
 _INLINE = 64
@@ -203,6 +203,8 @@ _PADDED = "numpy_array_alignment_bytes"
 
 def scan_joblib(data: bytes) -> pickle_reader.PickleScan:
     """Scan a pickle of joblib, past the arrays between its opcodes, as far as it is valid; never raise."""
+    from ckpttool.encodings import pickle_reader
+
     machine = pickle_reader.PickleMachine(
         data, OpaqueKey, {**CONTAINERS, **pickle_values.BUILDERS}, sys.maxsize, None, 0
     )
@@ -218,6 +220,8 @@ def scan_joblib(data: bytes) -> pickle_reader.PickleScan:
 
 def _load_joblib(data: bytes, file: File, builders: Mapping[str, Builder]) -> LoadedPickle:
     """Return the value of an uncompressed file of joblib, whose arrays stay where they are."""
+    from ckpttool.encodings import pickle_reader
+
     machine = pickle_reader.PickleMachine(data, None, builders, _INLINE, file.path, 0)
     value = machine.run(_joblib_table(None))
     if machine.position != len(data):
@@ -232,6 +236,7 @@ def _joblib_table(nested: list[CodeReference] | None) -> list[pickle_reader.Opco
 
     `nested` receives what the pickles of arrays of objects would call; without it, such arrays are an error.
     """
+    from ckpttool.encodings import pickle_reader
 
     def build(running: pickle_reader.PickleMachine, at: int) -> int:
         at = pickle_reader.TABLE[_BUILD](running, at)
@@ -287,6 +292,8 @@ def load_pickle(
 
     Raise FormatError with the file name (`name` if there is no `file`) if the pickle is damaged.
     """
+    from ckpttool.encodings import pickle_reader
+
     inline = _INLINE if file else sys.maxsize
     path = file.path if file else name
     try:
@@ -311,8 +318,6 @@ def array_source(parts: ArrayContents, pickled: LoadedPickle) -> Source:
         body = Inline(bytes(data))
     return npy.npy_source(body, parts.type.code, parts.shape, fortran=parts.fortran, big=parts.type.big)
 
-
-# Pickle parts for writers: class names, NumPy arrays, gym's Box called with its two bounds.
 
 # A protocol without line-based opcodes that every Python since 3.4 reads.
 PROTOCOL = 4
@@ -386,8 +391,6 @@ def _decode_setting(value: Any, setting: str, name: str, file: str, references: 
     references += relocate_references(found.code_references, f"{name}/{setting}")
     return found.value
 
-
-# The traversal of pickle values: containers, shared and circular values, limits.
 
 # Allowance for a small pickle: repeated values, and letters in their names.
 _SPARE, _SPARE_LETTERS = 10_000, 1 << 24
@@ -601,8 +604,6 @@ def _state(state: Any) -> Iterator[tuple[PathStep, Any, Via]]:
     elif state is not None:
         yield attr("__state__"), state, "args"
 
-
-# Convert a pickle's value to the entries of a tree: paths, containers, inert records, NumPy arrays.
 
 # stable_baselines/common/running_mean_std.py, RunningMeanStd; gymnasium's has the same names.
 _STATISTICS = frozenset(("mean", "var"))

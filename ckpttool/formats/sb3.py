@@ -86,9 +86,6 @@ def read(location: str) -> Checkpoint:
         raise error.located(file=location) from error.__cause__
 
 
-# The members of an agent's zip, or the files of its unpacked folder.
-
-
 class Sb3Members(NamedTuple):
     """Every member's unread bytes by name; `packed` means that they are in one zip with checksums."""
 
@@ -535,8 +532,6 @@ def read_sb2(location: str) -> Checkpoint:
         raise error.located(file=location) from error.__cause__
     return found.checkpoint(location, SB2_NAME, file)
 
-
-# The content of a Stable-Baselines 2 file: named variables, settings, serialized objects as inert records.
 
 # Variables without names are under this step.
 _PARAMS: Path = (attr("params"),)

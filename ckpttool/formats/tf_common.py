@@ -25,7 +25,7 @@ from ckpttool.core.errors import (
 )
 from ckpttool.core.source import File, Shape, Source, combine_parts
 from ckpttool.core.tree import Leaf, Path, PathStep, Role, Tree
-from ckpttool.encodings import protobuf, sstable
+from ckpttool.encodings import protobuf
 from ckpttool.formats.probe import Probe
 
 # TensorFlow's state file `checkpoint`: lists the checkpoints in a folder and names the latest one.
@@ -315,6 +315,8 @@ def v1_shards(pattern: str) -> tuple[str, ...] | None:
 
 def is_v1_file(path: str) -> bool:
     """Return whether a file is a table without the suffix `.index`, as V1 checkpoints are."""
+    from ckpttool.encodings import sstable
+
     probe = Probe(path)
     return probe.kind == "file" and not path.endswith(".index") and probe.tail.endswith(sstable.MAGIC)
 

@@ -279,9 +279,6 @@ def choose_paths(graph: Graph) -> ObjectTree:
     return ObjectTree(parents, *_spell_paths(graph, parents))
 
 
-# The tier of every edge.
-
-
 def _tiers(graph: Graph) -> list[list[int]]:
     tiers = [_plain_tiers(node, graph) if node.children else [] for node in graph]
     owners = _owners(graph, tiers)
@@ -366,9 +363,6 @@ def _parts(node: ObjectNode, tiers: list[int], owners: list[int], number: int) -
     return [part for part in ordinary if owners[part] == number] or ordinary
 
 
-# The canonical tree.
-
-
 def _choose(graph: Graph, tiers: list[list[int]]) -> dict[int, tuple[int, str]]:
     """Return the parent and edge of each reachable object in the canonical tree."""
     parents: dict[int, tuple[int, str]] = {0: (-1, "")}
@@ -428,8 +422,6 @@ def _spell_paths(graph: Graph, parents: dict[int, tuple[int, str]]) -> tuple[dic
             deep += len(chosen)
     return paths, deep
 
-
-# The other paths of the objects in an object graph: a bounded list of those that repeat no object.
 
 # Limits for malicious graphs: real ones give an object a handful of paths.
 MAX_ALIASES = 63
@@ -574,8 +566,6 @@ def module_container(data: bytes) -> Container | None:
     name, config = class_name(found.get("class_name")), found.get("config")
     return Container("module", name, plain_facts(config)) if name and isinstance(config, dict) else None
 
-
-# Roles of variables: optimizer slots and their owners, counters, statistics, replay buffers.
 
 # Keras keeps one list of slot variables for each kind, in the order of `_trainable_variables`
 # (keras/src/optimizers/*.py).
@@ -799,8 +789,6 @@ def slot_optimizer(path: Path, leaf: Leaf) -> Path:
             return path[:short]
     return path[:-2]
 
-
-# Role of each leaf when an object graph is written: key, slot or attribute, place.
 
 Steps = tuple[str, ...]
 
@@ -1034,9 +1022,6 @@ def _objects_with_values(graph: Graph) -> list[bool]:
                 valued[parent] = True
                 waiting.append(parent)
     return valued
-
-
-# The graph.
 
 
 @dataclass(eq=False, slots=True)

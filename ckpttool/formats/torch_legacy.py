@@ -550,9 +550,6 @@ class EmbeddedStorages:
         return made
 
 
-# Data that torch.save wrote inside another file: a member of an agent's archive, a shard's item.
-
-
 def list_embedded(file: File, offset: int, length: int) -> FileListing:
     """List what torch.save wrote into `length` bytes from `offset` of the file.
 
@@ -565,8 +562,6 @@ def list_embedded(file: File, offset: int, length: int) -> FileListing:
         return list_legacy(file, offset, length)
     raise FormatError("not written by torch.save", file=file.path, offset=offset)
 
-
-# Bytes with alternating pickles, counts and raw data: torch's files before the zip format.
 
 SHORT, LONG = 512, 1 << 16
 _GROWTH = 4

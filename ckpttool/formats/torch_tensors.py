@@ -621,9 +621,6 @@ COMPOSITE_BUILDERS: dict[str, Builder] = {
 }
 
 
-# Locations of the bytes of pickled tensors and arrays, and their changes when read.
-
-
 class ArrayOperation(NamedTuple):
     """Change applied to a stored array when it is read: one NumPy operation that keeps the element type.
 

@@ -224,8 +224,6 @@ def number_slots(state: dict[str, Any]) -> dict[Any, Any]:
     return made
 
 
-# Convert the contents of a torch pickle to a tree: paths, roles, shared storages, containers, inert records.
-
 _GENERATOR = "torch._C.Generator"
 
 # Context of a value in an optimizer's state_dict, or in a module; it determines roles.
@@ -549,9 +547,6 @@ class _PlainStates:
         if depth and self.left > 0 and type(value) in (list, tuple):
             return type(value)(self.of(item, depth - 1) for item in value)
         return value if type(value) in PLAIN else None
-
-
-# Build the listing of a file from its torch pickle, in the same way for every container.
 
 
 def list_pickle(

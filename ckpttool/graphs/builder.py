@@ -153,8 +153,6 @@ def body(nodes: Sequence[OperatorNode], outputs: Sequence[str], inputs: Sequence
     )
 
 
-# Activations as operators, for all front ends.
-
 # Adds a node with an operator, inputs and attributes.
 _Add = Callable[..., str]
 # Returns a constant of the type of the values.

@@ -172,9 +172,6 @@ def _is_infinite(x: np.ndarray, *, detect_negative: int = 1, detect_positive: in
     return (np.isposinf(wide) & bool(detect_positive)) | (np.isneginf(wide) & bool(detect_negative))
 
 
-# Activations with parameters, whose defaults are those of the operators.
-
-
 @_elementwise("LeakyRelu")
 def _leaky_relu(x: np.ndarray, *, alpha: float = 0.01) -> np.ndarray:
     return np.where(x < 0, (x * alpha).astype(x.dtype), x)
@@ -244,9 +241,6 @@ def _dropout(
     if training is not None and bool(training):
         raise UnsupportedError("dropout in training is random", found="Dropout")
     return x, np.ones(x.shape, bool)
-
-
-# Casts.
 
 
 @_elementwise("Cast", since=6)

@@ -14,8 +14,6 @@ from ckpttool.core.source import Shape
 from ckpttool.graphs.indexing import integers
 from ckpttool.graphs.operators import OperatorCall, operator, require_size
 
-# Resize.
-
 
 class _ResizeAxis(NamedTuple):
     """Resizing of one axis: extents, scale, and the part of the input that is taken (start, end)."""
@@ -197,9 +195,6 @@ def _resize(
     return filled.astype(x.dtype)
 
 
-# Sampling at positions.
-
-
 def _reflect(x: np.ndarray, low: float, high: float) -> np.ndarray:
     """Return positions mirrored at both ends of a range."""
     span = high - low
@@ -295,9 +290,6 @@ def _affine_grid(theta: np.ndarray, size: np.ndarray, *, align_corners: int = 0)
 
 def _affine_shape(size: Sequence[int]) -> Shape:
     return (size[0], *size[2:], len(size) - 2)
-
-
-# Regions and boxes.
 
 
 def _region_shape(call: OperatorCall) -> Sequence[Shape]:

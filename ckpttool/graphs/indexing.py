@@ -24,9 +24,6 @@ def _movement(
     return operator(*names, kind="movement", data=data, since=since)
 
 
-# Reshaping: the entries stay in their order.
-
-
 @_movement("Reshape", since=5)
 def _reshape(x: np.ndarray, shape: np.ndarray, *, allowzero: int = 0) -> np.ndarray:
     extents = integers(shape)
@@ -51,9 +48,6 @@ def _squeeze(x: np.ndarray, axes: np.ndarray | None = None) -> np.ndarray:
 @_movement("Unsqueeze")
 def _unsqueeze(x: np.ndarray, axes: np.ndarray) -> np.ndarray:
     return np.expand_dims(x, tuple(integers(axes)))
-
-
-# Reordering and selecting.
 
 
 @_movement("Transpose")
@@ -304,9 +298,6 @@ def _center_crop_pad(x: np.ndarray, shape: np.ndarray, *, axes: Sequence[int] | 
             start = -more // 2
             x = np.take(x, range(start, start + extent), axis)
     return x
-
-
-# Shapes, positions and new tensors.
 
 
 def _rank_of_shape(shape: Sequence[int], start: int, end: int | None) -> Sequence[int]:

@@ -121,9 +121,6 @@ def _inputs_of(node: OperatorNode) -> Iterator[str]:
             yield from (output.name for output in attribute.outputs)
 
 
-# Branches and loops.
-
-
 _Arrays = Sequence[np.ndarray | None]
 
 

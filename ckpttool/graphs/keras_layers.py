@@ -385,9 +385,6 @@ _ACTIVATION_LAYERS: dict[str, _OneRule] = {
 }
 
 
-# Dense layers.
-
-
 def _add_bias(call: LayerCall, x: str, bias: str) -> str:
     return call.add("Add", x, bias) if bias else x
 
@@ -427,9 +424,6 @@ def _embedding(call: LayerCall) -> list[Flow]:
         places = call.add("Cast", places, to="int32")
     call.weight_shape("embeddings")
     return [Flow(call.add("Gather", call.weight("embeddings"), places, axis=0), call.compute_dtype)]
-
-
-# Shapes.
 
 
 def _is_first(call: LayerCall, rank: int) -> bool:
@@ -557,9 +551,6 @@ def _masking(call: LayerCall, x: str) -> str:
     seen = call.add("ReduceMax", other, call.integers(-1), keepdims=1)
     zero = call.constant(0, call.compute_dtype)
     return call.add("Where", call.add("Cast", seen, to="bool"), x, zero)
-
-
-# Normalization.
 
 
 def _axes_of(call: LayerCall, x: str) -> tuple[int, ...]:
@@ -711,9 +702,6 @@ def _rescaling(call: LayerCall) -> list[Flow]:
 _RESCALING = (("scale", None), ("offset", 0.0))
 
 
-# Convolutions and pooling.
-
-
 def _padding(call: LayerCall) -> str:
     # Keras 1: border_mode. An unknown one is not read, and so not understood.
     padding = call.get("padding", "valid")
@@ -848,9 +836,6 @@ def _global_pool(op: str) -> _OneRule:
     return rule
 
 
-# Layers that merge several inputs.
-
-
 def _merge(op: str) -> LayerRule:
     def rule(call: LayerCall) -> list[Flow]:
         flows = call.flows(cast=False)
@@ -902,8 +887,6 @@ def _dot(call: LayerCall) -> list[Flow]:
         made = call.add("Unsqueeze", made, call.integers(1))
     return [Flow(made, flows[0].dtype)]
 
-
-# Recurrent layers.
 
 # Operators of cells, and the order of their gates.
 _CELLS: dict[str, tuple[str, tuple[int, ...]]] = {
@@ -1121,9 +1104,6 @@ def _wrapped(call: LayerCall) -> list[Flow]:
     results = find_rule(document)(inner)
     inner.require_understood()
     return results
-
-
-# Attention.
 
 
 def _project(call: LayerCall, x: str, part: str, heads: int) -> str:

@@ -68,9 +68,6 @@ def split_scope(scope: str) -> tuple[str, ...]:
     return tuple(steps) or ("model",)
 
 
-# Versions of operators.
-
-
 class _OldNode(NamedTuple):
     """A node of an older operator set under translation; attributes are decoded."""
 
@@ -201,9 +198,6 @@ def _translate(node: _OldNode) -> Iterable[_OldNode]:
     if translation is not None and node.opset < before:
         return translation(node)
     return (node,)
-
-
-# Graphs.
 
 
 class _Frame(NamedTuple):

@@ -185,9 +185,6 @@ def require_size(shape: Sequence[int], times: int = 1) -> None:
         raise limits.limit_error("value_entries", "a value of the graph is too large", math.prod(shape))
 
 
-# Shapes that several operators share.
-
-
 def same_shape(call: OperatorCall) -> Sequence[Shape]:
     """Return the shape of the first input."""
     return [call.shape(0)]

@@ -161,9 +161,6 @@ def _hardmax(x: np.ndarray, *, axis: int = -1) -> np.ndarray:
     return (place == np.expand_dims(x.argmax(axis), axis)).astype(x.dtype)
 
 
-# Losses.
-
-
 def _loss(
     scores: np.ndarray, target: np.ndarray, weight: np.ndarray | None, reduction: str, ignored: int | None
 ) -> np.ndarray:

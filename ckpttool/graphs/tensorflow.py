@@ -577,8 +577,6 @@ def _operation(*names: str) -> Callable[[_Operation], _Operation]:
     return add
 
 
-# Elementwise.
-
 _DIRECT = {
     **{n: n for n in ("Relu", "Tanh", "Sigmoid", "Elu", "Selu", "Softplus", "Softsign", "Exp", "Log", "Neg")},
     **{
@@ -759,9 +757,6 @@ def _add_bias(t: FunctionTranslator, node: FunctionNode, inputs: list[Any]) -> T
     return t.one("Add", *map(t.tensor, inputs))
 
 
-# Products.
-
-
 @_operation("MatMul")
 def _product(t: FunctionTranslator, node: FunctionNode, inputs: list[Any]) -> TensorName:
     sides = []
@@ -784,9 +779,6 @@ def _batch_product(t: FunctionTranslator, node: FunctionNode, inputs: list[Any])
 @_operation("Einsum")
 def _einsum(t: FunctionTranslator, node: FunctionNode, inputs: list[Any]) -> TensorName:
     return t.one("Einsum", *map(t.tensor, inputs), equation=str(get_attribute(node, "equation")))
-
-
-# Images.
 
 
 def _spatial(node: FunctionNode, attribute: str, rank: int) -> tuple[int, ...]:
@@ -959,9 +951,6 @@ def _blocks(t: FunctionTranslator, node: FunctionNode, inputs: list[Any]) -> Ten
     moved = _moved(t, node, t.tensor(inputs[0]), 2)
     made = t.one(node.op, moved, blocksize=get_attribute(node, "block_size"), mode="DCR")
     return _moved_back(t, node, made, 2)
-
-
-# Shapes.
 
 
 def _as_type(t: FunctionTranslator, value: TensorName, code: int) -> TensorName:
@@ -1194,8 +1183,6 @@ def _entry(t: FunctionTranslator, listed: TensorName, n: int) -> TensorName:
     return t.one("Slice", listed, t.numbers(n), t.numbers(n + 1))
 
 
-# Reductions.
-
 _REDUCTIONS = {"Mean": "ReduceMean", "Sum": "ReduceSum", "Max": "ReduceMax", "Min": "ReduceMin"}
 _REDUCTIONS |= {"Prod": "ReduceProd", "All": "ReduceMin", "Any": "ReduceMax"}
 
@@ -1233,9 +1220,6 @@ def _accumulate(t: FunctionTranslator, node: FunctionNode, inputs: list[Any]) ->
     (axis,) = t.ints(inputs[1])
     op = "CumSum" if node.op == "Cumsum" else "CumProd"
     return t.one(op, t.tensor(inputs[0]), t.constant(np.array(axis, np.int64)), **settings)
-
-
-# Conditions and loops.
 
 
 @_operation("If", "StatelessIf")

@@ -234,8 +234,6 @@ def _settings(values: Sequence[Any]) -> dict[str, Any]:
     return plain
 
 
-# Types.
-
 _CATEGORY: dict[str, int] = {"bool": 0, **dict.fromkeys(("uint8", "int8", "int16", "int32", "int64"), 1)}
 
 
@@ -352,8 +350,6 @@ def _ints(value: Any, count: int | None = None) -> list[int]:
         raise OpaqueError("a list of another length")
     return values
 
-
-# Activations and functions of one tensor.
 
 for _torch, _onnx in {
     "relu": "Relu",
@@ -514,9 +510,6 @@ def _clone(t: ScriptTranslator, a: Any) -> TensorValue:
     return t.new(x.name, x.dtype, x.rank)
 
 
-# Arithmetic.
-
-
 def _scaled(t: ScriptTranslator, value: Any, factor: Any) -> Any:
     return value if factor == 1 else _elementwise(t, "Mul", value, factor)
 
@@ -576,8 +569,6 @@ def _clamped(t: ScriptTranslator, x: Any, low: Any, high: Any) -> TensorValue:
     return result
 
 
-# Comparison and selection.
-
 for _torch, _onnx in {
     **COMPARISONS,
     "less": "Less",
@@ -600,9 +591,6 @@ def _masked_fill(t: ScriptTranslator, a: Any) -> TensorValue:
     value = a.value if isinstance(a.value, NUMBERS) else _cast(t, t.tensor(a.value), x.dtype)
     names = [_name(t, a.mask, "bool"), _name(t, value, x.dtype), x.name]
     return t.new(t.build.one("Where", *names), x.dtype, _rank(t, a.mask, x))
-
-
-# Products.
 
 
 def _dense(t: ScriptTranslator, value: Any, weight: Any, bias: Any = None) -> TensorValue:
@@ -746,9 +734,6 @@ def _encoder_layer(t: ScriptTranslator, a: Any) -> TensorValue:
         else:
             x = norm(_elementwise(t, "Add", x, part(x)), weight, bias)
     return x
-
-
-# Shapes.
 
 
 @_operation("size", "x dim=None")
@@ -1082,9 +1067,6 @@ def _pad(t: ScriptTranslator, a: Any) -> TensorValue:
     return _padded(t, t.tensor(a.x), a.pad, _MODES[a.mode], a.value)
 
 
-# Positions.
-
-
 @_operation("embedding", "weight indices padding_idx=-1 scale_grad=False sparse=False")
 def _embedding(t: ScriptTranslator, a: Any) -> TensorValue:
     weight, indices = t.tensor(a.weight), _integer(t, a.indices)
@@ -1109,9 +1091,6 @@ def _one_hot(t: ScriptTranslator, a: Any) -> TensorValue:
     values = t.build.number([0, 1], "int64")
     name = t.build.one("OneHot", x.name, t.build.number(a.num_classes, "int64"), values, axis=-1)
     return t.new(name, "int64", None if x.rank is None else x.rank + 1)
-
-
-# New tensors.
 
 
 def _requested_type(a: Any, default: str) -> str:
@@ -1189,9 +1168,6 @@ def _eye(t: ScriptTranslator, a: Any) -> TensorValue:
     return t.new(t.build.one("EyeLike", zeros), dtype, 2)
 
 
-# Types of elements.
-
-
 @_operation(
     "to",
     "x one=None two=None three=None four=None five=None dtype=None device=None layout=None "
@@ -1232,9 +1208,6 @@ def _define_conversions() -> None:
 
 
 _define_conversions()
-
-
-# Reductions.
 
 
 def _axes(dim: Any) -> list[int] | None:
@@ -1402,9 +1375,6 @@ def _sort(t: ScriptTranslator, a: Any) -> list[TensorValue]:
     return [t.new(names[0], x.dtype, x.rank), t.new(names[1], "int64", x.rank)]
 
 
-# Norms.
-
-
 def _channel_values(t: ScriptTranslator, value: Any, x: TensorValue, fill: float) -> str:
     """Return the name of a number for each channel, which is the same one if none are stored."""
     if value is not None:
@@ -1469,9 +1439,6 @@ def _group_norm(t: ScriptTranslator, a: Any) -> TensorValue:
     x = t.tensor(a.x)
     inputs = [_channel_values(t, a.weight, x, 1), _channel_values(t, a.bias, x, 0)]
     return _applied(t, "GroupNormalization", x, *inputs, num_groups=a.groups, epsilon=float(a.eps))
-
-
-# Windows.
 
 
 def _batched(
@@ -1691,9 +1658,6 @@ def _define_resizes() -> None:
 
 
 _define_resizes()
-
-
-# Recurrent layers.
 
 
 def _gate_rows(t: ScriptTranslator, kind: str, value: Any) -> str:

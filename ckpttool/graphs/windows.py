@@ -89,9 +89,6 @@ def place_window(
     return Window(tuple(kernel), tuple(strides), tuple(dilations), tuple(pads), tuple(extents))
 
 
-# Convolutions.
-
-
 def conv_shape(call: OperatorCall, weight: int = 1) -> Sequence[Shape]:
     """Return the shape of a convolution of the first input; `weight` is the number of the weight's input."""
     outputs, inputs, *extents = call.shape(weight)
@@ -231,9 +228,6 @@ def _transposed_conv(
         slice(max(b, 0), max(b, 0) + e) for (b, _), e in zip(window.pads, window.extents, strict=True)
     )
     return _add_bias(np.moveaxis(result[:, *kept], -1, 1), b)
-
-
-# Pooling.
 
 
 def _pool_window(call: OperatorCall) -> Window:

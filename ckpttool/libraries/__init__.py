@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         add_targets as add_targets,
         canonical_setting_path as canonical_setting_path,
         canonical_slot_path as canonical_slot_path,
+        layer_widths as layer_widths,
         matches_action_map as matches_action_map,
     )
     from ckpttool.libraries.td3 import plan_torch as plan_torch

@@ -29,6 +29,7 @@ from ckpttool.graphs.graph import Graph, OperatorNode, read_graph
 from ckpttool.graphs.operators import compute_node, find_operator, is_known, list_operators
 from ckpttool.graphs.shapes import ShapeTracer
 from ckpttool.graphs.weights import find_roles, number_calls
+from ckpttool.libraries.recognize import KERAS_FORMATS
 
 # Orders of flattened images as recorded by a file's own computation, for the layers that it uses.
 #
@@ -376,7 +377,7 @@ def read_orders(checkpoint: Checkpoint, shapes: Sequence[Shape] = ()) -> _Orders
     record those of the source.
     """
     try:
-        if checkpoint.format in ("onnx", "keras_zip", "keras_h5"):
+        if checkpoint.format in ("onnx", *KERAS_FORMATS):
             graph = read_graph(checkpoint)
             if graph is None:
                 return {}

@@ -23,6 +23,7 @@ from ckpttool.libraries.schema import (
     RecognizedAgent,
     action_bounds,
     list_distribution_notes,
+    list_kernel_shapes,
     make_float64_tensor,
 )
 from ckpttool.libraries.write import (
@@ -34,7 +35,6 @@ from ckpttool.libraries.write import (
     compute_divisor,
     count_critics,
     is_gaussian,
-    list_kernel_shapes,
     plan_torch_file,
     to_float64_row,
 )

@@ -346,9 +346,6 @@ class _GraphLowering:
         )
 
 
-# Chains.
-
-
 def _match_chain(
     program: Program,
 ) -> tuple[tuple[ChainStep, ...] | None, ObservationNormalizer | None]:

@@ -7,7 +7,6 @@ canonical form is between both sides (libraries/optimizers_read.py, optimizers_w
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -37,9 +36,10 @@ from ckpttool.core.tree import (
     index,
     key,
 )
-from ckpttool.formats.tf_object_graph import slot_optimizer
-from ckpttool.libraries import optimizers_read, optimizers_write, schema
+from ckpttool.libraries import optimizers_read, schema
 from ckpttool.libraries.optimizers_read import (
+    ITERATIONS,
+    OPTIMIZER,
     POWERS,
     WITHOUT,
     BoundOptimizer,
@@ -48,9 +48,11 @@ from ckpttool.libraries.optimizers_read import (
     Setting,
     StoredOptimizer,
     bind_torch_optimizers,
+    has_rate,
+    list_keras_optimizers,
     list_torch_optimizers,
+    path_texts,
 )
-from ckpttool.libraries.write import merge_plans
 from ckpttool.mapping.layers import Name
 from ckpttool.mapping.rules import (
     KEEP,
@@ -66,17 +68,15 @@ from ckpttool.mapping.rules import (
     compose_plans,
     rule_steps,
 )
-from ckpttool.mapping.solver import FillResult
 
 if TYPE_CHECKING:
+    from ckpttool.libraries import optimizers_write
     from ckpttool.mapping.fill_model import Skeleton
+    from ckpttool.mapping.solver import FillResult
 
 _NETWORKS = attr("networks")  # component of all weights in the canonical tree of an optimizer
-OPTIMIZER = "optimizer"
-_ITERATIONS = frozenset(("_iterations", "iterations", "iter", "step"))
 # The numbered variables of an object in a Keras file (formats/keras_h5.py).
 _VARS = deferred.compile(r"/vars/\d+\Z")
-_RATES = frozenset(("_learning_rate", "learning_rate"))
 # Settings in the configuration of a Keras optimizer.
 _CONFIGURED = {"weight_decay", *(name for family in FAMILIES for name in family.settings)}
 _SPARSE = (
@@ -197,6 +197,8 @@ class _OptimizerStates:
         scheduled: bool = False,
     ) -> Plan:
         """Return the plan of one optimizer at `top`: Keras's with its variables' first name, or torch's."""
+        from ckpttool.libraries import optimizers_write
+
         trained = [Move(path, self.canonical[path], KEEP) for path in state.weights]
         moves = (*trained, *state.moves.moves, *more)
         agent = self._named(canonical_tree(self.tree, MoveList(moves)), state)
@@ -388,9 +390,6 @@ class TorchStates(_OptimizerStates):
         return started or frozenset(state.weights)
 
 
-# Keras's and TensorFlow's objects.
-
-
 class KerasStates(_OptimizerStates):
     """The optimizers of a TensorFlow tree; with `root`, the tree itself is the model."""
 
@@ -529,7 +528,7 @@ class KerasStates(_OptimizerStates):
     def _scheduled(self, top: Path, title: str) -> Iterator[str]:
         """Yield a note if a schedule of the program computes the learning rate."""
         state = self._configuration(top)
-        counted = any((*top, attr(name)) in self.tree for name in _ITERATIONS)
+        counted = any((*top, attr(name)) in self.tree for name in ITERATIONS)
         if top and counted and not state and not has_rate(self.tree, top):
             yield (
                 f"{title} has no learning rate: a schedule of the program computes it; create the matching "
@@ -591,7 +590,7 @@ class KerasStates(_OptimizerStates):
         del number  # variables keep their names
         facts = {**self._configured(state.top), **self.settings.of(state.name)}
         # Keras stores a constant learning rate as a variable, but not the rate of a schedule.
-        counted = any((*state.top, attr(name)) in self.tree for name in _ITERATIONS)
+        counted = any((*state.top, attr(name)) in self.tree for name in ITERATIONS)
         scheduled = counted and "learning_rate" not in facts and not has_rate(self.tree, state.top)
         weights = self._trained_moves(state, rows, paths)
         return self._plan(state, facts, weights, top, variable="adam", scheduled=scheduled)
@@ -671,42 +670,6 @@ def _unknown_slots_note(title: str, slots: Sequence[Leaf], bound: OptimizerMoves
     if more:
         return f"{title} has {' and '.join(more)}; its state is not converted; {WITHOUT}"
     return f"{title} has slots ({abbreviate_list(sorted(kinds), 4)}) that are not converted yet; {WITHOUT}"
-
-
-def list_keras_optimizers(tree: Tree) -> dict[Path, list[Path]]:
-    """Return the leaves of every optimizer, by its path; the root has slots named as in TensorFlow 1."""
-    tops: dict[Path, None] = {}
-    named: list[Path] = []
-    for path, leaf in tree.tensors():
-        if leaf.role == "slot":
-            if leaf.of is not None and path_texts(path[:-1])[-len(leaf.of) :] == path_texts(leaf.of):
-                named.append(path)
-            else:
-                tops[slot_optimizer(path, leaf)] = None
-        elif leaf.role == "counter" and str(path[-1].value) in _ITERATIONS and has_rate(tree, path[:-1]):
-            tops[path[:-1]] = None
-    found: dict[Path, list[Path]] = {top: [] for top in tops if top}
-    depths = sorted({len(top) for top in found}, reverse=True)
-    for path, entry in tree.items():
-        for depth in depths:
-            weight = isinstance(entry, Leaf) and entry.role in ("parameter", "buffer")
-            if path[:depth] in found and len(path) > depth and not weight:
-                found[path[:depth]].append(path)
-                break
-    if named:
-        powers = [path for path in tree if re.sub(r"_\d+$", "", str(path[-1].value)) in POWERS]
-        found[()] = [*named, *powers]
-    return found
-
-
-def path_texts(path: Path) -> tuple[str, ...]:
-    """Return the steps of a path as text."""
-    return tuple(str(step.value) for step in path)
-
-
-def has_rate(tree: Tree, top: Path) -> bool:
-    """Return whether an optimizer has a variable for its learning rate."""
-    return bool(top) and any((*top, attr(name)) in tree for name in _RATES)
 
 
 # The optimizers of a checkpoint that fills a user's model.
@@ -799,6 +762,8 @@ def convert_optimizers(
         settings: settings that the checkpoint lacks.
 
     """
+    from ckpttool.libraries.write import merge_plans
+
     planner = _OptimizerPlanner(source, filling, skeleton, form, settings)
     plans, reasons = planner.plans()
     slots = _list_slots(source)
@@ -958,9 +923,6 @@ def _beside_model(model: Tree, made: Tree, plan: Plan, prefix: Path) -> Tree:
     return Tree(leaves, aliases, containers)
 
 
-# Optimizers in this process: the state that a conversion would write, put into an object of the user's.
-
-
 def stage_keras_optimizer(
     optimizer: Any, tensors: Mapping[Path, Any], made: ConvertedOptimizers
 ) -> Iterator[tuple[str, Any, Leaf]]:
@@ -1080,7 +1042,5 @@ def _only_optimizer(optimizer: Any, made: ConvertedOptimizers) -> tuple[str, Wri
         )
     return name, written
 
-
-# The optimizer that a checkpoint contains without its class: that of TensorFlow objects and weights files.
 
 KERAS_ARGUMENTS = {family.name: (*family.arguments, "weight_decay") for family in FAMILIES}

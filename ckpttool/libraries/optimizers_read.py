@@ -172,8 +172,6 @@ def infer_step_count(tree: Tree, pair: Sequence[Path]) -> tuple[int, tuple[float
     return None
 
 
-# An optimizer of Keras, Sonnet or TensorFlow 1 in a tree, bound to the canonical optimizer.
-
 # Keras 3 and 2.11+ use a leading underscore, the legacy optimizers do not.
 KERAS_SETTINGS = {
     **dict.fromkeys(("_iterations", "iterations", "iter"), "step"),
@@ -325,8 +323,6 @@ def _is_named_after(slot: Leaf, weight: Leaf | ValueLeaf) -> bool:
         return False
     return slot.name.endswith(f"/{weight.name}") or slot.name == weight.name
 
-
-# Known settings of a canonical optimizer: from the agent, a sidecar, its state, or a default.
 
 Setting = float | bool | str | None
 # Entries that identify weights, and are not settings.
@@ -1020,3 +1016,54 @@ def make_zero_tensor(like: Leaf) -> Leaf:
     """Return a zero tensor with the dtype and shape of another: an initial moment."""
     nbytes = math.prod(like.shape) * dtypes.BY_NAME[like.dtype].itemsize
     return Leaf(like.dtype, like.shape, _ZeroSource(nbytes), "")
+
+
+OPTIMIZER = "optimizer"
+ITERATIONS = frozenset(("_iterations", "iterations", "iter", "step"))
+RATES = frozenset(("_learning_rate", "learning_rate"))
+
+
+def list_keras_optimizers(tree: Tree) -> dict[Path, list[Path]]:
+    """Return the leaves of every optimizer, by its path; the root has slots named as in TensorFlow 1."""
+    from ckpttool.formats.tf_object_graph import slot_optimizer
+
+    tops: dict[Path, None] = {}
+    named: list[Path] = []
+    for path, leaf in tree.tensors():
+        if leaf.role == "slot":
+            if leaf.of is not None and path_texts(path[:-1])[-len(leaf.of) :] == path_texts(leaf.of):
+                named.append(path)
+            else:
+                tops[slot_optimizer(path, leaf)] = None
+        elif leaf.role == "counter" and str(path[-1].value) in ITERATIONS and has_rate(tree, path[:-1]):
+            tops[path[:-1]] = None
+    found: dict[Path, list[Path]] = {top: [] for top in tops if top}
+    depths = sorted({len(top) for top in found}, reverse=True)
+    for path, entry in tree.items():
+        for depth in depths:
+            weight = isinstance(entry, Leaf) and entry.role in ("parameter", "buffer")
+            if path[:depth] in found and len(path) > depth and not weight:
+                found[path[:depth]].append(path)
+                break
+    if named:
+        powers = [path for path in tree if re.sub(r"_\d+$", "", str(path[-1].value)) in POWERS]
+        found[()] = [*named, *powers]
+    return found
+
+
+def path_texts(path: Path) -> tuple[str, ...]:
+    """Return the steps of a path as text."""
+    return tuple(str(step.value) for step in path)
+
+
+def has_rate(tree: Tree, top: Path) -> bool:
+    """Return whether an optimizer has a variable for its learning rate."""
+    return bool(top) and any((*top, attr(name)) in tree for name in RATES)
+
+
+def list_optimizers(tree: Tree) -> dict[Path, list[Path]]:
+    """Return the leaves of every optimizer, by its path."""
+    found = list_torch_optimizers(tree)
+    listed = {path for own in found.values() for path in own}
+    objects = list_keras_optimizers(tree)
+    return {**found, **{top: own for top, own in objects.items() if own and not listed.issuperset(own)}}

@@ -56,8 +56,6 @@ def _setting(path: Path) -> tuple[str, Path | None]:
     return str(path[1].value), schema.get_weight_key(path) if len(path) > 2 else None
 
 
-# Objects of Keras and Sonnet.
-
 # Keras 3; Keras 2 up to 2.10, later `optimizers.legacy`; Sonnet.
 KERAS, LEGACY, SONNET = "keras", "legacy", "sonnet"
 _PLACES = {KERAS: {"step": "_iterations", "learning_rate": "_learning_rate"}, LEGACY: {"step": "iter"}}

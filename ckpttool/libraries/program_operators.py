@@ -393,8 +393,6 @@ def is_fragment(value: Any) -> bool:
 _Rule = Callable[..., Any]
 
 
-# Patterns.
-
 # Products of symbols; any symbol times 1 is itself.
 _PRODUCTS = {("x", "f"): "xf", ("m", "f"): "mf", ("x", "e"): "xe"}
 
@@ -639,9 +637,6 @@ _PATTERNS: Mapping[str, _Rule] = {
 }
 
 
-# Values.
-
-
 def _axes(node: OperatorNode, operand: Any) -> tuple[int, ...]:
     """Return the axes of a node, () if it does not state them."""
     if isinstance(operand, ProgramConstant):
@@ -756,9 +751,6 @@ def _einsum(b: ProgramBuilder, node: OperatorNode, flow: Any, kernel: Any) -> An
     return b.dense(flow, kernel)
 
 
-# Activations.
-
-
 def _leaky_slope(b: ProgramBuilder, _node: OperatorNode, flow: Any, slopes: Any) -> Any:
     row = _broadcast_row(slopes, flow)
     if row is None:
@@ -816,9 +808,6 @@ def _compare(_b: ProgramBuilder, node: OperatorNode, flow: Any, number: Any) -> 
     return Comparison(node, flow, number.number) if fits else None
 
 
-# Norms and reductions.
-
-
 def _mean(_b: ProgramBuilder, node: OperatorNode, flow: Any, axes: Any = None) -> Any:
     positions = _axes(node, axes)
     whole = len(positions) == 1 and flow.is_last(positions[0]) and flow.is_vector()
@@ -866,9 +855,6 @@ def _softmax(b: ProgramBuilder, node: OperatorNode, flow: Any) -> Any:
     """Return probabilities: as a model's output, the largest score chooses among them."""
     whole = not flow.ones and len(flow.shape) == 1 and node.attributes.get("axis", -1) in (-1, 1)
     return b.add("softmax", flow.shape, flow, node=node) if whole else None
-
-
-# Movement.
 
 
 def _moved(b: ProgramBuilder, flow: ProgramValue, axes: tuple[int, ...]) -> ProgramValue:
@@ -1045,9 +1031,6 @@ def _expand(_b: ProgramBuilder, _node: OperatorNode, flow: Any, target: Any) -> 
     sizes = [int(size) for size in target.array.reshape(-1)]
     same = zip(reversed(sizes), reversed(flow.extents), strict=False)
     return flow if len(sizes) <= len(flow.extents) and all(a in (1, b) for a, b in same) else None
-
-
-# Layers.
 
 
 def _convolution(b: ProgramBuilder, node: OperatorNode, flow: Any, weight: Any, bias: Any = None) -> Any:

@@ -959,6 +959,16 @@ def _load_layout(plugin: plugins.Plugin) -> Layout:
     return cast(Layout, plugin.load())
 
 
+# Formats of Keras that may contain the configuration of a model.
+KERAS_FORMATS = frozenset(("keras_h5", "keras_zip"))
+
+
+def is_script(checkpoint: Checkpoint) -> bool:
+    """Return whether the file is a TorchScript archive."""
+    root = checkpoint.tree.containers.get(())
+    return root is not None and (root.name or "").startswith("__torch__.")
+
+
 # A torch module that was pickled whole, read as its state_dict: names of tensors, classes of its parts.
 #
 # Source: torch/nn/modules/module.py, Module.__setstate__: a module's attributes are its state; its parts are

@@ -32,6 +32,7 @@ from ckpttool.libraries.schema import (
     AgentMetadata,
     ObservationNormalizer,
     RecognizedAgent,
+    list_kernel_shapes,
     make_choices,
 )
 from ckpttool.libraries.write import (
@@ -40,7 +41,6 @@ from ckpttool.libraries.write import (
     SingleTensorRow,
     StatisticsRow,
     WritingTable,
-    list_kernel_shapes,
     plan_torch_file,
     require_activation,
 )

@@ -31,13 +31,14 @@ from ckpttool.libraries.schema import (
     AgentNetwork,
     ObservationNormalizer,
     RecognizedAgent,
+    list_kernel_shapes,
     make_float64_tensor,
     make_settings_note,
     read_numbers,
     require_action_bounds,
     unpack_numbers,
 )
-from ckpttool.libraries.write import LayerNames, NetworkRow, WritingTable, list_kernel_shapes
+from ckpttool.libraries.write import LayerNames, NetworkRow, WritingTable
 from ckpttool.mapping.rules import Move, Plan, Settings
 
 # Write a canonical agent as the folder of one RLModule, with the module's constructor arguments.

@@ -51,6 +51,7 @@ from ckpttool.libraries.schema import (
     ObservationNormalizer,
     PolicyEncoder,
     RecognizedAgent,
+    list_kernel_shapes,
     make_settings_note,
     matches_action_map,
     require_action_bounds,
@@ -65,7 +66,6 @@ from ckpttool.libraries.write import (
     has_q_policy,
     has_value_network,
     is_gaussian,
-    list_kernel_shapes,
     plan_torch_file,
     require_activation,
 )

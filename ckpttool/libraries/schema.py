@@ -1445,3 +1445,23 @@ def _assumption(group: _StatisticsGroup, norm: ObservationNormalizer, formula: _
 
 def _describe_formula(formula: _NormalizationFormula) -> str:
     return formula.owner if formula is _PLAIN else f"of {formula.owner}"
+
+
+def layer_widths(agent: Tree, part: AgentNetwork) -> tuple[int, int]:
+    """Return the number of a network's inputs, those of its first dense layers, and of its outputs."""
+    if part.program is not None:
+        return math.prod(part.program.inputs[0][1]), part.program.width
+    shapes = {
+        position: leaf.shape
+        for position, layer in enumerate(part.layers)
+        if layer.kind == "dense"
+        and isinstance(leaf := agent.get(canonical_weight_path(part, position, "kernel")), Leaf)
+    }
+    starts = part.starts if part.streams else [min(shapes)]
+    return sum(shapes[position][0] for position in starts), shapes[max(shapes)][1]
+
+
+def list_kernel_shapes(part: AgentNetwork, agent: Tree) -> list[tuple[int, ...]]:
+    """Return the shapes [in, out] of a network's kernels, in order."""
+    kernels = [agent.get(canonical_weight_path(part, n, "kernel")) for n in range(len(part.layers))]
+    return [leaf.shape for leaf in kernels if isinstance(leaf, Leaf)]

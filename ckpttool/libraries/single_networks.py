@@ -24,17 +24,16 @@ from ckpttool.core.deferred import NamedTuple
 from ckpttool.core.errors import CkpttoolError, MappingError, UnsupportedError, UsageError, abbreviate_list
 from ckpttool.core.sidecar import NORMS_BEFORE, OUTPUT_RANGE, NotUnderstood, load_sidecar
 from ckpttool.core.tree import Leaf, Path, Tree, ValueLeaf, attr
-from ckpttool.formats import keras_config, keras_tree, onnx
+from ckpttool.formats import onnx
 from ckpttool.formats.probe import Format
-from ckpttool.graphs.graph import Graph, read_graph
-from ckpttool.graphs.torchscript_code import read_code
-from ckpttool.libraries import model_steps, schema, tf_names
-from ckpttool.libraries.model_steps import ChainStep, LayerTensors
+from ckpttool.libraries import schema, tf_names
 from ckpttool.libraries.recognize import (
+    KERAS_FORMATS,
     ComponentLayer,
     NamedLeaf,
     PickledModule,
     find_orders,
+    is_script,
     read_pickled_module,
 )
 from ckpttool.libraries.schema import (
@@ -53,7 +52,9 @@ from ckpttool.mapping.layers import SPELLING, Name, candidate_kinds, recognize_k
 from ckpttool.mapping.rules import KEEP, Move, MoveList
 
 if TYPE_CHECKING:
+    from ckpttool.graphs.graph import Graph
     from ckpttool.libraries.graph_programs import GraphComputation
+    from ckpttool.libraries.model_steps import ChainStep
 
 _EPSILON = {"torch": 1e-5, "tensorflow": 1e-3}
 _MAP = ("action_scale", "action_bias")
@@ -132,6 +133,8 @@ def recognize_single_policy(checkpoint: Checkpoint, network: str = "actor") -> R
         return _bind_computation(computation, checkpoint)
     module = read_pickled_module(tree)
     if module is not None:
+        from ckpttool.libraries import model_steps
+
         if model_steps.is_hooked(module):
             raise UnsupportedError(
                 "a hook changes the module's output",
@@ -158,8 +161,6 @@ _OLDEST = 7  # in older versions of ONNX, Add and others broadcast by attributes
 
 def _read_graph(checkpoint: Checkpoint) -> Graph | None:
     """Return the graph of a file whose format records all of a computation, None for other formats."""
-    if checkpoint.format == "saved_model":
-        return read_graph(checkpoint)
     if checkpoint.format == onnx.NAME:
         opsets = onnx.read_model(checkpoint.files[0]).opsets
         version = max(opsets.get(domain, 0) for domain in ("", "ai.onnx"))
@@ -170,8 +171,29 @@ def _read_graph(checkpoint: Checkpoint) -> Graph | None:
                 expected=f"opset {_OLDEST} or later",
                 found=str(version or "none"),
             )
-        return read_graph(checkpoint)
-    return read_graph(checkpoint) if read_code(checkpoint) is not None else None
+    elif checkpoint.format != "saved_model" and not _has_code(checkpoint):
+        return None
+    from ckpttool.graphs.graph import read_graph
+
+    return read_graph(checkpoint)
+
+
+def _has_code(checkpoint: Checkpoint) -> bool:
+    """Return whether the file is a TorchScript archive whose code can be read."""
+    if not is_script(checkpoint):
+        return False
+    from ckpttool.graphs.torchscript_code import read_code
+
+    return read_code(checkpoint) is not None
+
+
+def _read_keras_config(checkpoint: Checkpoint) -> dict[str, Any] | None:
+    """Return the configuration of a Keras model, None for weights alone and other formats."""
+    if checkpoint.format not in KERAS_FORMATS:
+        return None
+    from ckpttool.formats.keras_tree import config_document
+
+    return config_document(checkpoint.format, checkpoint.path)
 
 
 class RecordedComputation(NamedTuple):
@@ -189,18 +211,21 @@ def read_computation(checkpoint: Checkpoint) -> RecordedComputation | None:
     """Return the computation recorded in the checkpoint, None for weights alone."""
     if checkpoint.format == onnx.NAME:
         return RecordedComputation("the ONNX graph")
-    if read_code(checkpoint) is not None:
+    if _has_code(checkpoint):
         return RecordedComputation("the TorchScript code")
     if checkpoint.format == "saved_model" and _has_graph(checkpoint):
         return RecordedComputation(_ORIGINS[checkpoint.format][0])
-    document = keras_tree.config_document(checkpoint.format, checkpoint.path)
-    if document is not None:
+    if (document := _read_keras_config(checkpoint)) is not None:
+        from ckpttool.libraries import model_steps
+
         return RecordedComputation("the model's configuration", model_steps.own_class(document) or "")
     module = read_pickled_module(checkpoint.tree)
     top = checkpoint.tree.containers.get(())
     cls = (top.name or "") if top is not None else ""
     if module is None or not cls:  # a conversion keeps a module's attributes, but not the classes
         return None
+    from ckpttool.libraries import model_steps
+
     if model_steps.is_hooked(module):
         return RecordedComputation("the pickled module", HOOK)
     return RecordedComputation(
@@ -210,6 +235,8 @@ def read_computation(checkpoint: Checkpoint) -> RecordedComputation | None:
 
 def _has_graph(checkpoint: Checkpoint) -> bool:
     """Return whether the file records a computation, even a damaged one."""
+    from ckpttool.graphs.graph import read_graph
+
     try:
         return read_graph(checkpoint) is not None
     except CkpttoolError:
@@ -229,10 +256,15 @@ def _bind_policy(
     tree: Tree, checkpoint: Checkpoint, network: str, module: PickledModule | None = None
 ) -> RecognizedAgent | None:
     """Return the policy of a Keras model from its configuration, otherwise from tensor names and sizes."""
-    document = keras_tree.config_document(checkpoint.format, checkpoint.path)
-    if document is None or not keras_config.is_described(document):
+    document = _read_keras_config(checkpoint)
+    if document is None:
+        return _bind_by_names(tree, checkpoint, network, module)
+    from ckpttool.formats import keras_config
+    from ckpttool.libraries import model_steps
+
+    if not keras_config.is_described(document):
         binding = _bind_by_names(tree, checkpoint, network, module)
-        own = model_steps.own_class(document) if document is not None else None
+        own = model_steps.own_class(document)
         if binding is None or own is None:
             return binding
         sentence = f"the model's custom class {own} only applies its layers in sequence"
@@ -269,6 +301,7 @@ def _bind_keras(
     document: Mapping[str, Any], tree: Tree, checkpoint: Checkpoint, network: str
 ) -> RecognizedAgent:
     # Not a top-level import: shapes need NumPy, and most models are chains of layers.
+    from ckpttool.formats import keras_tree
     from ckpttool.graphs.keras import read_document
 
     file, version = checkpoint.path, keras_tree.writer_version(checkpoint.details)
@@ -350,6 +383,8 @@ def _bind_by_names(
     beside = tuple(group for group in found if group.name not in inside)
     network_ = network_._replace(groups=(*network_.groups, *beside))
     if module is not None:
+        from ckpttool.libraries import model_steps
+
         steps = model_steps.read_sequential_steps(module, network_.name)
     surroundings = _SiblingTensors.of(network_, tree, module, within)
     layers, action_map, notes = _collect_policy(network_, file, surroundings)
@@ -988,6 +1023,8 @@ def _bind_steps(
     origin: str = "the model's configuration",
 ) -> RecognizedAgent:
     """Return the binding of a model whose own configuration lists its computation step by step."""
+    from ckpttool.libraries import model_steps
+
     framework, file = where
     by_name = {module.name: module for module in layers}
     listed = model_steps.read_chain_facts(steps, file, origin)
@@ -1035,6 +1072,8 @@ def _bind_traced(
     steps: Sequence[ChainStep], tree: Tree, file: str, framework: str, origin: str
 ) -> RecognizedAgent:
     """Return the binding of a model whose code or graph was traced to its layers' tensors."""
+    from ckpttool.libraries.model_steps import ChainStep, LayerTensors
+
     listed: list[ChainStep] = []
     layers: list[ComponentLayer] = []
     for number, step in enumerate(steps):

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from dataclasses import replace
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 from ckpttool.core import deferred
 from ckpttool.core.errors import UnsupportedError
 from ckpttool.core.sidecar import NO_STATISTICS, OUTPUT_RANGE, STATISTICS_UNKNOWN
 from ckpttool.core.source import Shape
 from ckpttool.core.tree import Container, Leaf, Path, PathStep, Tree, ValueLeaf, attr, display, key
-from ckpttool.libraries import optimizers_read, optimizers_write, schema, tf2rl
-from ckpttool.libraries.optimizers_write import make_tensor_rule
+from ckpttool.libraries import optimizers_read, schema, tf2rl
 from ckpttool.libraries.recognize import (
     ANY,
     MODULE_LAYER,
@@ -31,21 +31,7 @@ from ckpttool.libraries.schema import (
     RecognizedAgent,
     add_recurrent_layers,
     list_distribution_notes,
-)
-from ckpttool.libraries.write import (
-    DICT,
-    ORDERED,
-    SAVES,
-    LayerNames,
-    NetworkRow,
-    SingleTensorRow,
-    StatisticsRow,
-    WritingTable,
-    count_critics,
-    is_gaussian,
     list_kernel_shapes,
-    merge_plans,
-    plan_torch_file,
 )
 from ckpttool.mapping.layers import SPELLING
 from ckpttool.mapping.rules import (
@@ -60,6 +46,10 @@ from ckpttool.mapping.rules import (
     object_graph_paths,
     sequential_names,
 )
+
+if TYPE_CHECKING:
+    from ckpttool.libraries.write import NetworkRow, SingleTensorRow, StatisticsRow, WritingTable
+
 
 # FastTD3's and FastSAC's files: state_dicts of actor, qnet and its target, normalizers, and the arguments.
 #
@@ -188,6 +178,8 @@ def plan_fasttd3(binding: RecognizedAgent, agent: Tree, settings: Settings) -> P
     critics output the logits of atoms. Raise UnsupportedError for other critics, and for an action map
     other than tanh's.
     """
+    from ckpttool.libraries.write import count_critics, is_gaussian, plan_torch_file
+
     soft = is_gaussian(binding)
     atoms = isinstance(agent.get((attr("critic"), attr("q_support"))), Leaf)
     if count_critics(binding) and not soft and not atoms:
@@ -205,11 +197,15 @@ _ARGS = "the training arguments are not written: FastTD3 reads sizes and environ
 
 
 def _normalizer_row(entry: str, owner: str) -> StatisticsRow:
+    from ckpttool.libraries.write import StatisticsRow
+
     places = {ours: (key(entry), key(theirs)) for theirs, ours in _STATISTICS.items()}
     return StatisticsRow(places, "float32", (1, -1), epsilon=1e-2, outside=True, owner=owner)
 
 
 def _make_table(*, soft: bool) -> WritingTable:
+    from ckpttool.libraries.write import DICT, LayerNames, NetworkRow, SingleTensorRow, WritingTable
+
     rows: list[NetworkRow | SingleTensorRow | StatisticsRow] = []
     if not soft:
         rows += [
@@ -361,13 +357,16 @@ def plan_fujimoto(binding: RecognizedAgent, agent: Tree, settings: Settings) -> 
     converted. Raise UnsupportedError for networks or an action map that the authors' classes cannot
     represent.
     """
+    from ckpttool.libraries.write import LayerNames, NetworkRow, WritingTable, plan_torch_file
+
     heads = {part.title: len(part.layers) for part in binding.parts if part.component == "critic"}
-    rows = [NetworkRow("actor", (key("actor"),), _LAYERS)]
+    layers = LayerNames("l{n}", "l{n}")
+    rows = [NetworkRow("actor", (key("actor"),), layers)]
     first = 1
     for number in (1, 2):
         title = f"critic/q{number}"
         if title in heads:
-            rows.append(NetworkRow(title, (key("critic"),), _LAYERS._replace(first=first)))
+            rows.append(NetworkRow(title, (key("critic"),), layers._replace(first=first)))
             first += heads[title]
     writing = WritingTable(
         "the TD3 authors' program",
@@ -379,9 +378,6 @@ def plan_fujimoto(binding: RecognizedAgent, agent: Tree, settings: Settings) -> 
         notes=_notes(binding, agent),
     )
     return plan_torch_file(writing, binding, agent, settings)
-
-
-_LAYERS = LayerNames("l{n}", "l{n}")
 
 
 def _notes(binding: RecognizedAgent, agent: Tree) -> tuple[str, ...]:
@@ -400,8 +396,6 @@ FUJIMOTO = LibraryPlugin(
     FUJIMOTO_TABLE, recognize_fujimoto, plan_fujimoto, COPIES_TARGETS="the authors' load()"
 )
 
-
-# The TD3 authors' agent ported to TensorFlow: one object with networks and optimizers as attributes.
 
 # Network tensors outside layers: a state-independent standard deviation, atom values.
 _SINGLE_TENSORS = (
@@ -589,6 +583,8 @@ def _layers(
 def _optimizers(
     weights: tuple[Move, ...], binding: RecognizedAgent, agent: Tree, settings: Settings
 ) -> list[Plan]:
+    from ckpttool.libraries import optimizers_write
+
     present = [name for name in schema.OPTIMIZERS if any(path[0] == attr(name) for path in agent)]
     return [
         optimizers_write.KerasOptimizerWriter(
@@ -602,6 +598,9 @@ def _optimizers(
 
 
 def _counters(agent: Tree) -> Iterator[Move]:
+    from ckpttool.libraries.optimizers_write import make_tensor_rule
+    from ckpttool.libraries.write import SAVES
+
     for path in agent:
         if len(path) == 1:
             yield Move(path, path if path == SAVES else (ROOT, *path), make_tensor_rule(agent[path], "int64"))
@@ -677,6 +676,9 @@ def plan_torch(binding: RecognizedAgent, agent: Tree, settings: Settings) -> Pla
 
     `settings` are optimizer settings from elsewhere (a sidecar).
     """
+    from ckpttool.libraries import optimizers_write
+    from ckpttool.libraries.write import DICT, ORDERED, merge_plans
+
     order = {move.target: number for number, move in enumerate(binding.moves.moves)}
     moves: list[Move] = []
     single = list(_move_named_tensors(agent))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from ckpttool.core import deferred
 from ckpttool.core.errors import UnsupportedError
@@ -12,19 +13,11 @@ from ckpttool.core.tree import Tree, ValueLeaf, attr, key
 from ckpttool.libraries.optimizers_write import LEGACY
 from ckpttool.libraries.recognize import LayoutTable, bind
 from ckpttool.libraries.schema import LEFT_OPEN, AgentMetadata, RecognizedAgent
-from ckpttool.libraries.write import (
-    KERAS,
-    LayerNames,
-    NetworkRow,
-    SingleTensorRow,
-    WritingTable,
-    count_critics,
-    is_gaussian,
-    make_edge_path,
-    parse_edge_path,
-    plan_object_graph,
-)
 from ckpttool.mapping.rules import Plan, Settings
+
+if TYPE_CHECKING:
+    from ckpttool.libraries.write import WritingTable
+
 
 # Arguments of a tf2rl run, `args.txt` beside its checkpoints; only the environment is used.
 #
@@ -122,12 +115,7 @@ def read_companion(binding: RecognizedAgent, file: str, tree: Tree) -> Recognize
 
 
 _WHOSE = "tf2rl"
-_MLP = LayerNames("l{n}", "l{n}")
-# tf2rl/algos/td3.py, Critic: both Q-functions in one module.
-_SECOND = _MLP._replace(first=4)
 _DEPTH = 3
-_SAC = LayerNames("base_layers/{i}", "out_mean", {"log_std": "out_logstd"})
-_Q = LayerNames("base_layers/{i}", "out_layer")
 
 
 def plan(binding: RecognizedAgent, agent: Tree, settings: Settings) -> Plan:
@@ -137,6 +125,18 @@ def plan(binding: RecognizedAgent, agent: Tree, settings: Settings) -> Plan:
     classes have three layers each. Optimizers are those of Keras 2 up to 2.10, which tf2rl uses. Raise
     UnsupportedError for networks that its classes cannot represent.
     """
+    from ckpttool.libraries.write import (
+        KERAS,
+        LayerNames,
+        NetworkRow,
+        WritingTable,
+        count_critics,
+        is_gaussian,
+        make_edge_path,
+        parse_edge_path,
+        plan_object_graph,
+    )
+
     if is_gaussian(binding):
         return plan_object_graph(_sac(), binding, agent, settings, LEGACY)
     deep = [
@@ -147,10 +147,13 @@ def plan(binding: RecognizedAgent, agent: Tree, settings: Settings) -> Plan:
             "tf2rl's TD3 and DDPG require networks with three layers", found=", ".join(deep)
         )
     twin = count_critics(binding) > 1
-    rows = [NetworkRow(name, parse_edge_path(f"policy/{name}"), _MLP) for name in ("actor", "actor_target")]
+    layers = LayerNames("l{n}", "l{n}")
+    # tf2rl/algos/td3.py, Critic: both Q-functions in one module.
+    second = layers._replace(first=4)
+    rows = [NetworkRow(name, parse_edge_path(f"policy/{name}"), layers) for name in ("actor", "actor_target")]
     for name in ("critic", "critic_target"):
-        rows.append(NetworkRow(f"{name}/q1", parse_edge_path(f"policy/{name}"), _MLP))
-        rows += [NetworkRow(f"{name}/q2", parse_edge_path(f"policy/{name}"), _SECOND)] if twin else []
+        rows.append(NetworkRow(f"{name}/q1", parse_edge_path(f"policy/{name}"), layers))
+        rows += [NetworkRow(f"{name}/q2", parse_edge_path(f"policy/{name}"), second)] if twin else []
     made = WritingTable(
         _WHOSE,
         rows,
@@ -171,11 +174,23 @@ TABLE_TD3 = frozenset(("actor", "actor_target", "critic", "critic_target"))
 
 
 def _sac() -> WritingTable:
+    from ckpttool.libraries.write import (
+        KERAS,
+        LayerNames,
+        NetworkRow,
+        SingleTensorRow,
+        WritingTable,
+        make_edge_path,
+        parse_edge_path,
+    )
+
+    actor = LayerNames("base_layers/{i}", "out_mean", {"log_std": "out_logstd"})
+    critic = LayerNames("base_layers/{i}", "out_layer")
     return WritingTable(
         _WHOSE,
         [
-            NetworkRow("actor", parse_edge_path("policy/actor"), _SAC),
-            *(NetworkRow(ours, parse_edge_path(f"policy/{theirs}"), _Q) for theirs, ours in _QS.items()),
+            NetworkRow("actor", parse_edge_path("policy/actor"), actor),
+            *(NetworkRow(ours, parse_edge_path(f"policy/{theirs}"), critic) for theirs, ours in _QS.items()),
             SingleTensorRow("temperature/log_alpha", parse_edge_path("policy/log_alpha"), (), optional=True),
         ],
         "tanh",

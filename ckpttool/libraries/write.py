@@ -24,6 +24,7 @@ from ckpttool.libraries.schema import (
     AgentNetwork,
     ObservationNormalizer,
     RecognizedAgent,
+    list_kernel_shapes,
     matches_action_map,
 )
 from ckpttool.mapping.layer_kinds import LayerKind, WeightSpec
@@ -192,8 +193,6 @@ def to_float64_row(leaf: Leaf | None) -> np.ndarray:
     return leaf.array().astype("f8").reshape(-1)
 
 
-# Names in a library's files: tables from which this module makes plans.
-
 TORCH: Mapping[str, LayerKind] = {kind: SPELLING["torch", kind] for kind in ("dense", "layer_norm")}
 
 
@@ -316,8 +315,6 @@ def iterate_layer_names(part: AgentNetwork, names: LayerNames) -> Iterator[tuple
         elif branch in names.branches:
             yield branch, layer, names.branches[branch]
 
-
-# Limits of a library's classes, and notes on an agent written for them.
 
 MAPS = {
     "tanh": "tanh times one number",
@@ -452,12 +449,6 @@ def require_activation(binding: RecognizedAgent, library: str, able: Collection[
     return hidden.pop()
 
 
-def list_kernel_shapes(part: AgentNetwork, agent: Tree) -> list[tuple[int, ...]]:
-    """Return the shapes [in, out] of a network's kernels, in order."""
-    kernels = [agent.get(schema.canonical_weight_path(part, n, "kernel")) for n in range(len(part.layers))]
-    return [leaf.shape for leaf in kernels if isinstance(leaf, Leaf)]
-
-
 def list_consumed(agent: Tree) -> tuple[Path, ...]:
     """Return the paths stored in the sidecar, and TensorFlow's count of saves."""
     return tuple(path for path in agent if schema.mapped_by_sidecar(path) or path == SAVES)
@@ -506,8 +497,6 @@ def list_writing_notes(writing: WritingTable, binding: RecognizedAgent, agent: T
         found.append("save_counter, TensorFlow's count of saves, was not converted")
     return tuple(found)
 
-
-# Plan the networks and single tensors of a canonical agent with a table of names.
 
 _STD, _LOG_STD = "actor/std", "actor/log_std"
 

@@ -217,9 +217,6 @@ def _parse_addition(item: _TableItem, lines: _TableLines) -> AddedTensor:
         raise lines.wrong(f"the value cannot be stored as {dtype}", "value", item.line) from error
 
 
-# Apply a user's rules to a tree: every leaf by its name or its native key; errors include the line.
-
-
 class RuleApplication(NamedTuple):
     """Effect of a rule file on a tree: named targets of leaves, dropped leaves, and unmatched leaves."""
 

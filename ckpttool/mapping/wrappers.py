@@ -31,9 +31,6 @@ if TYPE_CHECKING:
     import numpy as np
 
 
-# Dotted names of modules and parameters: find, remove and restore wrapper prefixes.
-
-
 # torch/optim/swa_utils.py, AveragedModel: its own buffer is a sibling of the wrapped module.
 _AVERAGED = "n_averaged"
 _DEEPEST = 100
@@ -572,8 +569,6 @@ _SPECTRAL = deferred.compile(r"(?:.*\.)?(?:parametrizations\.\w+\.\d+\._u|\w+_or
 _WEIGHT = "{module}{name}"
 _FLOATS = frozenset(("float16", "bfloat16", "float32", "float64"))
 
-
-# Notes of `inspect` on names: wrapper prefixes, and the paths of a network and its average.
 
 # Names under which training programs store a network's state_dict beside other data, and averages of it.
 _NETWORKS = frozenset(

@@ -10,7 +10,6 @@ if TYPE_CHECKING:
         NetworkSettings as NetworkSettings,
         add_gru as add_gru,
         add_lstm as add_lstm,
-        layer_widths as layer_widths,
         policy_network as policy_network,
         q_network as q_network,
         value_network as value_network,

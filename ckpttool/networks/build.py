@@ -24,6 +24,7 @@ from ckpttool.libraries.schema import (
     EncoderInput,
     PolicyEncoder,
     Program,
+    layer_widths,
 )
 from ckpttool.networks.network import (
     NOISE,
@@ -440,20 +441,6 @@ FRACTIONS = 32
 """Fractions that Tianshou's IQN draws in evaluation by default (algorithm/modelfree/iqn.py, sample_size)."""
 # Maps that do not depend on the bounds.
 UNBOUNDED = frozenset({"identity", "unit_tanh", "argmax"})
-
-
-def layer_widths(agent: Tree, part: AgentNetwork) -> tuple[int, int]:
-    """Return the number of a network's inputs, those of its first dense layers, and of its outputs."""
-    if part.program is not None:
-        return math.prod(part.program.inputs[0][1]), part.program.width
-    shapes = {
-        position: leaf.shape
-        for position, layer in enumerate(part.layers)
-        if layer.kind == "dense"
-        and isinstance(leaf := agent.get(schema.canonical_weight_path(part, position, "kernel")), Leaf)
-    }
-    starts = part.starts if part.streams else [min(shapes)]
-    return sum(shapes[position][0] for position in starts), shapes[max(shapes)][1]
 
 
 def policy_network(

@@ -153,9 +153,6 @@ def _format_type(form: Said) -> str:
     return f"{form[0]}{list(form[1])}"
 
 
-# The saved variables of live objects by name, as a restore finds them.
-
-
 def _index_names(variables: Iterable[tuple[LiveValue, OptimizerSlot | None]]) -> dict[tuple[str, ...], Any]:
     """Return saved variables, and the slots of their optimizers, by every name."""
     found: dict[tuple[str, ...], Any] = {}
@@ -172,8 +169,6 @@ def _index_names(variables: Iterable[tuple[LiveValue, OptimizerSlot | None]]) ->
             found.setdefault((*optimizer, "slots", slot.kind, *of), live.value)
     return found
 
-
-# All tensors reachable from a live object: through containers, closures and objects of any class.
 
 _OPEN = ("SimpleNamespace", "Namespace")
 
@@ -305,9 +300,6 @@ def _step_reason(holder: Any, held: Any, step: PathStep) -> str:
         return f"in a {inner} that the {outer} does not track"
     torch = live_trees.is_torch_module(holder) or live_trees.is_torch_optimizer(holder)
     return f"in a {inner}, which is not a {'Module' if torch else 'Trackable'}"
-
-
-# Tensors that saving a live object would omit, and variables that restoring a checkpoint would not fill.
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,8 +31,6 @@ from ckpttool.core.tree import (
 from ckpttool.formats.tf_object_graph import slot_path
 from ckpttool.networks.model_child import class_bases, is_tf_module, model_framework
 
-# Kinds of live objects, by the names of their base classes; no framework is imported.
-
 FRAMEWORKS = frozenset(
     ("tensorflow", "tensorflow_core", "keras", "tf_keras", "torch", "jax", "jaxlib", "numpy", "wrapt")
 )
@@ -447,8 +445,6 @@ def _torch_optimizer_items(optimizer: Any) -> list[tuple[PathStep, Any]]:
     return [(attr("param_groups"), settings), (attr("state"), state)]
 
 
-# Roles of live tensors: parameter or buffer, saved or not, slot variable with its parameter, counter.
-
 _OWN = frozenset(("_variables", "_trainable_variables"))
 
 
@@ -557,9 +553,6 @@ def _slots_by_name(held: Mapping[str, Any]) -> dict[int, OptimizerSlot]:
             parts = (variable_name(variable) or "").split("/")
             found[id(variable)] = OptimizerSlot(kind, None, "/".join(parts[1:-1]))
     return found
-
-
-# A live tensor as a leaf: type and shape are read now, bytes on request.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -674,8 +667,6 @@ def _tensor_bytes(tensor: Any) -> bytes:
     return array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
 
 
-# Trees of live values: the first path of a value is its leaf, further ones are aliases.
-
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 
@@ -737,8 +728,6 @@ class LiveTreeBuilder:
         aliases = {path: tuple(others) for path, others in self._aliases.items()}
         return Tree(leaves, aliases, self.containers)
 
-
-# Objects that a framework would save with a live object, edge by edge.
 
 # tf.train.Checkpoint adds it to any object when it saves (tensorflow/python/checkpoint/checkpoint.py).
 COUNTER = ("save_counter",)
@@ -930,9 +919,6 @@ class TorchNames:
         return known or ".".join(names)
 
 
-# A live object as a tree of unread leaves, and the modules in it.
-
-
 def flatten_with_path(
     obj: Any,
     *,
@@ -954,6 +940,12 @@ def flatten_with_path(
         attribute_traversal_key: sort key of the attributes, as in `tf.Module._flatten`.
         enter: selects objects to enter; None: all trackable objects (TensorFlow: tf.Modules only).
         most: number of values after which no object is entered twice; first paths are kept.
+
+    >>> import ckpttool, numpy
+    >>> holder = {"actor": [numpy.zeros((3, 64), "float32")]}
+    >>> tree = ckpttool.flatten_with_path(holder, predicate=lambda value: isinstance(value, numpy.ndarray))
+    >>> [(ckpttool.display(path), leaf.shape) for path, leaf in tree.items()]
+    [('actor/0', (3, 64))]
 
     """
     if is_tensor(obj):

@@ -162,9 +162,6 @@ class ModelTrainer:
         return loss
 
 
-# PyTorch.
-
-
 def _number(value: Any) -> Any:
     """Return a setting without tensors: PyTorch accepts some as tensors of one number."""
     if isinstance(value, (list, tuple)):
@@ -442,8 +439,6 @@ class TorchTrainer(ModelTrainer):
                 parameter.grad = None
                 parameter.copy_(value)
 
-
-# Keras on TensorFlow, and modules of TensorFlow.
 
 # Settings that change gradients or weights beside the update rule; None if they are off.
 _KERAS_EXTRAS = (

@@ -396,8 +396,6 @@ LAYERS: dict[type[Layer], Callable[[Any], Function]] = {
 }
 
 
-# Gradients of small networks, written out for numpy: every layer propagates its output's gradient.
-
 Values = Sequence[np.ndarray]
 # Gradients of a layer's inputs and of its trained arrays, from its output's gradient.
 Back = tuple[list[np.ndarray], list[np.ndarray]]

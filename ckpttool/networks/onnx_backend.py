@@ -12,8 +12,6 @@ import numpy as np
 from ckpttool.core.errors import UsageError
 from ckpttool.networks.network import InputAdapter, Network, Observation, State
 
-# The onnxruntime backend: the network as an ONNX model, run on the CPU; fastest for medium batches.
-
 NAME = "onnxruntime"
 
 _ACTION = "/action"
@@ -72,8 +70,6 @@ class OnnxRuntimePolicy:
 
         return create_session(self._model, threads).run
 
-
-# Runs a serialised ONNX model, by onnxruntime or by the onnx library's reference evaluator.
 
 _ERRORS_ONLY = 3  # ORT_LOGGING_LEVEL_ERROR (onnxruntime/core/session/onnxruntime_c_api.h)
 

@@ -474,8 +474,6 @@ _RULES: Mapping[str, Callable[[OptimizerSetup, int, np.ndarray, np.ndarray, _Hel
 SUPPORTED = tuple(_RULES)
 
 
-# Between processes: JSON and npz, no pickles.
-
 _LEARNER, _TRAINED = "learner.npz", "trained.npz"
 
 

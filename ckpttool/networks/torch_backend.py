@@ -57,8 +57,6 @@ else:
     torch = LazyModule("torch")
 
 
-# One-line errors for devices that PyTorch and CUDA cannot use or that lack memory.
-
 # Lower-case texts of cudaGetErrorString and of PyTorch's checks; unchanged from CUDA 11 to 13.
 _OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "cannot allocate memory", "status_alloc_failed")
 _BUSY = ("busy or unavailable", "exclusive-process", "compute mode")

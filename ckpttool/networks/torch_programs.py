@@ -339,9 +339,6 @@ def _abort_capture(graph: torch.cuda.CUDAGraph, place: torch.device, pool: Any) 
     torch._C._cuda_releasePool(index, pool)
 
 
-# Training in PyTorch: gradients by autograd, steps by torch.optim, starting from a given state.
-
-
 class NetworkModule(torch.nn.Module):
     """A network as a module: trained arrays are parameters, those of maps and statistics are buffers.
 

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from html import escape
 from itertools import pairwise
 
-from ckpttool.commands.dataflow import FlowStage, FlowStrip, find_strips, format_shape
-from ckpttool.commands.inspect import may_describe_layers
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.deferred import dataclass, field
 from ckpttool.core.text import clean, format_count, shorten
 from ckpttool.libraries.schema import RecognizedAgent
+from ckpttool.listing.contents import may_describe_layers
+from ckpttool.listing.dataflow import find_strips
+from ckpttool.listing.strips import FlowStage, FlowStrip, format_shape
 
 # Lengths are in pixels, from the upper left corner; the widest common monospaced font has an advance of
 # 0.602 of its size.
@@ -110,8 +111,8 @@ def find_page_strips(
 ) -> tuple[FlowStrip, ...]:
     """Return the networks of an agent, or the layers of a model that its file describes."""
     if binding is None and may_describe_layers(checkpoint):
-        from ckpttool.commands.architecture import describe_architecture
-        from ckpttool.commands.outline import architecture_strips
+        from ckpttool.listing.architecture import describe_architecture
+        from ckpttool.listing.layers import architecture_strips
 
         if strips := architecture_strips(describe_architecture(checkpoint)):
             return strips

@@ -13,21 +13,9 @@ from typing import Any
 
 from markupsafe import Markup
 
-from ckpttool.commands import audit
-from ckpttool.commands.dataflow import FlowStrip
 from ckpttool.commands.diff import DiffSide, align_checkpoints, compare_alignment
 from ckpttool.commands.doctor import Diagnosis, examine_agent
-from ckpttool.commands.inspect import CheckpointSummary, summary
-from ckpttool.commands.modules import (
-    ModuleSummary,
-    describe_module_kind,
-    group_by_module,
-    module_entries,
-    skip_wrapping_modules,
-    user_given_names,
-)
-from ckpttool.commands.rows import TensorRow, ValueRow
-from ckpttool.commands.signatures import signature_lines
+from ckpttool.commands.inspect import summary
 from ckpttool.commands.stats import (
     ArrayDifference,
     ChangedEntry,
@@ -51,6 +39,19 @@ from ckpttool.core.errors import CkpttoolError, FormatError
 from ckpttool.core.source import File, StreamedArray
 from ckpttool.core.text import clean, shorten
 from ckpttool.core.tree import Leaf, Path, ValueLeaf, display, json_value
+from ckpttool.listing import audit
+from ckpttool.listing.contents import CheckpointSummary
+from ckpttool.listing.modules import (
+    ModuleSummary,
+    describe_module_kind,
+    group_by_module,
+    module_entries,
+    skip_wrapping_modules,
+    user_given_names,
+)
+from ckpttool.listing.rows import TensorRow, ValueRow
+from ckpttool.listing.signatures import signature_lines
+from ckpttool.listing.strips import FlowStrip
 from ckpttool.report.dataflow import find_page_strips, render_dataflow
 from ckpttool.report.rendering import (
     HEIGHT,

@@ -18,12 +18,12 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from ckpttool.commands import training_counters
-from ckpttool.commands.training_counters import ANY_UNIT, UNITS
 from ckpttool.core import filesystem, text, urls
 from ckpttool.core.deferred import dataclass
 from ckpttool.core.errors import FormatError
 from ckpttool.core.text import clean, format_count, format_size, shorten
+from ckpttool.listing import training_counters
+from ckpttool.listing.training_counters import ANY_UNIT, UNITS
 
 # Number formatting of the page, with a typographic minus sign.
 

@@ -11,7 +11,6 @@ from typing import Any
 
 from markupsafe import Markup
 
-from ckpttool.commands.dataflow import FlowStrip
 from ckpttool.commands.run_history import (
     FindingHistory,
     LayerHistory,
@@ -21,13 +20,14 @@ from ckpttool.commands.run_history import (
     fold_layers,
     follow_run,
 )
-from ckpttool.commands.training_counters import ANY_UNIT, TITLES, UNITS, step_columns
 from ckpttool.core import filesystem, text, urls
 from ckpttool.core.atomic_write import Progress, ignore_progress
 from ckpttool.core.deferred import dataclass
 from ckpttool.core.errors import FormatError
 from ckpttool.core.source import File
 from ckpttool.core.text import clean, format_count, format_size
+from ckpttool.listing.strips import FlowStrip
+from ckpttool.listing.training_counters import ANY_UNIT, TITLES, UNITS, step_columns
 from ckpttool.report import rendering
 from ckpttool.report.dataflow import find_page_strips, render_dataflow
 from ckpttool.report.rendering import (

@@ -373,9 +373,6 @@ def _on_policy_batch(
     )
 
 
-# Optimizer state of both sides, which equal updates may hide: an AMSGrad maximum, or a momentum at rate 0.
-
-
 class TensorState(NamedTuple):
     """The state of one trained tensor: its optimizer's settings, number of updates, and slots."""
 

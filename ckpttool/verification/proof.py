@@ -275,9 +275,6 @@ def _like_words(side: str, like: ModelSpec) -> list[str]:
     return words if like.python == sys.executable else [*words, f"--python-{side}", like.python]
 
 
-# A model of this process as the target.
-
-
 class LiveHost:
     """Answers as the process of a model does, for a model of this process."""
 

@@ -21,14 +21,8 @@ from ckpttool.evaluation.restore import read_any_sidecar
 from ckpttool.formats.detect import open_checkpoint
 from ckpttool.formats.keras_config import audit_document
 from ckpttool.libraries import optimizer_settings
-from ckpttool.libraries.optimizer_states import (
-    KERAS_ARGUMENTS,
-    OPTIMIZER,
-    KerasStates,
-    OptimizerSettings,
-    path_texts,
-)
-from ckpttool.libraries.optimizers_read import CanonicalOptimizer
+from ckpttool.libraries.optimizer_states import KERAS_ARGUMENTS, KerasStates, OptimizerSettings
+from ckpttool.libraries.optimizers_read import OPTIMIZER, CanonicalOptimizer, path_texts
 from ckpttool.mapping.rules import KEEP, Move, MoveList, canonical_tree
 from ckpttool.networks.model_training import choose_optimizer
 from ckpttool.verification.causes import Cause
@@ -37,8 +31,6 @@ from ckpttool.verification.output_comparison import OWN_ERROR
 if TYPE_CHECKING:
     from ckpttool.verification.two_models import ModelClient
 
-
-# Pairs of trained tensors, found by their values: a conversion reorders numbers, and changes none.
 
 _MOST_AXES = 5
 _CHUNKS = (2, 3, 4, 6, 8)
@@ -235,8 +227,6 @@ class TensorMatcher:
                 return list(zip(parts, chosen, strict=True))
         return []
 
-
-# The comparison.
 
 STEPS = 100
 BOUNDS = {"float32": 1e-4, "float64": 1e-10}

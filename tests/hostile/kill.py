@@ -27,12 +27,12 @@ from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
-from ckpttool.commands import folder
 from ckpttool.conversion.write import save
 from ckpttool.core import CkpttoolError, Sidecar, atomic_write, find_pending_files, is_hidden_name, sidecar
 from ckpttool.core.digests import digest_checkpoint
 from ckpttool.evaluation.restore import read_verified_sidecar, restore_agent
 from ckpttool.formats import open_checkpoint, resolve
+from ckpttool.listing import folder
 from tests.trees import torch_tree
 
 # What changes a folder, or has it on the disk.

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
-from ckpttool.commands.findings import unjudged_findings
 from ckpttool.core import code_references, deferred
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.code_references import By, CodeReference
 from ckpttool.core.deferred import NamedTuple
 from ckpttool.core.errors import FormatError, NotFoundError, UsageError, abbreviate_list, from_system_error
 from ckpttool.core.text import clean
+from ckpttool.listing.findings import unjudged_findings
 
 _LINES = 20
 _NAMED = 3
@@ -34,8 +34,10 @@ _WHY_CLASSES: Mapping[By, str] = {
 
 def audit_notes(references: Iterable[CodeReference]) -> tuple[str, ...]:
     """Return a line per name that unpickling would call or could have called; a count after 20."""
-    acting = [each for each in code_references.unsafe_references(references) if each.by == "pickle"]
-    lines = [_call_note(each) for each in acting[:_LINES]]
+    acting = [
+        reference for reference in code_references.unsafe_references(references) if reference.by == "pickle"
+    ]
+    lines = [_call_note(reference) for reference in acting[:_LINES]]
     if len(acting) > _LINES:
         lines.append(
             f"unpickling this file would call {len(acting) - _LINES:,} more; use --json to list them"
@@ -43,12 +45,16 @@ def audit_notes(references: Iterable[CodeReference]) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def _call_note(each: CodeReference) -> str:
-    if each.verdict == code_references.UNKNOWN:
-        return f"unpickling this file would create an instance of {each.name}, which runs that class's code"
-    if each.calls:
-        return f"unpickling this file would call {each.name}; nothing was run, and it is shown as a record"
-    return f"unpickling this file would import {each.name}, which can run code; nothing was run"
+def _call_note(reference: CodeReference) -> str:
+    if reference.verdict == code_references.UNKNOWN:
+        return (
+            f"unpickling this file would create an instance of {reference.name}, which runs that class's code"
+        )
+    if reference.calls:
+        return (
+            f"unpickling this file would call {reference.name}; nothing was run, and it is shown as a record"
+        )
+    return f"unpickling this file would import {reference.name}, which can run code; nothing was run"
 
 
 _ALLOWED_NAME = deferred.compile(r"[^\W\d]\w*(\.[\w<>]+)*")
@@ -107,8 +113,11 @@ def _read_allow_file(file: str) -> list[str]:
 
 def build_audit_document(references: Iterable[CodeReference]) -> dict[str, Any]:
     """Return the JSON object: the worst verdict, and the verdict of every name."""
-    found = list(references)
-    return {"verdict": code_references.worst_verdict(found), "names": [each.document() for each in found]}
+    listed = list(references)
+    return {
+        "verdict": code_references.worst_verdict(listed),
+        "names": [reference.document() for reference in listed],
+    }
 
 
 LoadingLabel = Literal["SAFE to load", "NEEDS CLASSES", "RUNS CODE", "NOT CHECKED"]
@@ -144,15 +153,15 @@ def summarize_audit(references: Sequence[CodeReference]) -> LoadingVerdict:
     worst = code_references.worst_verdict(references)
     if worst == code_references.PLAIN:
         return LoadingVerdict(SAFE, "plain data", passes=True)
-    found = code_references.filter_verdict(references, worst)
-    names = abbreviate_list([clean(each.name) for each in found], _NAMED)
+    chosen = code_references.filter_verdict(references, worst)
+    names = abbreviate_list([clean(reference.name) for reference in chosen], _NAMED)
     if worst == code_references.UNKNOWN:
         why = "unknown, and pickle.load runs their code; --allow NAME if they are yours"
         return LoadingVerdict("NEEDS CLASSES", f"{names} ({why})", passes=False)
     if worst == code_references.CODE:
-        return LoadingVerdict("RUNS CODE", f"{names} ({_WHY[found[0].by]})", passes=False)
-    why = _WHY_CLASSES.get(found[0].by, _ELSEWHERE)
-    if found[0].by == "pickle":
+        return LoadingVerdict("RUNS CODE", f"{names} ({_WHY[chosen[0].by]})", passes=False)
+    why = _WHY_CLASSES.get(chosen[0].by, _ELSEWHERE)
+    if chosen[0].by == "pickle":
         why = "pickle.load imports them, torch.load(weights_only=True) refuses them"
     return LoadingVerdict("NEEDS CLASSES", f"{names} ({why})", passes=True)
 
@@ -160,22 +169,23 @@ def summarize_audit(references: Sequence[CodeReference]) -> LoadingVerdict:
 def format_audit(references: Sequence[CodeReference]) -> list[str]:
     """Return a line per name, worst first: verdict, calls, name and location."""
     order = [
-        each
+        reference
         for verdict in reversed(code_references.VERDICTS)
-        for each in code_references.filter_verdict(references, verdict)
+        for reference in code_references.filter_verdict(references, verdict)
     ]
-    width = max((len(f"{each.calls:,}") for each in order), default=0)
+    width = max((len(f"{reference.calls:,}") for reference in order), default=0)
     return [
-        f"{each.verdict:<14}  {_describe_calls(each, width)}  {clean(each.name)}{_format_location(each)}"
-        for each in order
+        f"{reference.verdict:<14}  {_describe_calls(reference, width)}  {clean(reference.name)}"
+        f"{_format_location(reference)}"
+        for reference in order
     ]
 
 
-def _describe_calls(each: CodeReference, width: int) -> str:
-    return f"called {each.calls:>{width},}" if each.calls else f"{'named':<{width + 7}}"
+def _describe_calls(reference: CodeReference, width: int) -> str:
+    return f"called {reference.calls:>{width},}" if reference.calls else f"{'named':<{width + 7}}"
 
 
-def _format_location(each: CodeReference) -> str:
-    lines = [] if each.offset is None else [f"at byte {each.offset:,}"]
-    lines += [f"in {clean(each.where)}"] if each.where else []
+def _format_location(reference: CodeReference) -> str:
+    lines = [] if reference.offset is None else [f"at byte {reference.offset:,}"]
+    lines += [f"in {clean(reference.where)}"] if reference.where else []
     return f"  ({', '.join(lines)})" if lines else ""

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from ckpttool.commands.training_counters import step_columns
 from ckpttool.core import urls
 from ckpttool.core.deferred import dataclass, field
 from ckpttool.core.tree import Leaf, Path, ValueLeaf, json_value, path_to_json
+from ckpttool.listing.training_counters import step_columns
 
 
 @dataclass(frozen=True, slots=True)

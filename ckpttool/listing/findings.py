@@ -53,8 +53,8 @@ def weightless_findings(checkpoint: Checkpoint, *, values: bool) -> Iterator[Fin
         return
     from ckpttool.libraries.schema import NETWORKS, VALUES
 
-    held = {path[:1] for path in tree}
+    filled = {path[:1] for path in tree}
     named = {*NETWORKS, *VALUES, *_MODELS}
     for path in tree.containers:
-        if len(path) == 1 and path not in held and str(path[0].value) in named:
+        if len(path) == 1 and path not in filled and str(path[0].value) in named:
             yield Finding("model", f"{path[0].value} contains no weights", fix)

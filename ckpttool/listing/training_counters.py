@@ -67,30 +67,30 @@ def count_training(checkpoint: Checkpoint, binding: RecognizedAgent | None) -> d
     Without an agent, the plain counters at the top of the checkpoint count. The updates of an optimizer
     are used where the agent itself has no count.
     """
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
     if binding is not None:
         from ckpttool.libraries.schema import ALL_OPTIMIZED, JOINT, canonical_setting_path
 
-        places = {move.target: move for move in reversed(binding.moves.moves)}
-        for target, move in places.items():
+        moves = {move.target: move for move in reversed(binding.moves.moves)}
+        for target, move in moves.items():
             if len(target) == 1 and (name := str(target[0].value)) in COUNTERS:
-                _add_count(found, name, move.rule.leaf(checkpoint.tree[move.source]))
+                _add_count(counts, name, move.rule.leaf(checkpoint.tree[move.source]))
         for optimizer in (JOINT, *ALL_OPTIMIZED):
-            if (own := places.get(canonical_setting_path(optimizer, "step"))) is not None:
-                _add_count(found, OPTIMIZER, own.rule.leaf(checkpoint.tree[own.source]))
+            if (own := moves.get(canonical_setting_path(optimizer, "step"))) is not None:
+                _add_count(counts, OPTIMIZER, own.rule.leaf(checkpoint.tree[own.source]))
     else:
         for path, name in checkpoint.tree.names.items():
             if name in COUNTERS and name != NAME:
-                _add_count(found, name, checkpoint.tree[path])
+                _add_count(counts, name, checkpoint.tree[path])
     if (number := step_in_name(os.path.basename(checkpoint.path))) is not None:
-        found[NAME] = number
-    return found
+        counts[NAME] = number
+    return counts
 
 
-def _add_count(found: dict[str, int], name: str, leaf: Leaf | ValueLeaf) -> None:
+def _add_count(counts: dict[str, int], name: str, leaf: Leaf | ValueLeaf) -> None:
     plain = read_number(leaf) if isinstance(leaf, Leaf) else leaf.value
     if isinstance(plain, int | float) and not isinstance(plain, bool) and 0 <= plain < _LARGEST:
-        found[name] = max(found.get(name, 0), int(plain))
+        counts[name] = max(counts.get(name, 0), int(plain))
 
 
 def read_number(leaf: Leaf) -> int | float | None:
@@ -120,8 +120,8 @@ def step_columns(steps: Mapping[str, int]) -> dict[str, int | None]:
 def step_in_name(name: str) -> int | None:
     """Return the step in a file name (`ckpt-2500`, `rl_model_10000_steps.zip`), if there is one."""
     for pattern in _NUMBERS:
-        if found := pattern.search(name):
-            return int(found[1])
+        if match := pattern.search(name):
+            return int(match[1])
     return None
 
 
@@ -131,13 +131,10 @@ def most_common_source(steps_by_checkpoint: Sequence[Mapping[str, int]]) -> str 
     Of several, a source whose value differs between checkpoints comes first. A count of saves is not
     a step.
     """
-    having = Counter(source for each in steps_by_checkpoint for source in each if source in SOURCES)
+    having = Counter(source for counts in steps_by_checkpoint for source in counts if source in SOURCES)
     there = [source for source in SOURCES if having[source]]
-    telling = [source for source in there if len({each.get(source) for each in steps_by_checkpoint}) > 1]
+    telling = [source for source in there if len({counts.get(source) for counts in steps_by_checkpoint}) > 1]
     return max(telling or there, key=lambda source: having[source], default=None)
-
-
-# How often TensorFlow 1's Adam optimizers were applied, from the powers of beta that they store.
 
 
 def update_count_notes(tree: Tree) -> tuple[str, ...]:

@@ -16,21 +16,21 @@ def signature_lines(details: Mapping[str, Any], width: int) -> list[str]:
     tags = details.get("tags")
     if isinstance(tags, list | tuple) and tags:
         # One list per graph.
-        sets = [", ".join(map(str, each)) if isinstance(each, list | tuple) else str(each) for each in tags]
+        sets = [", ".join(map(str, tag)) if isinstance(tag, list | tuple) else str(tag) for tag in tags]
         lines.append(clean(f"tags {'; '.join(sets)}"))
-    found = details.get("signatures")
-    if not isinstance(found, Mapping):
+    signatures = details.get("signatures")
+    if not isinstance(signatures, Mapping):
         return lines
     import textwrap
 
-    for name, signature in list(found.items())[:_SHOWN]:
+    for name, signature in list(signatures.items())[:_SHOWN]:
         text = f"{_tensors(signature, 'inputs')} -> {_tensors(signature, 'outputs')}"
         lines += [
             clean(f"signature {name}"),
             *textwrap.wrap(text, width, initial_indent="  ", subsequent_indent="    "),
         ]
-    if len(found) > _SHOWN:
-        lines.append(f"and {format_count(len(found) - _SHOWN, 'more signature')}")
+    if len(signatures) > _SHOWN:
+        lines.append(f"and {format_count(len(signatures) - _SHOWN, 'more signature')}")
     return lines
 
 
@@ -55,10 +55,10 @@ def _onnx_lines(details: Mapping[str, Any], width: int) -> list[str]:
 
 
 def _tensors(signature: object, which: str) -> str:
-    found = signature.get(which) if isinstance(signature, Mapping) else None
-    if not isinstance(found, Mapping) or not found:
+    tensors = signature.get(which) if isinstance(signature, Mapping) else None
+    if not isinstance(tensors, Mapping) or not tensors:
         return "nothing"
-    return ", ".join(clean(f"{name} {_format_signature(tensor)}".strip()) for name, tensor in found.items())
+    return ", ".join(clean(f"{name} {_format_signature(tensor)}".strip()) for name, tensor in tensors.items())
 
 
 def _format_signature(tensor: object) -> str:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from ckpttool.commands.rows import TensorRow, ValueRow
 from ckpttool.core import deferred, limits
 from ckpttool.core.deferred import dataclass, field
 from ckpttool.core.text import clean, natural_sort_key
 from ckpttool.core.tree import Leaf, Path, ValueLeaf, display
+from ckpttool.listing.rows import TensorRow, ValueRow
 
 if TYPE_CHECKING:
     from ckpttool.core.tree import Container
@@ -139,12 +139,12 @@ def module_entries(
     """
     if sort == "file":
         return [*_in_natural_order(module.rows), *_in_natural_order([*module.below.items()])]
-    found: list[tuple[str, TensorRow | ValueRow | ModuleSummary]] = [*module.rows, *module.below.items()]
+    entries: list[tuple[str, TensorRow | ValueRow | ModuleSummary]] = [*module.rows, *module.below.items()]
     if sort == "name":
-        found.sort(key=lambda entry: natural_sort_key(entry[0]))
+        entries.sort(key=lambda entry: natural_sort_key(entry[0]))
     elif sort == "size":
-        found.sort(key=lambda entry: -_nbytes(entry[1]))
-    return found
+        entries.sort(key=lambda entry: -_nbytes(entry[1]))
+    return entries
 
 
 def _in_natural_order(entries: list[tuple[str, _Entry]]) -> list[tuple[str, _Entry]]:

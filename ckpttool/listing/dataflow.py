@@ -1,230 +1,31 @@
-"""Describe the dataflow of an agent's networks: observation, normaliser, layers, activations, action."""
+"""Describe the dataflow of an agent's networks: observation, normaliser, layers, activations, action.
+
+Shapes come from unread tensors, the order of layers and activations from the records that
+networks/build.py follows (AgentNetwork, PolicyEncoder); tests/test_dataflow.py compares both. Facts that no
+file contains name the default that they come from.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from ckpttool.core import urls
 from ckpttool.core.deferred import dataclass, field
 from ckpttool.core.errors import CkpttoolError, abbreviate_list, is_system_error
-from ckpttool.core.sidecar import Sidecar, load_sidecar, parse_activation
+from ckpttool.core.sidecar import Sidecar, parse_activation
 from ckpttool.core.source import Shape
-from ckpttool.core.text import clean, format_count
+from ckpttool.core.text import clean
 from ckpttool.core.tree import Leaf, Path, Tree, attr
 from ckpttool.libraries import schema
-from ckpttool.libraries.schema import (
-    AgentMetadata,
-    AgentNetwork,
-    EncoderInput,
-    PolicyEncoder,
-    RecognizedAgent,
-)
+from ckpttool.libraries.schema import AgentNetwork, EncoderInput, PolicyEncoder, RecognizedAgent
+from ckpttool.listing.strip_facts import FlowFacts, agent_facts, find_recorded_facts, listed_facts
+from ckpttool.listing.strips import FlowStage, FlowStrip, StageKind, format_shape
 
 if TYPE_CHECKING:
     from ckpttool.core.checkpoint import Checkpoint
     from ckpttool.evaluation.restore import Agent
-
-# A strip is a network as a row of stages. Shapes come from unread tensors, the order of layers and
-# activations from the records that networks/build.py follows (AgentNetwork, PolicyEncoder);
-# tests/test_dataflow.py compares both. Facts that no file contains name the default that they come from.
-
-StageKind = Literal["input", "normalizer", "layer", "activation", "join", "map", "output", "unknown"]
-
-
-@dataclass(frozen=True, slots=True)
-class FlowStage:
-    """One step: its name, the shape of its output without the batch, the number of its parameters.
-
-    The shape is None if unknown, which it never is for an agent's networks.
-    `detail` is a short addition ("-2 to 2"), `note` one that has no place in the picture, e.g. all action
-    bounds. `assumed` is the origin of an assumed fact ("default of layout td3"), empty for facts of the
-    files.
-    """
-
-    kind: StageKind
-    name: str
-    shape: Shape | None
-    parameters: int = 0
-    detail: str = ""
-    note: str = ""
-    assumed: str = ""
-
-    def document(self) -> dict[str, Any]:
-        """Return the JSON object."""
-        return {
-            "kind": self.kind,
-            "name": self.name,
-            "shape": None if self.shape is None else list(self.shape),
-            "parameters": self.parameters,
-            "detail": self.detail or None,
-            "note": self.note or None,
-            "assumed": self.assumed or None,
-        }
-
-
-@dataclass(frozen=True, slots=True)
-class FlowStrip:
-    """The stages of one network; `streams` are those of several inputs, which the first stage joins.
-
-    `alike` are the titles of further networks of the same structure.
-    """
-
-    title: str
-    stages: tuple[FlowStage, ...]
-    streams: tuple[tuple[FlowStage, ...], ...] = ()
-    notes: tuple[str, ...] = ()
-    alike: tuple[str, ...] = ()
-
-    @property
-    def every(self) -> tuple[FlowStage, ...]:
-        """All stages, those of the streams first."""
-        return (*(stage for stream in self.streams for stage in stream), *self.stages)
-
-    @property
-    def parameters(self) -> int:
-        """The number of parameters of all stages."""
-        return sum(stage.parameters for stage in self.every)
-
-    @property
-    def assumptions(self) -> dict[str, list[str]]:
-        """The names of assumed stages by the origin of the assumption, each once."""
-        found: dict[str, dict[str, None]] = {}
-        for stage in self.every:
-            if stage.assumed:
-                found.setdefault(stage.assumed, {})[stage.name] = None
-        return {origin: list(names) for origin, names in found.items()}
-
-    def document(self) -> dict[str, Any]:
-        """Return the JSON object."""
-        return {
-            "title": self.title,
-            "alike": list(self.alike),
-            "parameters": self.parameters,
-            "streams": [[stage.document() for stage in stream] for stream in self.streams],
-            "stages": [stage.document() for stage in self.stages],
-            "notes": list(self.notes),
-        }
-
-
-# Facts besides the weights, of a listing (nothing is read) or of a restored agent (sidecar, options).
-
-
-@dataclass(frozen=True, slots=True)
-class FlowFacts:
-    """Activations, action map, action bounds and statistics; `assumed` has the origin of those by default.
-
-    `normalizer` is the number of normalised observation values, 0 without statistics; `clip` limits them.
-    `choices` are discrete actions; `network_hidden` are activations of other networks than the policy.
-    """
-
-    hidden: tuple[str, ...] = ()
-    head: str = ""
-    bounds: tuple[Sequence[float], Sequence[float]] | None = None
-    normalizer: int = 0
-    clip: float | None = None
-    assumed: Mapping[str, str] = field(default_factory=dict)
-    choices: schema.Choices | None = None
-    network_hidden: Mapping[str, Sequence[str]] = field(default_factory=dict)
-
-    def of_network(self, component: str) -> FlowFacts:
-        """Return the facts of one network."""
-        own = self.network_hidden.get(component.removesuffix("_target"))
-        if own is None:
-            return self
-        assumed = {name: why for name, why in self.assumed.items() if name != "hidden"}
-        return replace(self, hidden=tuple(own), assumed=assumed)
-
-
-def find_recorded_facts(checkpoint: Checkpoint) -> Sidecar | None:
-    """Return the sidecar beside a local checkpoint, unverified; None without a readable one."""
-    if urls.is_elsewhere(checkpoint.path):
-        return None
-    try:
-        return load_sidecar(checkpoint.path)
-    except CkpttoolError as error:
-        if is_system_error(error):
-            raise
-        return None  # commands that use it report the error
-
-
-def listed_facts(binding: RecognizedAgent, tree: Tree, recorded: Sidecar | None = None) -> FlowFacts:
-    """Return the facts of a recognised agent without reading a tensor.
-
-    A sidecar's facts replace those that the checkpoint itself does not contain.
-    """
-    facts, own = binding.facts, recorded or Sidecar("")
-    default = f"default of layout {binding.layout}"
-    hidden = facts.activations or ((facts.hidden,) if facts.hidden else ())
-    head, assumed = facts.head, {}
-    if "activations" in facts.stated:
-        hidden, assumed["hidden"] = _stated_activation(facts, own)
-    elif ("activations" if facts.activations else "hidden") not in facts.origins:
-        hidden = tuple(own.activations or hidden)
-        assumed["hidden"] = _origin(own, "activations", default)
-    if "head" in facts.stated:
-        head = str(own.head) if own.is_given("head") else ""
-    elif "head" not in facts.origins:
-        head = own.head or head
-        assumed["head"] = _origin(own, "head", default)
-    low, high = facts.action_low or own.action_low, facts.action_high or own.action_high
-    statistics = binding.statistics(tree)
-    mean = facts.norm.mean if facts.norm is not None else statistics.get("mean")
-    complete = facts.norm is not None or bool(statistics.keys() & {"var", "std"})
-    clip = facts.norm.clip if facts.norm is not None else None
-    size = mean.size * facts.stacked if mean is not None and complete else 0
-    if not size and own.obs_norm:
-        size, clip = len(own.obs_norm.get("mean", ())), own.obs_norm.get("clip")
-    bounds = None if low is None or high is None else (low, high)
-    unclear = {name: why for name, why in assumed.items() if why}
-    choices = facts.choices or schema.known_choices(own)
-    networks = facts.network_activations or own.network_activations or {}
-    return FlowFacts(hidden, head, bounds, size, clip, unclear, choices, networks)
-
-
-def _stated_activation(facts: AgentMetadata, known: Sidecar) -> tuple[tuple[str, ...], str]:
-    """Return the given activations, else the text of those that a file states, and why these are unknown."""
-    if known.activations and known.is_given("activations"):
-        return tuple(known.activations), ""
-    stated = facts.stated["activations"]
-    return (stated.text,), f"not supported; stated in {stated.source}"
-
-
-def _origin(recorded: Sidecar, fact: str, default: str) -> str:
-    """Return the default that a fact comes from; empty for a fact that a sidecar states."""
-    if getattr(recorded, fact) is None:
-        return default
-    return recorded.origin(fact) if recorded.is_assumed(fact) else ""
-
-
-def agent_facts(agent: Agent) -> FlowFacts:
-    """Return the facts of a restored agent, with those of its sidecar."""
-    known, facts = agent.known, agent.binding.facts
-    names = {"head": "head", "hidden": "activations"}
-    assumed = {name: known.origin(fact) for name, fact in names.items() if known.is_assumed(fact)}
-    hidden = tuple(known.activations or ((facts.hidden,) if facts.hidden else ()))
-    if "activations" in facts.stated and known.activations is None:
-        hidden, assumed["hidden"] = _stated_activation(facts, known)
-    head = str(known.head or ("" if "head" in facts.stated else facts.head))
-    bounds = None
-    if known.action_low is not None and known.action_high is not None:
-        bounds = (known.action_low, known.action_high)
-    norm = known.obs_norm or {}
-    return FlowFacts(
-        hidden,
-        head,
-        bounds,
-        len(norm.get("mean", ())),
-        norm.get("clip"),
-        assumed,
-        schema.known_choices(known),
-        known.network_activations or {},
-    )
-
-
-# From records to stages.
 
 # Names and details of the stages of each action map, as networks/build.HEADS builds them.
 _BY, _TO = ("scale", "by upper bound"), ("scale", "to bounds")
@@ -261,10 +62,10 @@ class _StripBuilder:
     def add(self, kind: StageKind, name: str, shape: Shape | None = None, **more: Any) -> None:
         self.stages.append(FlowStage(kind, name, self.last if shape is None else shape, **more))
 
-    def size(self, place: Path, names: Iterable[str]) -> int:
+    def size(self, path: Path, names: Iterable[str]) -> int:
         """Return the number of values of a layer's tensors."""
-        held = (self.shapes.get((*place, attr(name))) for name in names)
-        return sum(math.prod(shape) for shape in held if shape is not None)
+        shapes = (self.shapes.get((*path, attr(name))) for name in names)
+        return sum(math.prod(shape) for shape in shapes if shape is not None)
 
     def normalize(self) -> None:
         """Add the statistics of observations, if their size is that of the last value."""
@@ -302,7 +103,7 @@ def build_strips(binding: RecognizedAgent, tree: Tree, facts: FlowFacts) -> tupl
         _strip(binding, part, _StripBuilder(shapes, facts.of_network(part.component)), sizes)
         for part in binding.parts
     ]
-    return _join_alike([each for each in strips if each is not None])
+    return _join_alike([strip for strip in strips if strip is not None])
 
 
 def build_listed_strips(
@@ -375,18 +176,18 @@ def find_strips(
 
 
 def _join_alike(strips: Sequence[FlowStrip]) -> tuple[FlowStrip, ...]:
-    found: dict[Any, FlowStrip] = {}
+    alike: dict[Any, FlowStrip] = {}
     for strip in strips:
         key = (strip.stages, strip.streams, strip.notes)
-        first = found.setdefault(key, strip)
+        first = alike.setdefault(key, strip)
         if first is not strip:
-            found[key] = replace(first, alike=(*first.alike, strip.title))
-    return tuple(found.values())
+            alike[key] = replace(first, alike=(*first.alike, strip.title))
+    return tuple(alike.values())
 
 
 def _dense_shapes(part: AgentNetwork, shapes: Mapping[Path, Shape]) -> list[Shape]:
-    places = [schema.canonical_weight_path(part, n, "kernel") for n in range(len(part.layers))]
-    return [shapes[place] for place in places if len(shapes.get(place, ())) == 2]
+    paths = [schema.canonical_weight_path(part, n, "kernel") for n in range(len(part.layers))]
+    return [shapes[path] for path in paths if len(shapes.get(path, ())) == 2]
 
 
 def _policy_sizes(part: AgentNetwork, shapes: Mapping[Path, Shape]) -> tuple[int, int] | None:
@@ -418,8 +219,8 @@ def _strip(
         act_dim = _add_inputs(builder, part, binding, sizes)
         _add_layers(builder, part, late=None if act_dim is None else ("action", act_dim))
     left = binding.unplaced.get(part.component, ())
-    if uncovered := [each for each in left if front is None or each not in front.covers]:
-        names = abbreviate_list([clean(each) for each in uncovered], 3)
+    if uncovered := [missing for missing in left if front is None or missing not in front.covers]:
+        names = abbreviate_list([clean(missing) for missing in uncovered], 3)
         notes.append(f"cannot be run: {names}")
     if odd := sorted({s.name for s in builder.stages if s.kind == "unknown" and not s.assumed}):
         notes.append(f"cannot be run: {abbreviate_list(odd, 3)}")
@@ -479,15 +280,15 @@ def _add_layers(
     numbers, dense = part.activation_numbers, 0
     for position in range(len(numbers)) if positions is None else positions:
         number = numbers[position]
-        place = schema.canonical_weight_path(part, position, "kernel")[:-1]
-        size = builder.size(place, _WEIGHTS)
+        path = schema.canonical_weight_path(part, position, "kernel")[:-1]
+        size = builder.size(path, _WEIGHTS)
         if part.layers[position].kind == "dense":
-            rows, columns = builder.shapes[(*place, attr("kernel"))]
+            rows, columns = builder.shapes[(*path, attr("kernel"))]
             if late is not None and dense and rows == builder.last[0] + late[1]:
                 builder.add("join", f"+ {late[0]}", (rows,))
             if dense in norms:
-                held = builder.size(schema.batch_norm_path(part.component, dense), _WEIGHTS)
-                builder.add("layer", "batch norm", parameters=held)
+                norm_size = builder.size(schema.batch_norm_path(part.component, dense), _WEIGHTS)
+                builder.add("layer", "batch norm", parameters=norm_size)
             builder.add("layer", "dense", (columns,), parameters=size)
             dense += 1
         else:
@@ -515,10 +316,10 @@ def _add_encoder(
         builder.stages = []
         builder.add("join", "concat", (sum((stream[-1].shape or (0,))[0] for stream in streams),))
     for number, kind in enumerate(front.cells):
-        place = schema.recurrent_layer_path(component, number)
-        units = builder.shapes[(*place, schema.RECURRENT)][0]
+        path = schema.recurrent_layer_path(component, number)
+        units = builder.shapes[(*path, schema.RECURRENT)][0]
         names = ("kernel", "recurrent_kernel", "bias_input", "bias_recurrent")
-        builder.add("layer", _TITLES[kind], (units,), parameters=builder.size(place, names))
+        builder.add("layer", _TITLES[kind], (units,), parameters=builder.size(path, names))
     return tuple(streams) if len(streams) > 1 else ()
 
 
@@ -528,14 +329,14 @@ def _add_image(builder: _StripBuilder, component: str, stream: EncoderInput) -> 
         name = f"/ {1 / stream.scale:g}" if stream.scale < 1 else f"* {stream.scale:g}"
         builder.add("normalizer", name)
     for number in range(len(stream.strides) + stream.dense):
-        place = schema.stream_layer_path(component, stream.name, number)
-        kernel = builder.shapes[(*place, schema.KERNEL)]
-        size = builder.size(place, _WEIGHTS)
+        path = schema.stream_layer_path(component, stream.name, number)
+        kernel = builder.shapes[(*path, schema.KERNEL)]
+        size = builder.size(path, _WEIGHTS)
         if number < len(stream.strides):
-            height, width, _, made = kernel
+            height, width, _, channels = kernel
             step = stream.strides[number]
             rest = ((n - k) // step + 1 for n, k in zip(builder.last[1:], (height, width), strict=True))
-            builder.add("layer", f"conv {height}x{width}/{step}", (made, *rest), parameters=size)
+            builder.add("layer", f"conv {height}x{width}/{step}", (channels, *rest), parameters=size)
         else:
             builder.add("layer", "dense", (kernel[1],), parameters=size)
         builder.add("activation", "relu")
@@ -550,14 +351,14 @@ def _add_program(builder: _StripBuilder, program: schema.Program) -> None:
     builder.normalize()
     for operation in program.operations:
         value = operation.value
-        size = sum(math.prod(each.shape) for each in value.values() if hasattr(each, "shape"))
+        size = sum(math.prod(array.shape) for array in value.values() if hasattr(array, "shape"))
         match operation.kind:
             case "activation":
                 builder.add("activation", str(value["name"]))
             case "dense":
                 builder.add("layer", "dense", (value["kernel"].shape[1],), parameters=size)
             case "lstm" | "gru":
-                size += sum(math.prod(each.shape) for each in value["biases"])
+                size += sum(math.prod(array.shape) for array in value["biases"])
                 units = value["recurrent"].shape[0]
                 builder.add("layer", _TITLES[operation.kind], (units,), parameters=size)
             case "layer_norm":
@@ -613,75 +414,3 @@ def format_bounds(low: Sequence[float], high: Sequence[float]) -> str:
     if len(set(low)) == len(set(high)) == 1:
         return f"{low[0]:g} to {high[0]:g}"
     return f"{min(low):g} to {max(high):g} (per dimension)"
-
-
-# Strips as text: one paragraph per network.
-
-
-def strip_lines(strips: Sequence[FlowStrip], width: int) -> Iterator[str]:
-    """Yield the strips as lines of at most `width` characters; assumed stages have an asterisk."""
-    titles = [_format_title(strip) for strip in strips]
-    indent = min(max(map(len, titles), default=0), 24) + 2
-    for strip, title in zip(strips, titles, strict=True):
-        streams = [_arrows(_words(stream)) for stream in strip.streams]
-        for stream in streams:
-            stream[-1] += " |"
-        if streams:
-            streams[0][0] = f"({streams[0][0]}"
-            streams[-1][-1] = f"{streams[-1][-1][:-2]}) ->"
-        pieces = [*(piece for stream in streams for piece in stream), *_arrows(_words(strip.stages))]
-        pieces.append(f"({format_count(strip.parameters, 'parameter')})")
-        yield from _wrap(title, pieces, indent, width)
-        for note in strip.notes:
-            yield f"{'':{indent}}note: {note}"
-    for origin, names in _all_assumptions(strips).items():
-        yield f"* assumed: {', '.join(names)} ({origin})"
-
-
-def _arrows(words: Sequence[str]) -> list[str]:
-    return [*(f"{word} ->" for word in words[:-1]), words[-1]]
-
-
-def _format_title(strip: FlowStrip) -> str:
-    return f"{strip.title} (+{len(strip.alike)} alike)" if strip.alike else strip.title
-
-
-def _all_assumptions(strips: Sequence[FlowStrip]) -> dict[str, list[str]]:
-    found: dict[str, dict[str, None]] = {}
-    for strip in strips:
-        for origin, names in strip.assumptions.items():
-            found.setdefault(origin, {}).update(dict.fromkeys(names))
-    return {origin: list(names) for origin, names in found.items()}
-
-
-def _words(stages: Sequence[FlowStage]) -> list[str]:
-    """Return a word per stage; an activation follows its layer without an arrow."""
-    found: list[str] = []
-    for stage in stages:
-        mark = "*" if stage.assumed else ""
-        if stage.kind == "activation" and found:
-            found[-1] += f" {stage.name}{mark}"
-        elif stage.kind in ("input", "join", "layer") and "norm" not in stage.name:
-            found.append(f"{stage.name} {format_shape(stage.shape)}")
-        elif stage.kind == "output":
-            found.append(
-                f"{stage.name} {format_shape(stage.shape)}" + f" in {stage.detail}" * bool(stage.detail)
-            )
-        else:
-            found.append(" ".join(filter(None, (f"{stage.name}{mark}", stage.detail))))
-    return found
-
-
-def format_shape(shape: Shape | None) -> str:
-    """Return a shape without the batch, e.g. `[3]` or `[4, 84, 84]`; empty if unknown."""
-    return "" if shape is None else str(list(shape))
-
-
-def _wrap(title: str, pieces: Sequence[str], indent: int, width: int) -> Iterator[str]:
-    line = f"{title:<{indent - 1}}"
-    for piece in pieces:
-        if len(line) + 1 + len(piece) > max(width, indent + 20) and line.strip() != title:
-            yield line
-            line = " " * (indent - 1)
-        line += f" {piece}"
-    yield line

@@ -7,11 +7,11 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Literal
 
-from ckpttool.commands.inspect import CheckpointSummary
-from ckpttool.commands.modules import ModuleSummary, user_given_names
-from ckpttool.commands.rows import TensorRow
 from ckpttool.core.deferred import NamedTuple, dataclass, field
 from ckpttool.core.text import format_count
+from ckpttool.listing.contents import CheckpointSummary
+from ckpttool.listing.modules import ModuleSummary, user_given_names
+from ckpttool.listing.rows import TensorRow
 
 # Number of boxes in which people can still find their way, and the maximum if a depth is given.
 COMFORTABLE, MOST = 150, 5_000
@@ -104,18 +104,18 @@ class _ModuleGraphBuilder:
         return self.of[path]
 
 
-def build_module_graph(found: CheckpointSummary, depth: int | None = None) -> ModuleGraph:
+def build_module_graph(summary: CheckpointSummary, depth: int | None = None) -> ModuleGraph:
     """Return the graph of a listing; everything under level `depth` is folded into the modules there.
 
     Without `depth`, the largest depth with a comfortable number of boxes is used.
     """
-    sums = _sum_modules(found)
-    names = _other_names(sums, found)
+    sums = _sum_modules(summary)
+    names = _other_names(sums, summary)
     making = _ModuleGraphBuilder(sums, names, frozenset(name.rpartition("/")[0] for _, name in names))
-    notes = _add_nodes(making, found, depth)
-    making.edges += _slot_edges(making, found)
+    notes = _add_nodes(making, summary, depth)
+    making.edges += _slot_edges(making, summary)
     making.edges += _alias_edges(making)
-    title = os.path.basename(os.path.normpath(found.checkpoint.path))
+    title = os.path.basename(os.path.normpath(summary.checkpoint.path))
     return ModuleGraph(title, tuple(making.nodes), tuple(making.edges), tuple(notes))
 
 
@@ -126,15 +126,15 @@ def _is_slot_of_variable(row: TensorRow) -> bool:
     return row.path.startswith(f"{row.of}/") or row.path.rpartition("/")[0] == row.of.rpartition("/")[0]
 
 
-def _sum_modules(found: CheckpointSummary) -> dict[str, _ModuleSums]:
-    sums = {module.path: _ModuleSums() for module in found.modules}
-    for row in found.tensors:
+def _sum_modules(summary: CheckpointSummary) -> dict[str, _ModuleSums]:
+    sums = {module.path: _ModuleSums() for module in summary.modules}
+    for row in summary.tensors:
         if not _is_slot_of_variable(row):
             here = sums[row.path.rpartition("/")[0]]
             here.tensors += 1
             here.parameters += row.leaf.role == "parameter"
             here.slots += row.leaf.role == "slot"
-    for module in reversed(found.modules):
+    for module in reversed(summary.modules):
         if module.parent is not None:
             above, here = sums[module.parent.path], sums[module.path]
             above.tensors += here.tensors
@@ -143,9 +143,9 @@ def _sum_modules(found: CheckpointSummary) -> dict[str, _ModuleSums]:
     return sums
 
 
-def _add_nodes(making: _ModuleGraphBuilder, found: CheckpointSummary, depth: int | None) -> list[str]:
+def _add_nodes(making: _ModuleGraphBuilder, summary: CheckpointSummary, depth: int | None) -> list[str]:
     """Add the nodes level by level; return notes on the missing ones."""
-    root = found.modules[0]
+    root = summary.modules[0]
     limit = COMFORTABLE if depth is None else MOST
     level, row, missing = 0, [(root, root.name, -1)], 0
     folded_at = None
@@ -228,10 +228,10 @@ def _ancestor_modules(path: str) -> Iterator[str]:
         path = path.rpartition("/")[0]
 
 
-def _slot_edges(making: _ModuleGraphBuilder, found: CheckpointSummary) -> Iterator[ModuleEdge]:
+def _slot_edges(making: _ModuleGraphBuilder, summary: CheckpointSummary) -> Iterator[ModuleEdge]:
     """Yield an edge from each optimizer to the largest modules whose parameters it optimizes completely."""
     kept: dict[int, dict[str, set[str]]] = {position: {} for position in making.optimizers}
-    for row in found.tensors:
+    for row in summary.tensors:
         if row.leaf.role == "slot" and row.of is not None and not _is_slot_of_variable(row):
             owner = making.node(row.path.rpartition("/")[0])
             if owner in kept:
@@ -240,20 +240,20 @@ def _slot_edges(making: _ModuleGraphBuilder, found: CheckpointSummary) -> Iterat
         covered = Counter(at for path in slots for at in _ancestor_modules(path))
         targets: dict[int, set[str]] = {}
         for path, kinds in slots.items():
-            place = path.rpartition("/")[0]
+            parent = path.rpartition("/")[0]
             for at in _ancestor_modules(path):
                 if at not in making.sums or covered[at] < making.sums[at].parameters:
                     break
-                place = at
-            targets.setdefault(making.node(place), set()).update(kinds)
+                parent = at
+            targets.setdefault(making.node(parent), set()).update(kinds)
         for target, kinds in targets.items():
             if target != optimizer:
                 yield ModuleEdge(optimizer, target, "slot", _join_names(sorted(kinds)))
 
 
-def _other_names(sums: Mapping[str, _ModuleSums], found: CheckpointSummary) -> list[tuple[str, str]]:
+def _other_names(sums: Mapping[str, _ModuleSums], summary: CheckpointSummary) -> list[tuple[str, str]]:
     """Return pairs of a module to point at and another name for it or its variable."""
-    public = [(row.path, alias) for row in found.tensors for alias in user_given_names(row.aliases)]
+    public = [(row.path, alias) for row in summary.tensors for alias in user_given_names(row.aliases)]
     shared = Counter(pair for path, alias in public for pair in _shared_tails(path, alias))
     names: dict[tuple[str, str], None] = {}
     for path, alias in public:
@@ -272,8 +272,8 @@ def _alias_edges(making: _ModuleGraphBuilder) -> Iterator[ModuleEdge]:
     for module, name in making.names:
         target, source = making.node(module), making.node(name.rpartition("/")[0])
         if source != target:
-            held = making.nodes[source].module.path
-            labels.setdefault((source, target), []).append(name[len(held) :].lstrip("/") if held else name)
+            path = making.nodes[source].module.path
+            labels.setdefault((source, target), []).append(name[len(path) :].lstrip("/") if path else name)
     for (source, target), names in labels.items():
         yield ModuleEdge(source, target, "alias", _join_names(names))
 

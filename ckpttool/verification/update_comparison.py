@@ -1,0 +1,178 @@
+"""Both agents continue training on the same batches, and stay together: this verifies optimizer state."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ckpttool.core.deferred import dataclass
+from ckpttool.core.errors import UnsupportedError, UsageError
+from ckpttool.evaluation.agent_networks import agent_network_settings
+from ckpttool.evaluation.restore import Agent
+from ckpttool.libraries import optimizer_settings
+from ckpttool.networks import numpy_backend
+from ckpttool.networks.policy_training import Dtype, Learner, TrainedWeights, TrainingBatch, train_learner
+from ckpttool.networks.worker import Worker
+from ckpttool.verification import policy_training
+from ckpttool.verification.output_comparison import OWN_ERROR
+from ckpttool.verification.training import relative_distance
+
+STEPS = 100
+# Relative to the length of A's own update, pooled over a network.
+BOUNDS: Mapping[Dtype, float] = {"float32": 1e-4, "float64": 1e-10}
+# A's own rounding may exceed that bound: B may then be OWN_ERROR times as far off as A, but at most a hundred
+# bounds. Other mapping errors are far larger.
+MOST = 100.0
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateComparison:
+    """How far one network moved: |update of A - update of B| / |update of A|, after `step` updates.
+
+    `error_a` and `error_b` are the same for each side against the float64 reference, `tensors` of A
+    and B for each trained tensor in order. An update of B where A makes none, or at another step, is
+    infinitely wrong.
+    """
+
+    name: str
+    dtype: Dtype
+    step: int
+    relative: float
+    error_a: float
+    error_b: float
+    tensors: tuple[float, ...]
+    within: bool
+
+    def document(self) -> dict[str, Any]:
+        """Return the JSON object."""
+        return {**{name: getattr(self, name) for name in self.__slots__}, "tensors": list(self.tensors)}
+
+
+@dataclass(frozen=True, slots=True)
+class TrainStepComparison:
+    """Both learners after equal updates: of every network the first update, and all of them."""
+
+    algorithm: str
+    steps: int
+    moved: tuple[UpdateComparison, ...]
+    missing: tuple[str, ...] = policy_training.MISSING
+    differences: tuple[str, ...] = ()
+
+    @property
+    def within(self) -> bool:
+        """Return whether every network moved as in A, and settings and state of the optimizers agree."""
+        return all(each.within for each in self.moved) and not self.differences
+
+    def document(self) -> dict[str, Any]:
+        """Return the JSON object."""
+        return {
+            "algorithm": self.algorithm,
+            "steps": self.steps,
+            "batch": policy_training.BATCH,
+            "bounds": dict(BOUNDS),
+            "updates": [each.document() for each in self.moved],
+            "differences": list(self.differences),
+            "missing": list(self.missing),
+        }
+
+
+def compare_train_steps(
+    learners: tuple[Learner, Learner], batches: Sequence[TrainingBatch], workers: Sequence[Worker]
+) -> TrainStepComparison:
+    """Train both sides on the batches, each in its worker and both float types, and A in float64."""
+    first = learners[0]
+    double = first.cast("float64")
+    reference = train_learner(numpy_backend.learn(double), double, [each.cast("float64") for each in batches])
+    exact = _updates(first, reference)
+    moved: list[UpdateComparison] = []
+    for dtype, bound in BOUNDS.items():
+        given = [each.cast(dtype) for each in batches]
+        sides = zip(learners, workers, strict=True)
+        a, b = (_updates(each, worker.train(each.cast(dtype), given)) for each, worker in sides)
+        moved += [_compare_updates(key, dtype, bound, (a, b, exact)) for key in sorted(a.keys() | b.keys())]
+    slow = {*first.slow.values()}
+    trained = [array for (title, _), arrays in exact.items() if title not in slow for array in arrays]
+    if all(each.within for each in moved) and not any(each.any() for each in trained):
+        raise UsageError(
+            "the optimizers of A and B move no weight, so that their training steps show nothing",
+            hint="compare checkpoints from before the learning rate reached 0",
+        )
+    different = policy_training.compare_states(*learners)
+    return TrainStepComparison(first.algorithm, len(batches), tuple(moved), differences=different)
+
+
+# By title and training step: how far each tensor of the network had moved, in float64.
+_Updates = dict[tuple[str, int], list[np.ndarray]]
+
+
+def _updates(learner: Learner, after: TrainedWeights) -> _Updates:
+    found: _Updates = {}
+    for title, step in after.moved.items():
+        start = learner.arrays(title)
+        # With only one step, the first update is the last one.
+        for number, weights in ((step, after.first[title]), (after.steps, after.last[title])):
+            pairs = zip(weights, start, strict=True)
+            found[title, number] = [there.astype(np.float64) - here for there, here in pairs]
+    return found
+
+
+def _compare_updates(
+    key: tuple[str, int], dtype: Dtype, bound: float, updates: tuple[_Updates, _Updates, _Updates]
+) -> UpdateComparison:
+    a, b, exact = (each.get(key) for each in updates)
+    if a is None or b is None or exact is None or [x.shape for x in a] != [x.shape for x in b]:
+        return UpdateComparison(key[0], dtype, key[1], np.inf, np.inf, np.inf, (), within=False)
+    relative, error_a, error_b = (
+        _relative_distance(a, b),
+        _relative_distance(exact, a),
+        _relative_distance(exact, b),
+    )
+    allowed = max(bound, min(OWN_ERROR * error_a, MOST * bound))
+    tensors = tuple(_relative_distance([x], [y]) for x, y in zip(a, b, strict=True))
+    return UpdateComparison(
+        key[0], dtype, key[1], relative, error_a, error_b, tensors, within=relative <= allowed
+    )
+
+
+def _relative_distance(right: Sequence[np.ndarray], other: Sequence[np.ndarray]) -> float:
+    """Return |right - other| / |right| of all arrays; 0 if neither moved."""
+    pair = (np.concatenate([np.zeros(0), *(x.reshape(-1) for x in arrays)]) for arrays in (right, other))
+    return relative_distance(*pair)
+
+
+def compare_training(
+    a: Agent, b: Agent, steps: int, workers: list[Worker], assumed: list[str]
+) -> tuple[TrainStepComparison, list[str]]:
+    """Train both sides; return results and notes, and add assumptions to `assumed`.
+
+    `a` has the optimizer options that its conversion to `b` stated.
+    """
+    prepared, notes = [], []
+    for side, agent, other in (("A", a, b), ("B", b, a)):
+        settings, _ = agent_network_settings(agent, other)
+        made = policy_training.LearnerReader(agent, settings).setup()
+        prepared.append(made.learner)
+        assumed += [f"{side}: {sentence}" for sentence in made.assumed]
+        notes += [f"{side}: {note}" for note in made.notes]
+        if any(each.family == "Adam" for each in made.learner.optimizers.values()):
+            notes += _epsilon_notes(side, agent)
+    if prepared[0].algorithm != prepared[1].algorithm:
+        raise UnsupportedError(
+            "the two agents are trained by different algorithms",
+            file=b.checkpoint.path,
+            expected=prepared[0].algorithm,
+            found=prepared[1].algorithm,
+        )
+    given = policy_training.make_batches(prepared[0], steps, a.known.obs_norm)
+    return compare_train_steps((prepared[0], prepared[1]), given, workers), notes
+
+
+def _epsilon_notes(side: str, agent: Agent) -> Iterator[str]:
+    stands = optimizer_settings.epsilon_placement(agent.sidecar, agent.binding.layout)
+    if stands != optimizer_settings.epsilon_placement(None, agent.binding.layout):
+        yield (
+            f"{side}: epsilon is added to the {stands} second moment, as in training; "
+            f"{agent.framework} adds it elsewhere, so a different value was passed to it at every step"
+        )
