@@ -325,8 +325,10 @@ def _start_worker(backend: str, options: VerificationOptions) -> Worker:
 
 
 def _substitute_backend_note(agent: Agent) -> str:
+    from ckpttool.core.installation import install_extra
+
     extra = plugins.find("backends", agent.framework).extra
-    has_it = f" (pip install 'ckpttool[{extra}]')" if extra else ""
+    has_it = f" ({install_extra(extra)})" if extra else ""
     return (
         f"{agent.framework} is not installed{has_it}: {urls.display_url(agent.checkpoint.path)} "
         "was run with numpy"

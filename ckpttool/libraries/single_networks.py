@@ -245,6 +245,8 @@ def _has_graph(checkpoint: Checkpoint) -> bool:
 
 def _bind_module_program(checkpoint: Checkpoint, network: str, refusal: UnsupportedError) -> RecognizedAgent:
     """Return the program of a pickled module that is no chain of layers; raise `refusal` if it has none."""
+    from ckpttool.graphs.graph import read_graph
+
     with contextlib.suppress(UnsupportedError):
         if (graph := read_graph(checkpoint)) is not None:
             computation = _lower_policy(graph, network, checkpoint.path)
