@@ -67,6 +67,7 @@ from ckpttool.networks.build import (
     deviation_path,
     fits_observations,
     layer_widths,
+    own_draws,
     policy_network,
 )
 from ckpttool.networks.network import Backend, stack_networks
@@ -519,8 +520,8 @@ def read_sampling(
                 hint="--stochastic draws the actions of an actor by its probabilities",
             )
         return settings.scores, ActionSampler(choices.counts, choices.starts, how.epsilon)
-    if choices is not None and choices.scores == "drawn_fractions":
-        return dataclasses.replace(settings, output="sample"), NormalSampler(FRACTIONS, uniform=True)
+    if (own := own_draws(agent.tree, part, choices)) is not None:
+        return dataclasses.replace(settings, output="sample"), NormalSampler(*own)
     if part.chooses:
         raise UnsupportedError(
             "a Q-network has no probabilities of actions",
