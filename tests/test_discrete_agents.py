@@ -195,7 +195,12 @@ def spinningup() -> Made:
 def d3rlpy(kind: str, q_function: str = "mean", critics: int = 1) -> Made:
     """Return the entries of a `.d3` file: the modules' states, and the configuration."""
     each = {"mean": 1, "qr": 9}[q_function]
-    names = {"discrete_bc": ("imitator",), "discrete_sac": ("policy", "q_funcs__0", "q_funcs__1")}.get(
+    own = {
+        "discrete_bc": ("imitator",),
+        "discrete_sac": ("policy", "q_funcs__0", "q_funcs__1"),
+        "discrete_bcq": ("q_funcs__0", "targ_q_funcs__0", "imitator"),
+    }
+    names = own.get(
         kind, tuple(f"{net}__{number}" for net in ("q_funcs", "targ_q_funcs") for number in range(critics))
     )
     heads = []
@@ -798,6 +803,18 @@ def test_noisy_layers_are_not_written_without_their_noise(noisy: str, to: str, t
     with pytest.raises(UnsupportedError):
         convert(noisy, str(target), to=to, facts=AgentFacts(env="CartPole-v1"), allow_missing=True)
     assert not target.exists()
+
+
+@pytest.mark.parametrize("kind", ["discrete_bcq", "discrete_new"])
+def test_other_discrete_algorithms_of_d3rlpy_are_refused(kind: str, tmp_path: Path) -> None:
+    """The imitator of BCQ, which limits the choice, was played as a policy."""
+    path = Path(d3rlpy(kind).saved(tmp_path))
+    alone = tmp_path / "model.pt"
+    alone.write_bytes(pickle.loads(path.read_bytes())["torch"])
+    for file in (path, alone) if kind == "discrete_bcq" else (path,):
+        with pytest.raises(UnsupportedError) as caught:
+            load_agent(str(file), "CartPole-v1", facts=AgentFacts(activations=("tanh",)))
+        assert ("BCQ" if kind == "discrete_bcq" else kind) in str(caught.value.found)
 
 
 def test_scaled_values_of_elegantrl_are_refused(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import json
 import pickle
 import shlex
 from collections import OrderedDict
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -1277,3 +1278,33 @@ def test_a_folder_of_other_networks_names_the_way_to_the_reason(tmp_path: Path) 
     words = shlex.split(json.loads(ran.out)["error"]["hint"].partition(" lists ")[0])
     assert in_process(*words[1:]).status == 0
     assert words[-1].endswith("embedding.pth")
+
+
+def pieces(*names: str, memory: bool = False) -> dict[str, Any]:
+    """Return networks of two layers under these names: 3 -> 5 -> 4 or, if called last, 4 -> 6 -> 2 values."""
+    found: dict[str, Any] = {}
+    for name in names:
+        sizes = (4, 6, 2) if name.endswith("last") else (3, 5, 4)
+        for number, (n_in, n_out) in enumerate(pairwise(sizes)):
+            found |= {f"{name}.{2 * number}.{k}": v for k, v in nn.Linear(n_in, n_out).state_dict().items()}
+    if memory:
+        found |= {f"rnn.{name}": value for name, value in nn.GRU(4, 4).state_dict().items()}
+    return found
+
+
+def test_parts_of_one_network_are_not_offered_as_the_policy(tmp_path: Path) -> None:
+    """Discrete BCQ of Tianshou: a trunk, and two heads on it."""
+    names = ("model.front", "model.last", "second.last")
+    path = saved(tmp_path / "policy.pth", pieces(*names) | pieces("third"))
+    with pytest.raises(UsageError) as caught:
+        load_agent(str(path), facts=AgentFacts(activations=("relu",), head="tanh"))
+    assert "--network model" not in str(caught.value.hint)
+    assert "--network third" in str(caught.value.hint)
+
+
+def test_networks_that_a_memory_may_join_are_not_offered(tmp_path: Path) -> None:
+    path = saved(tmp_path / "policy.pth", pieces("trunk.mlp", "other.last", memory=True))
+    with pytest.raises(UnsupportedError) as caught:
+        load_agent(str(path), facts=AgentFacts(activations=("relu",), head="tanh"))
+    assert "rnn/weight_ih_l0" in str(caught.value.found)
+    assert "--network" not in str(caught.value.hint)
