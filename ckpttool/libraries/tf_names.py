@@ -295,8 +295,9 @@ def read_hidden_activations(binding: RecognizedAgent, checkpoint: Checkpoint) ->
         text, where = abbreviate_list(strange, 3), "the SavedModel's graph"
         facts = binding.facts.without_lack("activation").not_understood("activations", text, where)
         return replace(binding, facts=facts)
-    # The action map has its own tanh.
-    hidden = found - {"tanh"} - _OF_DEVIATIONS or found & {"tanh"}
+    # A continuous action map has its own tanh.
+    mapped = frozenset() if binding.facts.head == "argmax" else {"tanh"}
+    hidden = found - mapped - _OF_DEVIATIONS or found & {"tanh"}
     if len(hidden) != 1:
         return binding
     facts = binding.facts.without_lack("activation")
