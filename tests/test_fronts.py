@@ -23,6 +23,8 @@ import torch
 from torch import nn
 
 from ckpttool import load_agent
+from ckpttool.commands.convert import convert
+from ckpttool.commands.verify import verify
 from ckpttool.conversion.export import export
 from ckpttool.core import CkpttoolError, EnvironmentMismatchError, UnsupportedError, display, plugins
 from ckpttool.core.sidecar import parse_activation
@@ -337,7 +339,14 @@ def test_flattened_images_are_exported(algorithm: str, tmp_path: Path) -> None:
     model = flattened(algorithm, image_space("images"), tmp_path / "a.zip")
     images = np.random.default_rng(0).integers(0, 256, (50, *model.observation_space.shape), dtype=np.uint8)
     wanted = np.asarray(model.predict(images, deterministic=True)[0])
-    require_exported(str(tmp_path / "a.zip"), images, wanted, tmp_path / "a.onnx")
+    source, target = str(tmp_path / "a.zip"), tmp_path / "a.onnx"
+    require_exported(source, images, wanted, target)
+    assert verify(source, str(target)).within
+    assert verify(source, source).within
+    # Layers alone receive flattened rows: they are written, and not compared.
+    assert convert(source, str(tmp_path / "a.pt"), to="torch").written
+    with pytest.raises(UnsupportedError):
+        verify(source, str(tmp_path / "a.pt"))
 
 
 @pytest.mark.parametrize("algorithm", ["DQN", "A2C"])

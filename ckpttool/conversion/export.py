@@ -33,6 +33,7 @@ from ckpttool.evaluation.agent_networks import (
     ActionBounds,
     build_part_network,
     derive_network_settings,
+    image_encoder,
     network_sizes,
     require_even_bounds,
     require_facts,
@@ -48,8 +49,7 @@ from ckpttool.evaluation.playing import (
 )
 from ckpttool.evaluation.restore import Agent, restore_agent
 from ckpttool.libraries import schema
-from ckpttool.libraries.schema import OBSERVATION as OBS
-from ckpttool.libraries.schema import VALUES, AgentNetwork, PolicyEncoder
+from ckpttool.libraries.schema import VALUES, AgentNetwork
 from ckpttool.mapping.rules import MappingEntry, MappingReport
 from ckpttool.networks import numpy_backend
 from ckpttool.networks.build import UNBOUNDED, NetworkSettings, layer_widths, policy_network
@@ -78,7 +78,7 @@ def build_export_report(
     Entries of other networks and of training are not missing from an export, so none is unused.
     """
     tree, layers = agent.checkpoint.tree, _layer_places(part)
-    front = _exported_encoder(agent, part.title)
+    front = image_encoder(agent, part.title)
     lines, used = [], set() if front is None else {move.source for move in front.moves}
     for move in agent.binding.moves.moves:
         rule = move.rule.name if move.target[:-1] in layers else FOLDED
@@ -312,12 +312,8 @@ def export(
     )
     if options.dry_run:
         return done
-    front = _exported_encoder(agent, title)
-    network = (
-        build_part_network(agent, part, wiring)
-        if front is None
-        else policy_network(agent.tree, part, wiring.scores, front)
-    )
+    front = image_encoder(agent, title)
+    network = build_part_network(agent, part, wiring, front)
     made = _receipt(agent, title, network, facts, done.report)
     chooses = wiring.choices is not None and part.acts
     acting = policy_network(agent.tree, part, wiring, front) if chooses else network
@@ -387,16 +383,8 @@ def _make_inputs(network: Network) -> Observation:
     return np.clip(np.rint(abs(given) * 128), 0, 255)
 
 
-def _exported_encoder(agent: Agent, title: str) -> PolicyEncoder | None:
-    """Return the encoder of images in front of a policy, if it can be exported."""
-    front = agent.front(title)
-    if front is None or front.cells or front.norms or list(front.shapes) != [OBS]:
-        return None
-    return front
-
-
 def _choose_part(agent: Agent, title: str) -> AgentNetwork:
-    part = agent.runnable(title) if _exported_encoder(agent, title) is None else agent.playable(title)
+    part = agent.runnable(title) if image_encoder(agent, title) is None else agent.playable(title)
     if part is None:
         known = ", ".join(each.title for each in agent.binding.parts)
         raise UsageError(
