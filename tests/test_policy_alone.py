@@ -20,7 +20,7 @@ from ckpttool import load_agent
 from ckpttool.commands.convert import convert
 from ckpttool.commands.evaluate import evaluate
 from ckpttool.conversion.export import export
-from ckpttool.core import CkpttoolError, Tree, UnsupportedError, UsageError
+from ckpttool.core import CkpttoolError, EnvironmentMismatchError, Tree, UnsupportedError, UsageError
 from ckpttool.evaluation.evidence import NO_FACTS, AgentFacts
 from ckpttool.evaluation.playing import choose_environment, prepare_agent
 from ckpttool.evaluation.protocol import Protocol
@@ -820,7 +820,7 @@ def test_a_q_network_acts_beside_its_target(tmp_path: Path) -> None:
 
 def test_an_input_of_actions_is_no_head(tmp_path: Path) -> None:
     parts = nn.ModuleDict({"fc1": nn.Linear(4, 8), "action_value": nn.Linear(2, 8), "q": nn.Linear(8, 1)})
-    with pytest.raises(UsageError):
+    with pytest.raises(EnvironmentMismatchError):
         load_agent(
             str(saved(tmp_path / "q.pt", parts.state_dict())),
             "CartPole-v1",
@@ -1308,3 +1308,13 @@ def test_networks_that_a_memory_may_join_are_not_offered(tmp_path: Path) -> None
         load_agent(str(path), facts=AgentFacts(activations=("relu",), head="tanh"))
     assert "rnn/weight_ih_l0" in str(caught.value.found)
     assert "--network" not in str(caught.value.hint)
+
+
+def test_outputs_of_other_discrete_actions_need_no_action_map(tmp_path: Path) -> None:
+    layers = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 5))
+    path = saved(tmp_path / "policy.pth", layers.state_dict())
+    facts = AgentFacts(activations=("relu",))
+    with pytest.raises(EnvironmentMismatchError) as caught:
+        load_agent(str(path), "CartPole-v1", facts=facts)
+    assert "Discrete(2)" in str(caught.value.expected)
+    assert "5" in str(caught.value.found)

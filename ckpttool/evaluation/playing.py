@@ -169,12 +169,13 @@ def may_choose(agent: Agent) -> bool:
 def _with_choices_of(agent: Agent, place: EvaluationEnvironment) -> Agent:
     """Return the agent with the environment's discrete actions; other problems are found later.
 
-    Raise UnsupportedError for unsupported actions of the environment.
+    Raise UnsupportedError for unsupported actions of the environment, EnvironmentMismatchError for others
+    than the policy's.
     """
     try:
         with place.make(1) as vector:
             return assume_choices(agent, vector.spec)
-    except UnsupportedError:
+    except (UnsupportedError, EnvironmentMismatchError):
         raise
     except CkpttoolError:
         return agent
@@ -199,6 +200,14 @@ def assume_choices(agent: Agent, spec: EnvSpec | None) -> Agent:
             _settle_scores(agent, choices, width, count_actions(agent, spec)[0]) if spec.choices else None
         )
         if settled is None:
+            if spec.choices and not agent.known.head:
+                # An action map would not help: no number of outputs per action fits.
+                raise EnvironmentMismatchError(
+                    f"the policy's outputs do not match the discrete actions of {spec.id}",
+                    file=agent.checkpoint.path,
+                    expected=choices.title,
+                    found=format_count(width, "output"),
+                )
             return agent
         agent, choices = settled
     origins = dict.fromkeys(("choices", "head"), f"assumed: {origin}")
