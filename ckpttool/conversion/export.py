@@ -380,7 +380,8 @@ def _make_inputs(network: Network) -> Observation:
     if all(len(shape) < 2 for shape in shapes):
         return make_observations(network)
     given = np.asarray(make_observations(network, IMAGES))
-    return np.clip(np.rint(abs(given) * 128), 0, 255)
+    pixels: np.ndarray = np.clip(np.rint(abs(given) * 128), 0, 255)
+    return pixels
 
 
 def _choose_part(agent: Agent, title: str) -> AgentNetwork:
