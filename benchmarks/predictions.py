@@ -152,15 +152,20 @@ def compare_discrete(
     from ckpttool.evaluation.evidence import AgentFacts
     from tests.agent_truth import discrete
 
-    modules = {agent.module.partition(".")[0] for agent in discrete.AGENTS.values()}
+    by_library: dict[str, list[str]] = {}
+    for name, each in discrete.AGENTS.items():
+        by_library.setdefault(each.module.partition(".")[0], []).append(name)
     for python in pythons:
-        held = _installed(python, modules)
-        names = [n for n, each in discrete.AGENTS.items() if each.module.partition(".")[0] in held]
-        command = [python, "-m", "tests.agent_truth.discrete", str(folder), *names]
-        subprocess.run(command if names else [python, "-c", ""], cwd=ROOT, capture_output=True, timeout=600)
+        # A process for each library, so that what one of them raises costs none of the others.
+        for library in by_library.keys() & _installed(python, by_library):
+            command = [python, "-m", "tests.agent_truth.discrete", str(folder), *by_library[library]]
+            done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
+            if done.returncode:
+                print(f"failed: {library} with {python}: {done.stderr.strip().rpartition(chr(10))[2]}")
     for name, each in discrete.AGENTS.items():
         document = folder / f"{name.replace(' ', '_')}.json"
         if not document.exists():
+            print(f"not made: {name}")
             continue
         case, obs = json.loads(document.read_text()), discrete.observations(each.shape)
         actions, scores = (np.load(document.with_suffix(f".{end}.npy")) for end in ("actions", "scores"))

@@ -131,6 +131,83 @@ def _tensors(tf: Any, path: Path) -> dict[str, Any]:
     }
 
 
+SPINNING_UP = {
+    "ppo": ("tanh", ("pi", "v")),
+    "ppo_categorical": ("elu", ("pi", "v")),
+    "ddpg": ("relu", ("main/pi", "main/q", "target/pi", "target/q")),
+    "td3": ("elu", ("main/pi", "main/q1", "main/q2", "target/pi", "target/q1", "target/q2")),
+    "sac": ("tanh", ("main/pi", "main/q1", "main/q2", "target/pi", "target/q1", "target/q2")),
+}
+"""By algorithm, the activation of the hidden layers, and the variable scopes of the networks."""
+
+
+def build_spinningup(folder: Path) -> dict[str, Any]:
+    """Agents of spinup/algos/tf1/*/core.py as utils/logx.py saves them, and what their graphs compute.
+
+    Observations have 4 values, actions 2 (of 2 choices if categorical) with a limit of 2.
+    """
+    import tensorflow as tf
+
+    return {name: _spinningup(tf, folder / name / "tf1_save", name) for name in SPINNING_UP}
+
+
+def _spinningup(tf: Any, path: Path, name: str) -> dict[str, Any]:
+    v1, (activation, scopes) = tf.compat.v1, SPINNING_UP[name]
+    function, generator = getattr(tf.nn, activation), np.random.default_rng(3)
+
+    def dense(x: Any, number: int, units: int, activate: Any = None) -> Any:
+        with v1.variable_scope(f"dense_{number}" if number else "dense"):
+            shape = (int(x.shape[-1]), units)
+            draws = [generator.normal(size=shape) * shape[0] ** -0.5, generator.normal(size=units) / 4]
+            kernel, bias = (
+                v1.get_variable(each, initializer=tf.constant(array, tf.float32))
+                for each, array in zip(("kernel", "bias"), draws, strict=True)
+            )
+            y = tf.nn.bias_add(x @ kernel, bias, name="BiasAdd")
+            return y if activate is None else activate(y)
+
+    def policy(x: Any) -> tuple[Any, Any]:
+        """Return what the action is made of, and a sample of it."""
+        x = dense(dense(x, 0, 17, function), 1, 9, function)
+        mean = dense(x, 2, 2)
+        if name == "ppo_categorical":
+            return mean, tf.squeeze(v1.multinomial(mean, 1), axis=1)
+        if name in ("ddpg", "td3"):
+            return (2 * tf.tanh(mean),) * 2
+        if name == "ppo":
+            deviation = tf.exp(v1.get_variable("log_std", initializer=-0.5 * np.ones(2, np.float32)))
+            return mean, mean + v1.random_normal(tf.shape(mean)) * deviation
+        deviation = tf.exp(tf.clip_by_value(dense(x, 3, 2), -20, 2))
+        return 2 * tf.tanh(mean), 2 * tf.tanh(mean + v1.random_normal(tf.shape(mean)) * deviation)
+
+    observations = np.random.default_rng(0).normal(size=(64, 4)).astype(np.float32)
+    with tf.Graph().as_default(), v1.Session() as session:
+        x, a = (v1.placeholder(tf.float32, [None, width]) for width in (4, 2))
+        outputs: dict[str, Any] = {}
+        for scope in scopes:
+            with v1.variable_scope(scope):
+                if scope.endswith("pi"):
+                    outputs[scope] = policy(x)
+                else:
+                    seen = x if scope == "v" else tf.concat([x, a], axis=-1)
+                    outputs[scope] = dense(dense(dense(seen, 0, 17, function), 1, 9, function), 2, 1)[:, 0]
+        mean, sample = outputs.pop(scopes[0])
+        for losses in ([mean], [outputs[each] for each in scopes[1:] if "target" not in each]):
+            loss = sum(map(tf.reduce_mean, losses))
+            learned = [each for each in v1.trainable_variables() if v1.gradients(loss, each)[0] is not None]
+            v1.train.AdamOptimizer().minimize(loss, var_list=learned)
+        session.run(v1.global_variables_initializer())
+        named = {"pi": sample, **({"mu": mean} if name == "sac" else {})}
+        named |= {each.rpartition("/")[2]: outputs[each] for each in scopes[1:] if "target" not in each}
+        v1.saved_model.simple_save(
+            session, str(path), {"x": x, "a": a} if "v" not in scopes else {"x": x}, named
+        )
+        return {
+            "observations": observations.tolist(),
+            "outputs": session.run(mean, {x: observations}).tolist(),
+        }
+
+
 def _simple(tf: Any, path: Path) -> dict[str, Any]:
     v1 = tf.compat.v1
     with tf.Graph().as_default(), v1.Session() as session:

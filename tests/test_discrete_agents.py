@@ -195,7 +195,12 @@ def spinningup() -> Made:
 def d3rlpy(kind: str, q_function: str = "mean", critics: int = 1) -> Made:
     """Return the entries of a `.d3` file: the modules' states, and the configuration."""
     each = {"mean": 1, "qr": 9}[q_function]
-    names = {"discrete_bc": ("imitator",), "discrete_sac": ("policy", "q_funcs__0", "q_funcs__1")}.get(
+    own = {
+        "discrete_bc": ("imitator",),
+        "discrete_sac": ("policy", "q_funcs__0", "q_funcs__1"),
+        "discrete_bcq": ("q_funcs__0", "targ_q_funcs__0", "imitator"),
+    }
+    names = own.get(
         kind, tuple(f"{net}__{number}" for net in ("q_funcs", "targ_q_funcs") for number in range(critics))
     )
     heads = []
@@ -684,18 +689,132 @@ def test_the_values_of_atoms_are_written_where_the_source_has_no_tensor(
     require_close(second.scores(rows()), first.scores(rows()))
 
 
-def test_noisy_layers_that_rllib_samples_in_evaluation_are_refused(tmp_path: Path) -> None:
-    shapes = {"w": (5, 2), "b": (2,), "sigma_w": (5, 2), "sigma_b": (2,)}
-    weights = {f"advantage_module.A.{name}": np.ones(shape, "f4") for name, shape in shapes.items()}
-    trunk = mlp(1)
-    for number in range(2):
-        for end in ("weight", "bias"):
-            array = getattr(trunk[2 * number], end).detach().numpy()
-            weights[f"_hidden_layers.{number}._model.0.{end}"] = array
-    path = put_rllib(tmp_path / "agent", {"weights": weights}, {"num_atoms": 1})
+def rllib_noisy(folder: Path, *, dueling: bool, atoms: int) -> tuple[str, Callable[[Any, Any], Any], int]:
+    """Write a policy with the layers of modules/noisy_layer.py.
+
+    Return its path, the function of the values [rows, actions] for observations and the factors of each row's
+    noise, [rows, number], and their number.
+    """
+    trunk = nn.Sequential(nn.Linear(OBS, 7), nn.ELU(), nn.Linear(7, 5), nn.ELU())
+    weights = {
+        f"_hidden_layers.{number}._model.0.{end}": getattr(trunk[2 * number], end).detach().numpy()
+        for number in range(2)
+        for end in ("weight", "bias")
+    }
+    nets: dict[str, list[dict[str, Any]]] = {}
+    for module, letter, outputs in (("advantage_module", "A", ACTIONS * atoms), ("value_module", "V", atoms)):
+        if module == "advantage_module" or dueling:
+            for name, rows_, columns in ((f"dueling_{letter}_0", 5, 6), (letter, 6, outputs)):
+                shapes = {"w": (rows_, columns), "b": (columns,)}
+                layer = {
+                    n: torch.randn(s)
+                    for n, s in (shapes | {f"sigma_{k}": v for k, v in shapes.items()}).items()
+                }
+                nets.setdefault(module, []).append(layer)
+                weights |= {f"{module}.{name}.{n}": each.numpy() for n, each in layer.items()}
+    space = {"type": "discrete", "space": {"n": ACTIONS, "start": 0}}
+    state = {"weights": weights, "policy_spec": {"action_space": space}}
+    model = {"fcnet_activation": "elu", "fcnet_hiddens": [7, 5]}
+    config = {"num_atoms": atoms, "v_min": -3.0, "v_max": 7.0, "env": "CartPole-v1", "model": model}
+    number = sum(sum(layer["w"].shape) for net in nets.values() for layer in net)
+
+    def scores(obs: Any, factors: Any) -> Any:
+        """Return what a pass of one row computes, for each row."""
+        found = []
+        for row, mine in zip(torch.from_numpy(obs), map(iter, torch.from_numpy(factors)), strict=True):
+            outputs = []
+            for net in nets.values():
+                x = trunk(row)
+                for n, layer in enumerate(net):
+                    size, width = layer["w"].shape
+                    ins, outs = (torch.stack([next(mine) for _ in range(count)]) for count in (size, width))
+                    kernel = layer["w"] + layer["sigma_w"] * torch.outer(ins, outs)
+                    x = x @ kernel + layer["b"] + layer["sigma_b"] * outs
+                    x = x.relu() if n == 0 else x
+                outputs.append(x.view(-1, atoms))
+            values = outputs[0]
+            if dueling:
+                values = values - values.mean(0, keepdim=True) + outputs[1]
+            support = torch.linspace(-3.0, 7.0, atoms)
+            found.append((values.softmax(1) * support).sum(1) if atoms > 1 else values[:, 0])
+        return torch.stack(found).detach().numpy()
+
+    return put_rllib(folder, state, config), scores, number
+
+
+@pytest.mark.parametrize("backend", ["numpy", "torch", "tensorflow", "onnxruntime"])
+@pytest.mark.parametrize(("dueling", "atoms"), [(False, 1), (True, 1), (True, 11)])
+def test_noise_of_rllibs_layers_is_drawn(*, dueling: bool, atoms: int, backend: str, tmp_path: Path) -> None:
+    """The library draws it in evaluation too, for each pass, which has one row there."""
+    if not plugins.find("backends", backend).available():
+        pytest.skip(f"{backend} is not installed")
+    torch.manual_seed(4)
+    path, scores, number = rllib_noisy(tmp_path / "agent", dueling=dueling, atoms=atoms)
+    with load_agent(path, "CartPole-v1", backend=backend) as agent:
+        found = agent.act(rows(), deterministic=False)
+        draws = ActionSampler.stream(0)
+        normal = np.stack([draws.standard_normal(number) for _ in rows()])
+        factors = (np.sign(normal) * np.sqrt(abs(normal))).astype("f4")
+        wanted = scores(rows(), factors)
+        assert len(set(wanted.argmax(1))) == ACTIONS
+        np.testing.assert_array_equal(found, wanted.argmax(1))
+        np.testing.assert_array_equal(
+            agent.act(torch.from_numpy(rows()), deterministic=False).numpy() < 9, True
+        )
+
+
+@pytest.fixture
+def noisy(tmp_path: Path) -> str:
+    torch.manual_seed(4)
+    return rllib_noisy(tmp_path / "agent", dueling=True, atoms=1)[0]
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda agent: agent.act(rows()),
+        lambda agent: agent.act(torch.from_numpy(rows())),
+        lambda agent: agent.predict(rows()),
+        lambda agent: agent.scores(rows()),
+        lambda agent: agent.q_values(rows()),
+        lambda agent: agent.act(rows(), epsilon=0.1),
+        lambda agent: agent.networks("torch"),
+    ],
+    ids=["act", "tensor", "predict", "scores", "q_values", "epsilon", "networks"],
+)
+def test_noisy_layers_without_drawing_are_refused(noisy: str, call: Callable[[Any], Any]) -> None:
+    with load_agent(noisy) as agent, pytest.raises(UnsupportedError) as caught:
+        call(agent)
+    assert "deterministic=False" in str(caught.value.hint)
+
+
+def test_noisy_layers_play_with_the_hint_of_their_refusal(noisy: str) -> None:
     with pytest.raises(UnsupportedError) as caught:
-        load_agent(path, "CartPole-v1")
-    assert "noisy" in str(caught.value.found)
+        evaluate(noisy, "CartPole-v1")
+    assert "--stochastic" in str(caught.value.hint)
+    played = [evaluate(noisy, "CartPole-v1", Protocol(episodes=3, stochastic=True)) for _ in range(2)]
+    assert len({tuple(each.rollout.returns.tolist()) for each in played}) == 1
+
+
+@pytest.mark.parametrize("to", ["torch", "tf", "keras", "tianshou", "sb3", "onnx"])
+def test_noisy_layers_are_not_written_without_their_noise(noisy: str, to: str, tmp_path: Path) -> None:
+    """Their means alone would be another agent."""
+    target = tmp_path / "out"
+    with pytest.raises(UnsupportedError):
+        convert(noisy, str(target), to=to, facts=AgentFacts(env="CartPole-v1"), allow_missing=True)
+    assert not target.exists()
+
+
+@pytest.mark.parametrize("kind", ["discrete_bcq", "discrete_new"])
+def test_other_discrete_algorithms_of_d3rlpy_are_refused(kind: str, tmp_path: Path) -> None:
+    """The imitator of BCQ, which limits the choice, was played as a policy."""
+    path = Path(d3rlpy(kind).saved(tmp_path))
+    alone = tmp_path / "model.pt"
+    alone.write_bytes(pickle.loads(path.read_bytes())["torch"])
+    for file in (path, alone) if kind == "discrete_bcq" else (path,):
+        with pytest.raises(UnsupportedError) as caught:
+            load_agent(str(file), "CartPole-v1", facts=AgentFacts(activations=("tanh",)))
+        assert ("BCQ" if kind == "discrete_bcq" else kind) in str(caught.value.found)
 
 
 def test_scaled_values_of_elegantrl_are_refused(tmp_path: Path) -> None:

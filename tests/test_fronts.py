@@ -23,6 +23,9 @@ import torch
 from torch import nn
 
 from ckpttool import load_agent
+from ckpttool.commands.convert import convert
+from ckpttool.commands.verify import verify
+from ckpttool.conversion.export import export
 from ckpttool.core import CkpttoolError, EnvironmentMismatchError, UnsupportedError, display, plugins
 from ckpttool.core.sidecar import parse_activation
 from ckpttool.evaluation.evidence import AgentFacts
@@ -317,6 +320,40 @@ def test_flattened_images_are_divided_as_the_library_does(
     else:
         assert len({*wanted.tolist()}) > 1
         np.testing.assert_array_equal(actions, wanted)
+
+
+def require_exported(path: str, images: np.ndarray, wanted: np.ndarray, target: Path) -> None:
+    """Export a policy of images; compare ONNX Runtime's actions, and those of the file read back."""
+    made = export(path, str(target), facts=AgentFacts())
+    assert made.written
+    runtime = pytest.importorskip("onnxruntime").InferenceSession(str(target))
+    assert runtime.get_inputs()[0].shape[1:] == list(images.shape[1:])
+    found = runtime.run(["action"], {"obs": images.astype(np.float32)})[0].reshape(wanted.shape)
+    np.testing.assert_allclose(found, wanted, atol=2e-5)
+    with load_agent(str(target)) as agent:
+        np.testing.assert_allclose(agent.act(images), wanted, atol=2e-5)
+
+
+@pytest.mark.parametrize("algorithm", ["DQN", "PPO", "SAC"])
+def test_flattened_images_are_exported(algorithm: str, tmp_path: Path) -> None:
+    model = flattened(algorithm, image_space("images"), tmp_path / "a.zip")
+    images = np.random.default_rng(0).integers(0, 256, (50, *model.observation_space.shape), dtype=np.uint8)
+    wanted = np.asarray(model.predict(images, deterministic=True)[0])
+    source, target = str(tmp_path / "a.zip"), tmp_path / "a.onnx"
+    require_exported(source, images, wanted, target)
+    assert verify(source, str(target)).within
+    assert verify(source, source).within
+    # Layers alone receive flattened rows: they are written, and not compared.
+    assert convert(source, str(tmp_path / "a.pt"), to="torch").written
+    with pytest.raises(UnsupportedError):
+        verify(source, str(tmp_path / "a.pt"))
+
+
+@pytest.mark.parametrize("algorithm", ["DQN", "A2C"])
+def test_convolutions_are_exported(made: Any, algorithm: str, tmp_path: Path) -> None:
+    model, path = made(algorithm, "Moves")
+    images = drawn_images()
+    require_exported(path, images, predicted(model, {"obs": images}), tmp_path / "a.onnx")
 
 
 @pytest.mark.parametrize(

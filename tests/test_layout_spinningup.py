@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import pickle
 import sys
 import warnings
 from itertools import pairwise
@@ -16,12 +18,15 @@ from ckpttool.commands.convert import convert
 from ckpttool.commands.load_agent import load_agent
 from ckpttool.core import UnsupportedError, display
 from ckpttool.core.sidecar import NO_ACTIVATIONS, NO_BOUNDS
+from ckpttool.evaluation.evidence import AgentFacts
 from ckpttool.evaluation.restore import restore_agent
 from ckpttool.formats import open_checkpoint
 from ckpttool.libraries import spinningup
 from ckpttool.mapping.rules import canonical_tree
+from tests import saved_models
 from tests.golden_texts import Golden
 from tests.restored import actions, chosen, observations, q_values, recognised, same, without_a_way
+from tests.tensorflow_child import run_each
 from tests.trees import dense, tensorflow_tree
 
 torch = pytest.importorskip("torch")
@@ -310,3 +315,50 @@ def test_moments_without_owners_are_no_layers() -> None:
     assert binding is not None
     assert not binding.unplaced
     assert len(binding.moves.moves) == len(weights)
+
+
+def test_variables_of_tensorflow_1_with_a_state_value() -> None:
+    generator = np.random.default_rng(0)
+    found: dict[str, np.ndarray] = {}
+    for name, last in (("pi", 2), ("v", 1)):
+        for number, size in enumerate([(3, 16), (16, 8), (8, last)]):
+            found |= dense(generator, f"{name}/{f'dense_{number}' if number else 'dense'}", *size)
+    for more, head in (({}, "argmax"), ({"pi/log_std": np.zeros(2, "f4")}, "identity")):
+        tree = tensorflow_tree({**found, **more})
+        binding = spinningup.recognise(tree, "tf1_save")
+        assert binding is not None
+        assert {part.title for part in binding.parts} == {"actor", "value"}
+        assert {move.source for move in binding.moves.moves} == set(tree)
+        assert binding.facts.head == head
+
+
+@pytest.fixture(scope="module")
+def tf1_saves(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    if importlib.util.find_spec("tensorflow") is None:
+        pytest.skip("TensorFlow is not installed")
+    folder = tmp_path_factory.mktemp("spinningup")
+    told = run_each(str(Path(saved_models.__file__)), {"build_spinningup": folder})
+    return folder, told["build_spinningup"]
+
+
+@pytest.mark.parametrize("place", ["", "tf1_save"])
+@pytest.mark.parametrize("name", saved_models.SPINNING_UP)
+def test_tf1_save_plays_as_its_graph(
+    tf1_saves: tuple[Path, dict[str, Any]], name: str, place: str, tmp_path: Path
+) -> None:
+    """The run's folder, which has vars.pkl beside it, and the SavedModel itself."""
+    folder, told = tf1_saves
+    source, truth = str(folder / name / place), {key: np.float32(each) for key, each in told[name].items()}
+    (folder / name / "vars.pkl").write_bytes(pickle.dumps({"env": None}, 3))
+    facts = AgentFacts(action_low=(-2.0, -2.0), action_high=(2.0, 2.0)) if "ppo" not in name else AgentFacts()
+    target = str(tmp_path / "out.pt")
+    assert convert(source, target, to="torch", facts=facts).written
+    for path in (source, target):
+        with load_agent(path, facts=facts) as agent:
+            assert agent.facts.activations[0] == saved_models.SPINNING_UP[name][0]
+            given = truth["observations"]
+            found = agent.scores(given) if agent.choices is not None else agent.act(given)
+            np.testing.assert_allclose(found, truth["outputs"], atol=5e-6)
+            if agent.choices is not None:
+                np.testing.assert_array_equal(agent.act(given), truth["outputs"].argmax(1))
+                assert len(set(agent.act(given))) == 2

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from ckpttool.commands.convert import convert
+from ckpttool.commands.load_agent import load_agent
 from ckpttool.core import Alias, FormatError, Leaf, Tree, UnsupportedError, display
 from ckpttool.core.sidecar import NO_ACTIVATIONS, NO_BOUNDS, NO_STATISTICS
 from ckpttool.evaluation.evidence import AgentFacts
@@ -413,3 +414,65 @@ def test_values_of_a_gin_configuration() -> None:
     )
     assert settings.parse_gin(text) == {"C": 2, "lr": 3e-4, "D": {"s": "of D"}}
     assert settings.parse_gin(text.replace("C = 2\n", ""))["C"] == {"x": [1, 2], "y": "ReLU"}
+
+
+PREPROCESSED = """
+import sys
+import tensorflow as tf
+
+class Dense(tf.Module):
+    def __init__(self, inputs, outputs):
+        super().__init__()
+        self.kernel = tf.Variable(tf.random.normal((inputs, outputs)))
+        self.bias = tf.Variable(tf.zeros(outputs))
+
+def agent(before):
+    made = tf.Module()
+    made._q_network = network = tf.Module()
+    network._encoder = encoder = tf.Module()
+    if before is not None:
+        encoder._flat_preprocessing_layers = before
+    encoder._postprocessing_layers = [tf.Module(), Dense(4, 8), Dense(8, 6)]
+    network._q_value_layer = Dense(6, 2)
+    return made
+
+for name, before in (("none", None), ("dense", [Dense(4, 4)]), ("function", [tf.Module()])):
+    made = agent(before)
+    tf.train.Checkpoint(agent=made).write(f"{sys.argv[1]}/{name}/ckpt-1")
+    top = tf.Module()
+    top._all_assets = made
+    tf.saved_model.save(top, f"{sys.argv[1]}/{name}/saved")
+"""
+
+
+@pytest.mark.tensorflow
+def test_preprocessing_layers_are_refused_also_without_variables(tmp_path: Path) -> None:
+    """networks/encoding_network.py: an agent with a Lambda of them was played without it."""
+    program = f"import sys\nsys.argv = ['', {str(tmp_path)!r}]{PREPROCESSED}"
+    status, output = warm.run("tensorflow", program, tmp_path)
+    assert status == 0, output
+    facts = AgentFacts(activations=("relu",))
+    for name in ("none", "dense", "function"):
+        for place in ("ckpt-1", "saved"):
+            path = str(tmp_path / name / place)
+            if name == "none":
+                load_agent(path, "CartPole-v1", facts=facts).close()
+                continue
+            with pytest.raises(UnsupportedError) as caught:
+                load_agent(path, "CartPole-v1", facts=facts)
+            assert "preprocessing" in str(caught.value.found)
+
+
+def test_an_actor_that_counts_from_another_number_is_refused(tmp_path: Path) -> None:
+    """networks/categorical_projection_network.py counts from 0, and tf_policy.py limits that to the spec."""
+    path = exported(tmp_path / "policy", "")
+    number = "{ dtype: DT_INT32 tensor_shape { } int_val: %d }"
+    spec = f"shape {{ }} dtype: DT_INT32 minimum {number % 1} maximum {number % 2}"
+    value = f'key: "action" value {{ bounded_tensor_spec_value {{ {spec} }} }}'
+    specs = (
+        'dict_value { fields { key: "collect_data_spec" value { named_tuple_value { name: "Trajectory" '
+        f"values {{ {value} }} }} }} }} }}"
+    )
+    (tmp_path / "policy" / "policy_specs.pbtxt").write_text(specs)
+    agent = restore_agent(path)
+    assert any("from 1" in each for each in agent.binding.unplaced["actor"])

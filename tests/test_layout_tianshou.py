@@ -10,7 +10,8 @@ import pytest
 
 from ckpttool.commands.convert import convert
 from ckpttool.commands.load_agent import load_agent
-from ckpttool.core import EnvironmentMismatchError, Tree
+from ckpttool.core import EnvironmentMismatchError, Tree, UsageError
+from ckpttool.evaluation.evidence import AgentFacts
 from ckpttool.evaluation.restore import restore_agent
 from ckpttool.formats import open_checkpoint
 from tests.conftest import in_process
@@ -313,3 +314,21 @@ def test_tensors_without_axes_beside_the_layers_are_converted(tmp_path: Path) ->
 @pytest.mark.corpus
 def test_an_offline_agent_is_whole(corpus: Path) -> None:
     assert len(recognised(next((corpus / "torch/tianshou").rglob("td3_bc/*/policy.pth"))).parts) == 6
+
+
+def test_an_actor_alone_is_of_the_actions_of_its_environment(tmp_path: Path) -> None:
+    """REINFORCE of discrete actions has an actor and nothing else, as has imitation of continuous ones."""
+    layers = [nn.Linear(4, 7), nn.ELU(), nn.Linear(7, 2)]
+    modules = {"policy.actor.preprocess.model.model.0": layers[0], "policy.actor.last.model.0": layers[2]}
+    state = {f"{name}.{k}": v for name, layer in modules.items() for k, v in layer.state_dict().items()}
+    path = str(tmp_path / "policy.pth")
+    torch.save(state, path)
+    seen = np.random.default_rng(0).normal(size=(50, 4)).astype(np.float32)
+    with load_agent(path, "CartPole-v1", facts=AgentFacts(activations=("elu",))) as agent:
+        with torch.no_grad():
+            wanted = nn.Sequential(*layers)(torch.from_numpy(seen)).numpy()
+        np.testing.assert_allclose(agent.scores(seen), wanted, atol=1e-5)
+        assert any("CartPole" in each for each in agent.assumed)
+    with pytest.raises(UsageError) as caught:
+        load_agent(path, facts=AgentFacts(activations=("elu",)))
+    assert "env" in str(caught.value.hint)

@@ -6,6 +6,7 @@ import json
 import pickle
 import shlex
 from collections import OrderedDict
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from ckpttool import load_agent
 from ckpttool.commands.convert import convert
 from ckpttool.commands.evaluate import evaluate
 from ckpttool.conversion.export import export
-from ckpttool.core import CkpttoolError, Tree, UnsupportedError, UsageError
+from ckpttool.core import CkpttoolError, EnvironmentMismatchError, Tree, UnsupportedError, UsageError
 from ckpttool.evaluation.evidence import NO_FACTS, AgentFacts
 from ckpttool.evaluation.playing import choose_environment, prepare_agent
 from ckpttool.evaluation.protocol import Protocol
@@ -841,7 +842,7 @@ def test_a_q_network_acts_beside_its_target(tmp_path: Path) -> None:
 
 def test_an_input_of_actions_is_no_head(tmp_path: Path) -> None:
     parts = nn.ModuleDict({"fc1": nn.Linear(4, 8), "action_value": nn.Linear(2, 8), "q": nn.Linear(8, 1)})
-    with pytest.raises(UsageError):
+    with pytest.raises(EnvironmentMismatchError):
         load_agent(
             str(saved(tmp_path / "q.pt", parts.state_dict())),
             "CartPole-v1",
@@ -1299,3 +1300,43 @@ def test_a_folder_of_other_networks_names_the_way_to_the_reason(tmp_path: Path) 
     words = shlex.split(json.loads(ran.out)["error"]["hint"].partition(" lists ")[0])
     assert in_process(*words[1:]).status == 0
     assert words[-1].endswith("embedding.pth")
+
+
+def pieces(*names: str, memory: bool = False) -> dict[str, Any]:
+    """Return networks of two layers under these names: 3 -> 5 -> 4 or, if called last, 4 -> 6 -> 2 values."""
+    found: dict[str, Any] = {}
+    for name in names:
+        sizes = (4, 6, 2) if name.endswith("last") else (3, 5, 4)
+        for number, (n_in, n_out) in enumerate(pairwise(sizes)):
+            found |= {f"{name}.{2 * number}.{k}": v for k, v in nn.Linear(n_in, n_out).state_dict().items()}
+    if memory:
+        found |= {f"rnn.{name}": value for name, value in nn.GRU(4, 4).state_dict().items()}
+    return found
+
+
+def test_parts_of_one_network_are_not_offered_as_the_policy(tmp_path: Path) -> None:
+    """Discrete BCQ of Tianshou: a trunk, and two heads on it."""
+    names = ("model.front", "model.last", "second.last")
+    path = saved(tmp_path / "policy.pth", pieces(*names) | pieces("third"))
+    with pytest.raises(UsageError) as caught:
+        load_agent(str(path), facts=AgentFacts(activations=("relu",), head="tanh"))
+    assert "--network model" not in str(caught.value.hint)
+    assert "--network third" in str(caught.value.hint)
+
+
+def test_networks_that_a_memory_may_join_are_not_offered(tmp_path: Path) -> None:
+    path = saved(tmp_path / "policy.pth", pieces("trunk.mlp", "other.last", memory=True))
+    with pytest.raises(UnsupportedError) as caught:
+        load_agent(str(path), facts=AgentFacts(activations=("relu",), head="tanh"))
+    assert "rnn/weight_ih_l0" in str(caught.value.found)
+    assert "--network" not in str(caught.value.hint)
+
+
+def test_outputs_of_other_discrete_actions_need_no_action_map(tmp_path: Path) -> None:
+    layers = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 5))
+    path = saved(tmp_path / "policy.pth", layers.state_dict())
+    facts = AgentFacts(activations=("relu",))
+    with pytest.raises(EnvironmentMismatchError) as caught:
+        load_agent(str(path), "CartPole-v1", facts=facts)
+    assert "Discrete(2)" in str(caught.value.expected)
+    assert "5" in str(caught.value.found)

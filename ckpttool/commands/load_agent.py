@@ -40,7 +40,7 @@ from ckpttool.evaluation.protocol import Protocol
 from ckpttool.evaluation.rollout import ActionSampler, NormalSampler, Sampler
 from ckpttool.libraries import schema
 from ckpttool.libraries.schema import VALUES, AgentNetwork, Choices
-from ckpttool.networks.build import UNBOUNDED, NetworkSettings, policy_network
+from ckpttool.networks.build import UNBOUNDED, NetworkSettings, own_draws, policy_network
 from ckpttool.networks.network import NOISE, Backend, Dtype, Network, Observation, Policy, State
 
 _NUMPY, _TORCH, _TENSORFLOW = "numpy", "torch", "tensorflow"
@@ -93,8 +93,8 @@ def load_agent(
     how = Protocol(device=device, backend=name, network=network, dtype=dtype)
     require_backend(how)
     agent = restore.restore_agent(path, layout, facts or NO_FACTS, network)
-    choices = schema.known_choices(agent.known)
-    if choices is not None and choices.scores == "drawn_fractions":
+    part = agent.part(agent.title(network))
+    if part is not None and own_draws(agent.tree, part, schema.known_choices(agent.known)) is not None:
         how = replace(how, stochastic=True)
     bounded = agent.known.action_low is not None or agent.known.head in UNBOUNDED
     prepared = _in_environment(agent, env, how) if env is not None or not bounded else _alone(agent, how)
@@ -259,7 +259,7 @@ class LoadedAgent:
         deviation; `epsilon` is the probability of a uniform one, for Q-networks; such actions are drawn on
         the host. The random numbers begin with `seed`, 0 at first. Raise UsageError for a policy with
         memory, whose state `predict` carries, and UnsupportedError for one that is not sampled, e.g. of TD3,
-        or is always sampled (Tianshou's IQN) without `deterministic=False`.
+        or is always sampled (Tianshou's IQN, RLlib's noisy layers) without `deterministic=False`.
         """
         if self._network.states:
             raise UsageError("the policy has memory", hint="use predict, which takes and returns the state")

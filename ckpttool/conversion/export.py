@@ -33,6 +33,7 @@ from ckpttool.evaluation.agent_networks import (
     ActionBounds,
     build_part_network,
     derive_network_settings,
+    image_encoder,
     network_sizes,
     require_even_bounds,
     require_facts,
@@ -52,7 +53,7 @@ from ckpttool.libraries.schema import VALUES, AgentNetwork, layer_widths
 from ckpttool.mapping.rules import MappingEntry, MappingReport
 from ckpttool.networks import numpy_backend
 from ckpttool.networks.build import UNBOUNDED, NetworkSettings, policy_network
-from ckpttool.networks.network import ArgMax, Dense, LayerNorm, Network
+from ckpttool.networks.network import ArgMax, Dense, LayerNorm, Network, Observation
 from ckpttool.verification.output_comparison import (
     OutputVerification,
     Parity,
@@ -77,7 +78,8 @@ def build_export_report(
     Entries of other networks and of training are not missing from an export, so none is unused.
     """
     tree, layers = agent.checkpoint.tree, _layer_places(part)
-    lines, used = [], set()
+    front = image_encoder(agent, part.title)
+    lines, used = [], set() if front is None else {move.source for move in front.moves}
     for move in agent.binding.moves.moves:
         rule = move.rule.name if move.target[:-1] in layers else FOLDED
         if part.program is None and rule == FOLDED and not _is_folded_leaf(move.target, agent, part, facts):
@@ -127,6 +129,8 @@ def name_nodes(network: Network, part: AgentNetwork, agent: Tree) -> list[str]:
         for shared in [0 if chain is part else schema.count_shared_layers(agent, part, chain)]
         for position in range(shared, len(chain.layers))
     ]
+    # An encoder's layers come before.
+    layers = layers[len(layers) - len(places) :]
     names = dict(zip(layers, places, strict=True))
     if part.state_value is not None:
         names |= dict.fromkeys(constant, "dueling")
@@ -233,6 +237,8 @@ def _with_environment_bounds(facts: Sidecar, wiring: NetworkSettings, bounds: Ac
 # A is NumPy here, not the framework that trained the agent. Of two correct float32 computations, one was 2.5
 # times as far from float64 as the other (a critic of FetchReach; matrix products of onnxruntime and NumPy).
 OWN_ERROR = 4.0
+# Observations that an exported policy of images is compared on.
+IMAGES = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,9 +316,11 @@ def export(
     )
     if options.dry_run:
         return done
-    network = build_part_network(agent, part, wiring)
+    front = image_encoder(agent, title)
+    network = build_part_network(agent, part, wiring, front)
     made = _receipt(agent, title, network, facts, done.report)
-    acting = network if wiring.choices is None or not part.acts else policy_network(agent.tree, part, wiring)
+    chooses = wiring.choices is not None and part.acts
+    acting = policy_network(agent.tree, part, wiring, front) if chooses else network
     model = _encode_model(acting, part, agent.tree, made)
     parity, engine = _compare_outputs(agent, title, network, model)
     notes = (*done.report.notes, f"the exported model was run with {engine}")
@@ -332,7 +340,8 @@ def _receipt(agent: Agent, title: str, network: Network, facts: Sidecar, report:
         source=receipt.describe_source(agent.checkpoint, agent.binding, own, network=title),
         rules=receipt.receipt_rules(report),
         assumed=report.assumed,
-        obs_dim=network.input_shapes["obs"][0],  # a critic may have more inputs than the policy
+        # A critic may have more inputs than the policy, and images have no number of inputs.
+        obs_dim=shape[0] if len(shape := network.input_shapes["obs"]) == 1 else None,
     )
 
 
@@ -359,7 +368,7 @@ def _compare_outputs(agent: Agent, title: str, network: Network, model: bytes) -
     """Compare the model's outputs with the network's; return the result and the engine that ran the model."""
     from ckpttool.networks import onnx_backend
 
-    given = make_observations(network)
+    given = _make_inputs(network)
     ours = run_network(numpy_backend.build(network), given)
     if not np.isfinite(ours).all():
         raise UnsupportedError(
@@ -371,8 +380,18 @@ def _compare_outputs(agent: Agent, title: str, network: Network, model: bytes) -
     return measure_parity(title, network, given, (ours, found), own=OWN_ERROR), onnx_backend.onnx_engine()
 
 
+def _make_inputs(network: Network) -> Observation:
+    """Return inputs to compare with: bytes of images, which are slow, else those of `verify`."""
+    shapes = [*network.input_shapes.values()]
+    if all(len(shape) < 2 for shape in shapes):
+        return make_observations(network)
+    given = np.asarray(make_observations(network, IMAGES))
+    pixels: np.ndarray = np.clip(np.rint(abs(given) * 128), 0, 255)
+    return pixels
+
+
 def _choose_part(agent: Agent, title: str) -> AgentNetwork:
-    part = agent.runnable(title)
+    part = agent.runnable(title) if image_encoder(agent, title) is None else agent.playable(title)
     if part is None:
         known = ", ".join(each.title for each in agent.binding.parts)
         raise UsageError(

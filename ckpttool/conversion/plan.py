@@ -652,6 +652,13 @@ class _Planner:
         A network alone is the root of a Keras file, as in a program's `model.load_weights`.
         """
         require_layers(binding, self.known, sidecar.sidecar_path(self.checkpoint.path))
+        if any(move.target[-1] == attr(schema.KERNEL_DEVIATION) for move in binding.moves.moves):
+            raise UnsupportedError(
+                "the weights of its noisy layers are drawn at every call, in evaluation too: no other format "
+                "has such layers",
+                file=self.checkpoint.path,
+                hint="use --to npz, which copies all tensors unchanged",
+            )
         agent = with_names(without_save_count(binding, self.tree, self.known), self.tree, self.known)
         alone = self.kind.format == _WEIGHTS_FILE and _is_alone(self.tree, agent)
         if alone and not self.folds and self.request.options.layout is None:

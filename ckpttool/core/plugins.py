@@ -254,7 +254,7 @@ BUILT_IN: dict[Kind, tuple[Plugin, ...]] = {
             "spinningup",
             "ckpttool.libraries.spinningup",
             # The variables of TensorFlow 1, a state_dict, a module pickled as a whole.
-            names=r"main/pi/dense/.*|pi/(pi|net|mu_net|logits_net)/0/.*|_modules/(pi|q[12]?|v)/.*",
+            names=r"(main/)?pi/dense/.*|pi/(pi|net|mu_net|logits_net)/0/.*|_modules/(pi|q[12]?|v)/.*",
         ),
         Plugin(
             "d3rlpy",

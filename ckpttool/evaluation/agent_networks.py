@@ -17,7 +17,15 @@ from ckpttool.core.urls import format_command
 from ckpttool.evaluation import restore
 from ckpttool.evaluation.restore import FACTS, Agent, merge_metadata, policy_sizes
 from ckpttool.libraries import schema
-from ckpttool.libraries.schema import NO_LAYOUT, VALUES, AgentNetwork, Choices, known_choices, layer_widths
+from ckpttool.libraries.schema import (
+    NO_LAYOUT,
+    VALUES,
+    AgentNetwork,
+    Choices,
+    PolicyEncoder,
+    known_choices,
+    layer_widths,
+)
 from ckpttool.networks.build import HEADS, NetworkSettings, policy_network, q_network, value_network
 from ckpttool.networks.network import Network
 
@@ -191,8 +199,18 @@ def _complete_metadata(agent: Agent, other: Agent) -> Sidecar:
     return replace(both, **{**own, "obs_norm": agent.known.obs_norm}, provenance=provenance)
 
 
-def build_part_network(agent: Agent, part: AgentNetwork, settings: NetworkSettings) -> Network:
-    """Return a part as a network: a policy, a state value, or a Q-function.
+def image_encoder(agent: Agent, title: str) -> PolicyEncoder | None:
+    """Return the encoder of images, the only input and without memory, in front of a policy; else None."""
+    front = agent.front(title)
+    if front is None or front.cells or front.norms or list(front.shapes) != [schema.OBSERVATION]:
+        return None
+    return front
+
+
+def build_part_network(
+    agent: Agent, part: AgentNetwork, settings: NetworkSettings, front: PolicyEncoder | None = None
+) -> Network:
+    """Return a part as a network: a policy, behind its encoder `front`, a state value, or a Q-function.
 
     A policy of discrete actions ends with their scores: equal choices do not show that they are equal.
     """
@@ -200,7 +218,7 @@ def build_part_network(agent: Agent, part: AgentNetwork, settings: NetworkSettin
         joined = agent.binding.with_q_policies(settings.choices.scores).parts
         part = next((each for each in joined if each.title == part.title), part)
     if part.acts:
-        return policy_network(agent.tree, part, settings.scores)
+        return policy_network(agent.tree, part, settings.scores, front)
     if part.component in VALUES:
         return value_network(agent.tree, part, settings)
     return q_network(agent.tree, part, settings, *network_sizes(agent))
@@ -293,9 +311,22 @@ def agent_network_settings(agent: Agent, other: Agent) -> tuple[NetworkSettings,
 
 def build_agent_network(agent: Agent, other: Agent, title: str, assumed: list[str]) -> Network:
     """Return one network of the agent; append its assumptions."""
-    part = agent.runnable(title)
+    front = image_encoder(agent, title) if _receives_images(agent, other, title) else None
+    part = agent.runnable(title) if front is None else agent.playable(title)
     if part is None:
         raise UsageError(f"the checkpoint has no network {title}", file=agent.checkpoint.path)
     settings, guesses = agent_network_settings(agent, other)
     assumed.extend(assumption_sentences(guesses))
-    return build_part_network(agent, part, settings)
+    return build_part_network(agent, part, settings, front)
+
+
+def _receives_images(agent: Agent, other: Agent, title: str) -> bool:
+    """Return whether the other agent's network has an encoder of images too, or is a program with its own.
+
+    A file that holds only the layers of a policy (a conversion to torch) receives flattened rows.
+    """
+    part = agent.part(title)
+    theirs = title if part is None else counterpart_title(part, agent, other) or title
+    its_part = other.part(theirs)
+    program = its_part is not None and its_part.program is not None
+    return program or image_encoder(other, theirs) is not None

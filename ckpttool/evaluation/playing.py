@@ -66,6 +66,7 @@ from ckpttool.networks.build import (
     Shapes,
     deviation_path,
     fits_observations,
+    own_draws,
     policy_network,
 )
 from ckpttool.networks.network import Backend, stack_networks
@@ -167,12 +168,13 @@ def may_choose(agent: Agent) -> bool:
 def _with_choices_of(agent: Agent, place: EvaluationEnvironment) -> Agent:
     """Return the agent with the environment's discrete actions; other problems are found later.
 
-    Raise UnsupportedError for unsupported actions of the environment.
+    Raise UnsupportedError for unsupported actions of the environment, EnvironmentMismatchError for others
+    than the policy's.
     """
     try:
         with place.make(1) as vector:
             return assume_choices(agent, vector.spec)
-    except UnsupportedError:
+    except (UnsupportedError, EnvironmentMismatchError):
         raise
     except CkpttoolError:
         return agent
@@ -197,6 +199,14 @@ def assume_choices(agent: Agent, spec: EnvSpec | None) -> Agent:
             _settle_scores(agent, choices, width, count_actions(agent, spec)[0]) if spec.choices else None
         )
         if settled is None:
+            if spec.choices and not agent.known.head:
+                # An action map would not help: no number of outputs per action fits.
+                raise EnvironmentMismatchError(
+                    f"the policy's outputs do not match the discrete actions of {spec.id}",
+                    file=agent.checkpoint.path,
+                    expected=choices.title,
+                    found=format_count(width, "output"),
+                )
             return agent
         agent, choices = settled
     origins = dict.fromkeys(("choices", "head"), f"assumed: {origin}")
@@ -518,8 +528,8 @@ def read_sampling(
                 hint="--stochastic draws the actions of an actor by its probabilities",
             )
         return settings.scores, ActionSampler(choices.counts, choices.starts, how.epsilon)
-    if choices is not None and choices.scores == "drawn_fractions":
-        return dataclasses.replace(settings, output="sample"), NormalSampler(FRACTIONS, uniform=True)
+    if (own := own_draws(agent.tree, part, choices)) is not None:
+        return dataclasses.replace(settings, output="sample"), NormalSampler(*own)
     if part.chooses:
         raise UnsupportedError(
             "a Q-network has no probabilities of actions",

@@ -13,7 +13,7 @@ from ckpttool.core.deferred import dataclass
 from ckpttool.core.errors import CkpttoolError, EnvironmentMismatchError, UsageError
 from ckpttool.evaluation.gymnasium_engine import OBS, Agreement, VectorEnv
 from ckpttool.evaluation.simulators import HINT, DeviceVector
-from ckpttool.networks.network import NOISE, Observation, Policy, State
+from ckpttool.networks.network import NOISE, DrawLaw, Observation, Policy, State
 
 # Processing of actions between policy and environment: sampling or exploration noise, then the bounds.
 
@@ -74,23 +74,22 @@ class ActionSampler:
 class NormalSampler:
     """Random numbers [rows, width] with which a network draws its actions, its input NOISE.
 
-    They are standard normal, or with `uniform` from 0 to 1.
+    They are standard normal, or uniform from 0 to 1, or the factors of a noisy layer's noise: the root of a
+    normal number's size, with its sign.
     """
 
     width: int
-    uniform: bool = False
+    law: DrawLaw = "normal"
 
     def draw(self, streams: Sequence[np.random.Generator | None]) -> np.ndarray:
         """Return the numbers of one step: row i from streams[i], zeros for None."""
-        rows = (
-            np.zeros(self.width)
-            if each is None
-            else each.random(self.width)
-            if self.uniform
-            else each.standard_normal(self.width)
-            for each in streams
-        )
-        return np.stack(list(rows))
+        return np.stack([np.zeros(self.width) if each is None else self._row(each) for each in streams])
+
+    def _row(self, stream: np.random.Generator) -> np.ndarray:
+        if self.law == "uniform":
+            return stream.random(self.width)
+        numbers = stream.standard_normal(self.width)
+        return numbers if self.law == "normal" else np.sign(numbers) * np.sqrt(abs(numbers))
 
     def with_noise(self, obs: Observation, streams: Sequence[np.random.Generator | None]) -> Observation:
         """Return the observations with the numbers of one step as a further input."""

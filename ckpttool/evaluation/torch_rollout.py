@@ -127,7 +127,9 @@ class _DeviceRollout:
     ) -> None:
         if play.watch is not None:
             raise UsageError("the device engine does not support rendering", hint="use --engine auto")
-        if isinstance(play.sampling, ActionSampler) or (play.sampling is not None and play.sampling.uniform):
+        if isinstance(play.sampling, ActionSampler) or (
+            play.sampling is not None and play.sampling.law != "normal"
+        ):
             raise UsageError("the device engine does not sample discrete actions", hint="use --engine auto")
         self.act, self.place, self.envs, self.play, self.members = act, place, envs, play, members
         self.rows = envs.num_envs // members

@@ -360,6 +360,7 @@ def _tree(tensors: dict[str, VariableInfo], index: str) -> tuple[Tree, tuple[str
     except CkpttoolError as error:
         raise error.located(file=index, path=KEY) from error.__cause__
     containers, refused = _modules(tree)
+    containers = {**tree.containers, **containers}
     return replace(tree, containers=containers) if containers else tree, (*notes, *refused)
 
 
@@ -632,7 +633,12 @@ def tree_from_graph(data: bytes, tensors: Mapping[str, VariableInfo]) -> tuple[T
     loose = _add_loose(naming)
     _fix_slot_owners(naming)
     savers = sorted({node.saver for node in graph if node.saver})
-    tree = Tree(naming.leaves, {path: tuple(others) for path, others in naming.aliases.items()})
+    inputs = {
+        path: Container("list")
+        for path in chosen.paths.values()
+        if path and path[-1].value in tf_common.INPUT_LAYERS
+    }
+    tree = Tree(naming.leaves, {path: tuple(others) for path, others in naming.aliases.items()}, inputs)
     return tree, tuple(_notes(savers, loose, absent, chosen, aliases))
 
 

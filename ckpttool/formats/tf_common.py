@@ -210,6 +210,9 @@ def plain_facts(settings: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
+# Lists of layers that act on a network's inputs, also of layers without variables, which no tensor shows
+# (tf_agents/networks/encoding_network.py).
+INPUT_LAYERS = frozenset(("_flat_preprocessing_layers",))
 # Settings of serialized objects that do not affect what they compute.
 _NAMING = frozenset(("name", "trainable", "dtype"))
 

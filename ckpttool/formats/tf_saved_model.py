@@ -20,7 +20,7 @@ from ckpttool.encodings import protobuf
 from ckpttool.formats import keras_config, tf_bundle, tf_saved_model_messages
 from ckpttool.formats.keras_config import ConfigAudit, merge_audits
 from ckpttool.formats.probe import Probe
-from ckpttool.formats.tf_common import class_name, is_inside, plain_facts
+from ckpttool.formats.tf_common import INPUT_LAYERS, class_name, is_inside, plain_facts
 from ckpttool.formats.tf_saved_model_messages import (
     FieldMeter,
     MetaGraph,
@@ -422,6 +422,11 @@ def module_containers(
             path = None if edges is None else tuple(PathStep("attr", edge) for edge in edges)
         if path is not None and path not in tree:
             found.setdefault(path, module)
+    for children in graph.children:
+        for name in INPUT_LAYERS & children.keys():
+            edges = tf_saved_model_messages.path_to_object(parents, children[name])
+            if edges is not None:
+                found.setdefault(tuple(PathStep("attr", edge) for edge in edges), Container("list"))
     return dict(sorted(found.items(), key=lambda item: len(item[0])))
 
 

@@ -90,6 +90,8 @@ _DISTRIBUTIONS = {
     "awac": _UNIT._replace(limits=(-6.0, 0.0), limited="sigmoid"),
 }
 _Q_LEARNING = frozenset(("dqn", "double_dqn", "nfq"))
+# Algorithms of discrete actions that choose the best of a network's outputs.
+_BEST_OUTPUT = _Q_LEARNING | {"discrete_cql", "discrete_sac", "discrete_bc"}
 # d3rlpy/models/torch/q_functions: DiscreteQRQFunction has the quantiles of one action together.
 _SCORES: Mapping[object, Scores] = {"mean": "values", "qr": "quantiles_last"}
 
@@ -525,13 +527,18 @@ def _refuse_combined(
     binding: RecognizedAgent, found: _D3rlpyNaming, configuration: ConfigValues
 ) -> RecognizedAgent:
     """Refuse Q-functions that do not choose alone; a configuration shows what several ones output."""
+    if found.has(f"{found.mark}imitator"):
+        acting = next(part for part in binding.parts if part.acts)
+        return binding.refused(acting.component, "an imitator that limits the choice of actions (BCQ)")
+    kind = str(configuration.get("config/type", ""))
+    if configuration and kind not in _BEST_OUTPUT:
+        acting = next(part for part in binding.parts if part.acts)
+        return binding.refused(acting.component, f"actions of the algorithm {kind}")
     if not any(part.chooses for part in binding.parts):
         return binding
     if not configuration:
         # Functions of mean values and of quantiles have the same names.
         binding = replace(binding, facts=binding.facts.lacking(schema.QUANTILES))
-    if found.has(f"{found.mark}imitator"):
-        return binding.refused("critic", "an imitator that limits the choice of actions (BCQ)")
     if not configuration and sum(part.component == "critic" for part in binding.parts) > 1:
         return binding.refused("critic", "the mean of several Q-functions, without the configuration")
     return binding

@@ -88,7 +88,7 @@ class ComponentLayer(NamedTuple):
     def _kernel_shape(self) -> tuple[int, ...]:
         first = self.kind.weights[0]
         shape = self.tensors[first.name].leaf.shape
-        return shape if self.kind.framework == "tensorflow" else shape[::-1]
+        return shape if first.to_canonical == KEEP else shape[::-1]
 
 
 def list_leaves(tree: Tree) -> Iterator[NamedLeaf]:

@@ -332,8 +332,6 @@ def _choose_policy_table(weights: str, recorded: Said) -> LayoutTable | None:
             f"{weights}/_hidden_layers+{weights}/{module}": f"critic/{head}"
             for module, head in (("advantage_module", "q1"), ("value_module", "q2"))
         }
-        if any(name.endswith("/sigma_w") for name in recorded):
-            names = {f"{weights}/_hidden_layers": "critic/q1"}
         return replace(POLICY_TABLE, components=names, facts=_POLICY_DQN)
     if f"{weights}/_logits/_model/0/weight" in recorded:
         value = f"{weights}/_value_branch_separate+{weights}/_value_branch"
@@ -353,14 +351,11 @@ def _add_q_values(
     if "q1" not in heads:
         return None
     dueling = any(name.startswith(f"{weights}/value_module/") for name in recorded)
-    noisy = any(name.startswith(weights) and name.endswith("/sigma_w") for name in recorded)
     config = "algorithm_state/config"
     config = config if f"{config}/num_atoms" in recorded else f"{policy}policy_spec/config"
     leaves = [recorded.get(f"{config}/{name}") for name in ("num_atoms", "v_min", "v_max")]
     atoms, low, high = (leaf.value if isinstance(leaf, ValueLeaf) else None for leaf in leaves)
     binding = binding.choosing(tree, "dueling" if dueling else "values", where=f"{weights}/value_module")
-    if noisy:
-        return binding.refused("critic", "noisy layers, which RLlib samples in evaluation too")
     if any(layer.kind != "dense" for part in binding.parts for layer in part.layers):
         return binding.refused("critic", "layer norms after the activations")
     if dueling != ("q2" in heads):

@@ -46,6 +46,8 @@ if TYPE_CHECKING:
 # No conversion takes them: there they are unmapped tensors of a network that cannot be written.
 
 KERNEL, RECURRENT, BIAS = attr("kernel"), attr("recurrent_kernel"), attr("bias")
+KERNEL_DEVIATION, BIAS_DEVIATION = "kernel_deviation", "bias_deviation"
+"""Standard deviations of a noisy layer's weights, beside their means `kernel` and `bias`."""
 BIASES = (attr("bias_input"), attr("bias_recurrent"))
 
 
@@ -872,7 +874,7 @@ def canonical_weight_path(part: AgentNetwork, position: int | str, name: str) ->
 def read_layer_arrays(agent: Tree, part: AgentNetwork, position: int) -> dict[str, np.ndarray]:
     """Return the tensors of the layer at a position of the canonical agent by their names, float32."""
     found = {}
-    for name in ("kernel", "bias", "scale", "offset"):
+    for name in ("kernel", "bias", "scale", "offset", KERNEL_DEVIATION, BIAS_DEVIATION):
         leaf = agent.get(canonical_weight_path(part, position, name))
         if isinstance(leaf, Leaf):
             found[name] = leaf.array().astype("f4")
@@ -887,6 +889,7 @@ def count_shared_layers(agent: Tree, part: AgentNetwork, other: AgentNetwork) ->
         if (
             (layer.kind, activation) != (twin.kind, its_activation)
             or tensors.keys() != its_tensors.keys()
+            or KERNEL_DEVIATION in tensors  # each layer draws its own noise
             or not all(np.array_equal(tensors[name], its_tensors[name]) for name in tensors)
         ):
             return position

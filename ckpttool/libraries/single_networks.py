@@ -380,9 +380,9 @@ def _bind_by_names(
     inside = {group.name for each in networks for group in each.groups}
     if values:
         networks = [n for n in networks if not _SLOW.search("_".join(n.name).lower())] or networks
-    network_, assumed = _choose_policy(networks, network, file, values=values)
     # Tensors outside all networks (a head, an observation normaliser) may belong to the policy.
     beside = tuple(group for group in found if group.name not in inside)
+    network_, assumed = _choose_policy(networks, network, file, beside, values=values)
     network_ = network_._replace(groups=(*network_.groups, *beside))
     if module is not None:
         from ckpttool.libraries import model_steps
@@ -634,11 +634,17 @@ def _to_snake_case(word: str) -> str:
 
 
 def _choose_policy(
-    found: list[_CandidateNetwork], wanted: str, file: str, *, values: bool = False
+    found: list[_CandidateNetwork],
+    wanted: str,
+    file: str,
+    beside: Sequence[_TensorGroup],
+    *,
+    values: bool = False,
 ) -> tuple[_CandidateNetwork, tuple[str, ...]]:
     """Return the one network that is the policy, by the requested name or by its own name.
 
-    `values` is true of Q-networks: the only one is the policy.
+    `beside` are the tensors outside all networks. `values` is true of Q-networks: the only one is the policy.
+    Raise UnsupportedError for several networks that a layer of another kind may join.
     """
     requested = [n for n in found if wanted in (n.title, *n.name[-1:])]
     if len(requested) == 1:
@@ -654,6 +660,7 @@ def _choose_policy(
         titles = ", ".join(n.title for n in others)
         return acting[0], (f"the policy is {acting[0].title}, judging by its name; other networks: {titles}",)
     names = [n.title for n in found]
+    whole = [n.title for n in found if not _is_piece(n, found)]
     if len(found) == 1:
         absent = f"the checkpoint has no policy named {wanted}"
         raise UsageError(
@@ -668,12 +675,38 @@ def _choose_policy(
             file=file,
             found=abbreviate_list(names, 8),
         )
+    joining = [group for group in beside if not _is_dense(group)]
+    entries = [entry for group in joining for entry in group.tensors.values() if len(entry.leaf.shape) > 1]
+    if entries:
+        raise UnsupportedError(
+            "several networks, and layers of other kinds beside them (memory, convolutions)",
+            file=file,
+            found=abbreviate_list(["/".join(entry.segments) for entry in entries], 4),
+        )
     raise UsageError(
         "several networks, and it is unknown which one is the policy",
         file=file,
         found=abbreviate_list(names, 8),
-        hint=" or ".join(f"--network {shlex.quote(name)}" for name in names[:_MOST_NAMED]),
+        hint=" or ".join(f"--network {shlex.quote(name)}" for name in whole[:_MOST_NAMED]) or None,
     )
+
+
+def _is_piece(network: _CandidateNetwork, found: Sequence[_CandidateNetwork]) -> bool:
+    """Return whether a network may be a part of another: its input or output is as wide as a sibling's.
+
+    A trunk and its heads, in modules of one parent.
+    """
+    first, last = _find_ends(network)
+    others = [_find_ends(n) for n in found if n is not network and n.name[:1] == network.name[:1]]
+    return any(first == its_last or last == its_first for its_first, its_last in others)
+
+
+def _find_ends(network: _CandidateNetwork) -> tuple[int | None, int | None]:
+    """Return the number of inputs and of outputs of a network's dense layers, if only one is possible."""
+    layers = [layer for group in network.groups if _is_dense(group) and (layer := group.layer) is not None]
+    taken, made = {layer.width_in for layer in layers}, {layer.width_out for layer in layers}
+    first, last = taken - made, made - taken
+    return (first.pop() if len(first) == 1 else None), (last.pop() if len(last) == 1 else -1)
 
 
 def _is_policy(network: _CandidateNetwork) -> bool:

@@ -5,7 +5,7 @@ Sources in github.com/openai/spinningup: spinup/utils/logx.py (`_pytorch_simple_
 upper bound) times tanh, and the module contains its activations; ppo/core.py: the plain mean, or
 logits of discrete actions, of which the library samples one. Targets and optimizers are not saved.
 spinup/algos/tf1/{ddpg,td3,sac}/core.py: the same networks as variables under main/ and target/, all with
-ReLU, SAC's two heads consecutive in `pi`.
+ReLU, SAC's two heads consecutive in `pi`; spinup/algos/tf1/{ppo,vpg,trpo}/core.py: `pi` and `v`, with tanh.
 """
 
 from __future__ import annotations
@@ -65,6 +65,12 @@ _TF1 = replace(
     facts=TABLE.facts.lacking(NO_BOUNDS),
     tensors={},
 )
+_TF1_ON_POLICY = replace(
+    _TF1,
+    components={"pi": "actor", "v": "value"},
+    facts=_TF1.facts._replace(head="identity", hidden="tanh", distribution=schema.GAUSSIAN),
+    tensors={"pi/log_std": "actor/log_std"},
+)
 _LARGEST = 1e30  # larger than any action bound
 # The module under `pi` with the hidden layers, and the action map of its class.
 _DISCRETE = "pi.logits_net"
@@ -80,8 +86,11 @@ _MOMENTS = ("/Adam", "/Adam_1")
 
 def recognise(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: ARG001  # model.pt is no evidence
     """Return the recognised agent of a whole actor-critic, or of its variables by name."""
-    if any(each.startswith("main/pi/dense/") for each in tree.names.values()):
+    names = frozenset(tree.names.values())
+    if "main/pi/dense/kernel" in names:
         return _bind_saved_model(tree)
+    if {"pi/dense/kernel", "v/dense/kernel"} <= names:
+        return _bind_on_policy(tree)
     module = read_pickled_module(tree)
     if module is None:
         return _bind_state_dict(tree)
@@ -159,9 +168,23 @@ def _count_actions(binding: RecognizedAgent, tree: Tree) -> int:
     return shapes[-1][0] if shapes else 0
 
 
+def _without_moments(tree: Tree) -> Tree:
+    return Tree({path: leaf for path, leaf in tree.items() if not tree.names[path].endswith(_MOMENTS)})
+
+
+def _bind_on_policy(tree: Tree) -> RecognizedAgent | None:
+    """Bind the named variables of PPO, VPG or TRPO, whose continuous policies have a deviation."""
+    tree = _without_moments(tree)
+    binding = bind(tree, _TF1_ON_POLICY)
+    if binding is None or "pi/log_std" in tree.names.values():
+        return binding
+    facts = binding.facts._replace(distribution=schema.CATEGORICAL)
+    return replace(binding, facts=facts).choosing(tree)
+
+
 def _bind_saved_model(tree: Tree) -> RecognizedAgent | None:
     """Bind named variables, without moments; the second head of SAC's policy outputs the deviations."""
-    tree = Tree({path: leaf for path, leaf in tree.items() if not tree.names[path].endswith(_MOMENTS)})
+    tree = _without_moments(tree)
     branches: dict[str, str] = {}
     shapes = _policy(tree)
     if len(shapes) > 2:

@@ -12,6 +12,7 @@ from ckpttool.core.deferred import dataclass
 from ckpttool.core.dtypes import np
 from ckpttool.core.sidecar import NO_ACTIVATIONS, NO_STATISTICS
 from ckpttool.core.tree import Alias, Leaf, Path, PathStep, Tree, ValueLeaf, attr, display, index, key
+from ckpttool.formats.tf_common import INPUT_LAYERS
 from ckpttool.libraries.optimizers_write import LEGACY
 from ckpttool.libraries.recognize import LayoutTable, bind, rejoin_last_layer
 from ckpttool.libraries.schema import (
@@ -126,6 +127,11 @@ def add_discrete_action(binding: RecognizedAgent, file: str, tree: Tree) -> Reco
     if bounds is None or ranked:
         return binding.refused(part.component, DISCRETE_CHOICE)
     (low,), (high,) = bounds
+    if low and not part.chooses:
+        # networks/categorical_projection_network.py counts from 0; tf_policy.py limits that to the spec.
+        return binding.refused(
+            part.component, f"discrete actions from {low:g} on, which an actor counts from 0"
+        )
     choices = make_choices((int(high - low) + 1,), (int(low),), single=True)
     if choices is None:
         return binding.refused(part.component, DISCRETE_CHOICE)
@@ -313,7 +319,16 @@ _ATOM_RANGE = (-10.0, 10.0)  # categorical_dqn_agent.py, min_q_value and max_q_v
 
 def recognise(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: ARG001  # a prefix's name is no evidence
     """Return the recognised agent if a policy is stored under TF-Agents' private attributes."""
-    tree = _drop_keras_names(tree)
+    binding = _recognize_networks(_drop_keras_names(tree))
+    # Layers before the encoder's own, whose activations no file records: a Lambda is not even a variable.
+    before = any(INPUT_LAYERS & {step.value for step in path} for path in (*tree.containers, *tree))
+    if binding is None or not before:
+        return binding
+    acting = next((part for part in binding.parts if part.acts), binding.parts[0])
+    return binding.refused(acting.component, "preprocessing layers, whose computation no file records")
+
+
+def _recognize_networks(tree: Tree) -> RecognizedAgent | None:
     names = {each: path for path, each in _list_names(tree)}
     segments = [tuple(each.split("/")) for each in names]
     if not any({"_actor_network", "_actor_net"} & set(each[1:3]) for each in segments):

@@ -295,8 +295,9 @@ def read_hidden_activations(binding: RecognizedAgent, checkpoint: Checkpoint) ->
         text, where = abbreviate_list(strange, 3), "the SavedModel's graph"
         facts = binding.facts.without_lack("activation").not_understood("activations", text, where)
         return replace(binding, facts=facts)
-    # The action map has its own tanh.
-    hidden = found - {"tanh"} - _OF_DEVIATIONS or found & {"tanh"}
+    # A continuous action map has its own tanh.
+    mapped = frozenset() if binding.facts.head == "argmax" else {"tanh"}
+    hidden = found - mapped - _OF_DEVIATIONS or found & {"tanh"}
     if len(hidden) != 1:
         return binding
     facts = binding.facts.without_lack("activation")
@@ -328,13 +329,15 @@ def _find_graph_activations(checkpoint: Checkpoint) -> frozenset[str]:
     meter = tf_saved_model_messages.FieldMeter()
     try:
         graphs = tf_saved_model_messages.parse_saved_model(memoryview(file.read(0, file.size)), meter)
-        libraries = [
-            tf_functions.read_functions(graph.nodes, meter) for graph in graphs if graph.nodes is not None
-        ]
+        read = [graph.nodes for graph in graphs if graph.nodes is not None]
+        libraries = [tf_functions.read_functions(each, meter) for each in read]
+        # TensorFlow 1 has no functions: all operations are those of the graph.
+        outside = [tf_saved_model_messages.parse_graph_def(each, meter) for each in read]
     except (CkpttoolError, RecursionError, struct.error):
         return frozenset()
     nodes = (n for library in libraries for function in library.values() for n in function.nodes.values())
     operations = {node.op for node in nodes}
+    operations |= {node.op.decode("utf-8", "replace") for graph in outside for node in graph.nodes.values()}
     known = {name for op, name in _OPERATIONS.items() if op in operations}
     return frozenset(known | (operations & _OTHER_OPERATIONS))
 

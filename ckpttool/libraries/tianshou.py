@@ -214,6 +214,7 @@ _OLD = tuple(f"model_old/{top}{net}/" for top in ("", "module/") for net in ("mo
 
 # A state_dict key: the same networks as separate dicts have another layout.
 _ACTOR = deferred.compile(r"(?:policy\.)?actor\.(preprocess|last|mu)\..*")
+_TARGETS = ("critic_old", "critic1_old")
 _EPSILON = 2.0**-23  # RunningMeanStd's default: that of float32
 _LARGEST = 1 << 62
 _OBS_RMS = key("obs_rms")
@@ -246,6 +247,9 @@ def _bind_policy(tree: Tree) -> RecognizedAgent | None:
     # The policy alone, as in 2.x: a standard deviation that is a parameter means PPO or a related algorithm.
     alone = wide is None and bool(modules & {"sigma_param"})
     on_policy = (alike and not q_functions) or alone
+    if wide is None and not alone and "mu" not in found and not modules & {"actor_old", *_TARGETS}:
+        # REINFORCE with discrete actions, or imitation of either kind: the environment has to show it.
+        return None
     binding = bind(tree, _ON_POLICY if on_policy else _SAC if "mu" in found else TABLE)
     if binding is None:
         return None

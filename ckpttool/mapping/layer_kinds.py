@@ -817,6 +817,19 @@ DENSE_KINDS: tuple[LayerKind, ...] = (
         _KERNEL_BIASED,
     ),
     DENSE_TORCH,
+    # RLlib's layer whose weights are drawn at every call (rllib/models/torch/modules/noisy_layer.py).
+    LayerKind(
+        "dense",
+        "torch",
+        (
+            WeightSpec("w", "kernel", 2),
+            WeightSpec("b", "bias", 1),
+            WeightSpec("sigma_w", "kernel_deviation", 2),
+            WeightSpec("sigma_b", "bias_deviation", 1),
+        ),
+        "noisy",
+        refused="a layer whose weights are drawn at every call has no equivalent",
+    ),
     *(_pointwise_kind(name, framework, rank) for name, framework in _MATRICES for rank in (3, 4)),
     _transposed_kind("weight", "bias", "torch", IN_OUT),
     *(

@@ -243,7 +243,7 @@ def _kinds_by_names() -> Mapping[tuple[str, frozenset[str]], tuple[LayerKind, ..
 
 # Layers in agents' networks, with the names used by their codebases.
 _OF_AGENTS = frozenset(("dense", "layer_norm"))
-_FORMS_OF_AGENTS = frozenset(("", "sonnet"))
+_FORMS_OF_AGENTS = frozenset(("", "sonnet", "noisy"))
 
 
 def candidate_kinds(group: Mapping[str, Leaf], framework: str, module: str = "") -> tuple[LayerKind, ...]:

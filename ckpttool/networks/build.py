@@ -39,6 +39,7 @@ from ckpttool.networks.network import (
     Convolution,
     Cosines,
     Dense,
+    DrawLaw,
     Exp,
     Flatten,
     Layer,
@@ -71,6 +72,7 @@ class NetworkBuilder:
         self.nodes: list[Node] = []
         self.last = 0
         self._next: dict[str, int] = {}
+        self._drawn = 0
 
     def number(self, name: str) -> int:
         """Return the number of an input or a state."""
@@ -81,6 +83,11 @@ class NetworkBuilder:
         self.nodes.append(Node(layer, inputs or (self.last,)))
         self.last = len(self.inputs) + len(self.nodes) - 1
         return self.last
+
+    def draw(self, count: int) -> int:
+        """Return the next columns of the input NOISE, [batch, count]."""
+        self._drawn += count
+        return self.add(Slice(self._drawn - count, self._drawn), self.number(NOISE))
 
     def carry(self, name: str, value: int) -> int:
         """Make a value the next state with that name, and the last value."""
@@ -439,8 +446,24 @@ HEADS = {
 }
 FRACTIONS = 32
 """Fractions that Tianshou's IQN draws in evaluation by default (algorithm/modelfree/iqn.py, sample_size)."""
+_DRAWN_HINT = "use eval with --stochastic, or in Python deterministic=False, which draw them"
 # Maps that do not depend on the bounds.
 UNBOUNDED = frozenset({"identity", "unit_tanh", "argmax"})
+
+
+def own_draws(agent: Tree, part: AgentNetwork, choices: Choices | None) -> tuple[int, DrawLaw] | None:
+    """Return how many numbers a policy draws for each action in evaluation too, and their law; else None.
+
+    They are the fractions of IQN's quantiles, or the factors of the noise of its noisy layers.
+    """
+    if choices is not None and choices.scores == "drawn_fractions":
+        return FRACTIONS, "uniform"
+    number = 0
+    for chain in part.chains:
+        for position in range(len(chain.layers)):
+            leaf = agent.get(schema.canonical_weight_path(chain, position, schema.KERNEL_DEVIATION))
+            number += sum(leaf.shape) if isinstance(leaf, Leaf) else 0
+    return (number, "factors") if number else None
 
 
 def policy_network(
@@ -503,8 +526,8 @@ def _start_policy(
 ) -> NetworkBuilder:
     """Return a builder whose last value is what a policy's layers receive, or a program's output."""
     obs_dim, act_dim = layer_widths(agent, part)
-    drawn = FRACTIONS if wiring.choices is not None and wiring.choices.has_fractions else act_dim
-    more = [(NOISE, drawn)] if wiring.output == "sample" else []
+    own = own_draws(agent, part, wiring.choices)
+    more = [(NOISE, act_dim if own is None else own[0])] if wiring.output == "sample" else []
     if part.program is not None:
         if wiring.distribution is not None:
             raise UnsupportedError("actions are not drawn by a policy that is a model's own graph")
@@ -669,7 +692,7 @@ def _add_fractions(
         if wiring.output != "sample":
             raise UnsupportedError(
                 "the library draws the fractions of IQN's quantiles at random, also in evaluation",
-                hint="use eval with --stochastic, or in Python deterministic=False, which draw them",
+                hint=_DRAWN_HINT,
             )
         shares, fractions, number = None, builder.number(NOISE), FRACTIONS
     else:
@@ -888,7 +911,10 @@ def _add_layers(
                 builder.add(Concat(), builder.last, late[0])
             for norm in (norms or {}).get(dense.index(position), ()):
                 builder.add(norm)
-            builder.add(Dense(kernel, tensors.get("bias")))
+            if schema.KERNEL_DEVIATION in tensors:
+                _add_noisy(builder, tensors, part.title, wiring)
+            else:
+                builder.add(Dense(kernel, tensors.get("bias")))
             width = kernel.shape[1]
         else:
             builder.add(LayerNorm(tensors["scale"], tensors["offset"], wiring.epsilon))
@@ -898,6 +924,25 @@ def _add_layers(
             builder.add(_make_activation(hidden, number))
         values.append(builder.last)
     return values
+
+
+def _add_noisy(
+    builder: NetworkBuilder, tensors: Mapping[str, np.ndarray], title: str, wiring: NetworkSettings
+) -> None:
+    """Add a dense layer with noise: deviations times one factor for each input and one for each output.
+
+    Of RLlib (rllib/models/torch/modules/noisy_layer.py), which also draws it in evaluation.
+    """
+    if wiring.output != "sample":
+        raise UnsupportedError(
+            f"the library draws the noise of {title}'s layers at random, also in evaluation", hint=_DRAWN_HINT
+        )
+    inputs, (rows, columns) = builder.last, tensors["kernel"].shape
+    mean = builder.add(Dense(tensors["kernel"], tensors["bias"]), inputs)
+    of_inputs, of_outputs = builder.draw(rows), builder.draw(columns)
+    builder.add(Multiply(), inputs, of_inputs)
+    builder.add(Dense(tensors[schema.KERNEL_DEVIATION], tensors[schema.BIAS_DEVIATION]))
+    builder.add(Add(), mean, builder.add(Multiply(), of_outputs, builder.last))
 
 
 def _make_activation(hidden: tuple[str, ...], number: int) -> Activation:

@@ -274,7 +274,9 @@ def _map_arrays(layer: Layer, change: Callable[[str, np.ndarray], np.ndarray]) -
 
 
 NOISE = "/noise"
-"""Name of the input of standard normal numbers, in a network that draws its actions."""
+"""Name of the input of random numbers, in a network that draws its actions."""
+DrawLaw = Literal["normal", "uniform", "factors"]
+"""Law of these numbers; see NormalSampler of evaluation/rollout.py."""
 
 # Result of a backend: one function from observations to actions, on the backend's device.
 

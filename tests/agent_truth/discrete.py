@@ -387,7 +387,7 @@ def _skrl(kind: str) -> Any:
         saved["optimizer"] = {"state": {}, "param_groups": []}
         torch.save(saved, f"{path}.pt")
         with torch.no_grad():
-            scores = net.compute({"states": _tensor(obs)}, "policy")[0]
+            scores = net.compute({"states": _tensor(obs), "observations": _tensor(obs)}, "policy")[0]
         return Outputs(f"{path}.pt", _chosen(scores), scores)
 
     return write
@@ -523,6 +523,8 @@ def _keras_rl(*, dueling: bool) -> Any:
         tf = _module("tensorflow")
         from tests.agent_truth.tf_libraries import scramble
 
+        # The library copies its models, whose dueling layer is a function by value.
+        getattr(tf.keras.__internal__, "enable_unsafe_deserialization", lambda: None)()
         models, layers = tf.keras.models, tf.keras.layers
         widths = (*HIDDEN, ACTIONS)
         model = models.Sequential([layers.Flatten(input_shape=(1, OBS))])
