@@ -50,6 +50,17 @@ class TargetOptions(OptionPanel, title="Target"):
         str | None,
         typer.Option(metavar="NAME", help="For onnx: a network, e.g. critic/q1. Default: actor."),
     ] = None
+    shard_size: Annotated[
+        str | None,
+        typer.Option(metavar="SIZE", help="For safetensors, tf: several files of at most SIZE, e.g. 5GB."),
+    ] = None
+    shards: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="For tf: N files of about equal size.")
+    ] = None
+    jobs: Annotated[
+        int | None,
+        typer.Option("--jobs", "-j", min=1, metavar="N", help="Write several files in N processes."),
+    ] = None
 
 
 @dataclass(frozen=True)

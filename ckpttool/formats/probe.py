@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property
-from typing import IO, ClassVar, Protocol
+from typing import IO, Any, ClassVar, Protocol
 
 from ckpttool.core import filesystem
 from ckpttool.core.atomic_write import is_hidden_name
@@ -13,7 +13,7 @@ from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.deferred import NamedTuple, dataclass
 from ckpttool.core.errors import CkpttoolError, LimitError, NotFoundError
 from ckpttool.core.source import File
-from ckpttool.core.tree import Tree
+from ckpttool.core.tree import Leaf, Path, Tree
 from ckpttool.encodings import archives
 
 HEAD = 1024
@@ -156,6 +156,53 @@ class OutputFile(NamedTuple):
     extra: bool = False
 
 
+class Shard(NamedTuple):
+    """One file of a sharded checkpoint to be written, by any process; picklable.
+
+    `suffix` and `meanwhile` are those of OutputFile. `write` gets a tree with the tensors at `paths` and
+    fills the file; it returns what the index records about the file, as JSON values.
+    """
+
+    suffix: str
+    paths: tuple[Path, ...]
+    write: Callable[[Tree, IO[bytes]], Any]
+    meanwhile: str = ""
+
+
+class ShardPlan(NamedTuple):
+    """The shards of a checkpoint, and its index.
+
+    `finish` returns the remaining files, the index with `index_suffix` last, from what each shard's `write`
+    returned. `leaves` returns the tensors in a written shard, by path, for the same (file, shard, recorded).
+    """
+
+    shards: tuple[Shard, ...]
+    index_suffix: str
+    finish: Callable[[Sequence[Any]], tuple[OutputFile, ...]]
+    leaves: Callable[[File, Shard, Any], Mapping[Path, Leaf]]
+
+
+def split_by_size(leaves: Mapping[Path, Leaf], shard_bytes: int) -> list[list[Path]]:
+    """Return the tensors of each shard, in order: a larger tensor has a shard of its own.
+
+    A shard is closed before it exceeds the size, as huggingface_hub's `split_state_dict_into_shards_factory`
+    does (src/huggingface_hub/serialization/_base.py).
+    """
+    shards: list[list[Path]] = []
+    part: list[Path] = []
+    nbytes = 0
+    for path, leaf in leaves.items():
+        if leaf.nbytes > shard_bytes:
+            shards.append([path])
+            continue
+        if nbytes + leaf.nbytes > shard_bytes:
+            shards.append(part)
+            part, nbytes = [], 0
+        part.append(path)
+        nbytes += leaf.nbytes
+    return [*shards, part] if part else shards
+
+
 class WritingFormat(Format, Protocol):
     """A format module that can also write (its `WRITES` is true)."""
 
@@ -165,7 +212,8 @@ class WritingFormat(Format, Protocol):
         Only one leaf is in memory at a time. Raise UnsupportedError, before anything is written, if the
         format cannot store the tree. A format may accept more keyword options (listed in
         commands.options.TARGETS). A format that changes the paths of leaves also defines
-        `stored(tree, **options) -> Tree`, which returns the tree with those paths.
+        `stored(tree, **options) -> Tree`, which returns the tree with those paths. A format whose files are
+        written one by one, by several processes, defines `plan_shards(tree, **options) -> ShardPlan`.
         """
         ...
 
@@ -178,4 +226,5 @@ class WritingFormatDefinition(FormatDefinition):
     stored: Callable[[Tree], Tree] | None = None
     members: Callable[[str], tuple[str, ...]] | None = None
     """The files that a location has, or would have if it were complete."""
+    plan_shards: Callable[..., ShardPlan] | None = None
     WRITES: ClassVar[bool] = True
