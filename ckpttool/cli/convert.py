@@ -52,7 +52,9 @@ class TargetOptions(OptionPanel, title="Target"):
     ] = None
     shard_size: Annotated[
         str | None,
-        typer.Option(metavar="SIZE", help="For safetensors, tf: several files of at most SIZE, e.g. 5GB."),
+        typer.Option(
+            metavar="SIZE", help="For safetensors, tf, dcp: several files of at most SIZE, e.g. 5GB."
+        ),
     ] = None
     shards: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="For tf: N files of about equal size.")
@@ -243,10 +245,11 @@ def convert(
     """Convert a checkpoint to another framework or library. The output is written atomically and verified.
 
     Targets are torch, tf (TensorFlow objects), tf1 (TensorFlow variables by name), keras (a weights
-    file), safetensors, npz, onnx (a runnable policy), and RL libraries' own formats: fujimoto (the TD3
-    authors' files), cleanrl, sb3, sb2, tf2rl, tianshou, spinningup, d3rlpy (.d3), d3rlpy_model (.pt),
-    rsl_rl, rl_games, fasttd3, skrl, elegantrl, tf_agents, acme, keras_rl, rllib. The target is inferred
-    from DST's suffix for .pt, .pth, .index, .h5, .cleanrl_model, .d3, .safetensors, .npz and .onnx.
+    file), safetensors, npz, dcp (a folder of torch.distributed.checkpoint), onnx (a runnable policy), and
+    RL libraries' own formats: fujimoto (the TD3 authors' files), cleanrl, sb3, sb2, tf2rl, tianshou,
+    spinningup, d3rlpy (.d3), d3rlpy_model (.pt), rsl_rl, rl_games, fasttd3, skrl, elegantrl, tf_agents,
+    acme, keras_rl, rllib. The target is inferred from DST's suffix for .pt, .pth, .index, .h5,
+    .cleanrl_model, .d3, .safetensors, .npz and .onnx.
     """
     _prepare_process()
     from ckpttool.commands import convert

@@ -38,6 +38,10 @@ def format_loading_code(
     framework, may start with objects that no PyTorch model has. With `root`, the source is one model's
     state_dict.
     """
+    if kind.format == "pytorch_dcp":
+        load = f"torch.distributed.checkpoint.load(state, checkpoint_id={python_literal(target)})"
+        tops = dict.fromkeys(str(path[0].value) for path in tree if path)
+        return (load, _format_names("# entries of state: ", tops))
     kind = kind._replace(sharded=None)  # a format's shards are loaded as its only file is
     if kind == TARGETS["torch"]:
         return _torch(target, tree, foreign=foreign)

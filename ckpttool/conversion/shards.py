@@ -112,7 +112,8 @@ def working_folder(write: ShardedWrite) -> Iterator[str]:
     Raise UsageError if it belongs to a conversion of another source, plan or version, TargetExistsError if a
     file of the target exists.
     """
-    for suffix in (*(shard.suffix for shard in write.plan.shards), write.plan.index_suffix):
+    suffixes = [*(shard.suffix for shard in write.plan.shards), write.plan.index_suffix]
+    for suffix in suffixes if not write.plan.index_suffix.startswith("/") else ():
         require_new(write.base + suffix, write.how.sources, force=write.how.force)
     folder = hidden_path(write.target, TEMPORARY, _FOLDER)
     os.makedirs(folder, exist_ok=True)

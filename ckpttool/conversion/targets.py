@@ -23,6 +23,7 @@ class TargetKind(NamedTuple):
     `ending` belongs to a name that stands for several files (`NAME.h5f`), before what they append.
     `plan` is the layout's function; a library with several file forms has several. `sharded` are
     options of the format's `plan_shards`: its files are written one by one (conversion/shards.py).
+    `folder` means that the target is a folder, which must be new.
     """
 
     format: str
@@ -34,6 +35,7 @@ class TargetKind(NamedTuple):
     ending: str = ""
     plan: str = "plan"
     sharded: Mapping[str, Any] | None = None
+    folder: bool = False
 
 
 _BUNDLE = TargetKind("tensor_bundle", "td3_tf", MappingProxyType({"graph": True}), prefix=True, state=True)
@@ -55,6 +57,7 @@ TARGETS: dict[str, TargetKind] = {
     "sb2": TargetKind("stable_baselines2", "stable_baselines2", agent=True),
     "safetensors": TargetKind("safetensors", "td3_torch"),
     "npz": TargetKind("npz", "td3_torch"),
+    "dcp": TargetKind("pytorch_dcp", "td3_torch", sharded=MappingProxyType({}), folder=True),
 }
 # Exports for running, without a tree that could be read back (conversion/export.py).
 ONNX = "onnx"
@@ -77,6 +80,7 @@ _ALIASES = {
     "tensorflow": "tf",
     "tf2": "tf",
     "hf": "safetensors",
+    "distcp": "dcp",
     "huggingface": "safetensors",
     "onnxruntime": "onnx",
 }
@@ -210,15 +214,17 @@ def sharded_kind(
         return kind._replace(
             sharded={"shard_bytes": None if size is None else parse_size(size), "shards": count}
         )
+    if kind.format == "pytorch_dcp" and count is None:
+        return kind if size is None else kind._replace(sharded={"shard_bytes": parse_size(size)})
     if jobs is not None and size is None and count is None:
         raise UsageError(
             "several processes write a target in several files",
-            hint="use --shard-size 5GB with --to safetensors, or --to tf",
+            hint="use --shard-size 5GB with --to safetensors, or --to tf or dcp",
         )
     option = "--shards" if count is not None else "--shard-size"
     raise UsageError(
         f"{option} does not apply to this target",
-        hint="use --shard-size with --to safetensors, or one of --shards and --shard-size with --to tf",
+        hint="use --shard-size with --to safetensors or dcp, or --shard-size or --shards with --to tf",
     )
 
 
@@ -226,6 +232,8 @@ def target_stem(target: str, kind: TargetKind) -> str:
     """Return the common prefix of the target's files; a prefix may be given by its index file."""
     if kind.state:
         return target.removesuffix(_INDEX)
+    if kind.folder:
+        return os.path.normpath(target)
     if kind.format == "sharded":
         target = target.removesuffix(_INDEX_JSON).removesuffix(_SAFETENSORS)
     return target.removesuffix(kind.ending) + kind.ending

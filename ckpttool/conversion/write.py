@@ -40,6 +40,10 @@ def require_writable_target(
     """Raise unless `target` may be written; the prefix of an existing checkpoint counts as taken."""
     if kind.prefix:
         _require_prefix(target)
+    if kind.folder and os.path.lexists(target):
+        raise TargetExistsError(
+            "the target already exists, but must be a new folder", file=target, hint="choose another name"
+        )
     if target.endswith(sidecar.SUFFIX):
         raise UsageError(
             "the target has the name of another checkpoint's sidecar",

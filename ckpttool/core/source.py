@@ -514,6 +514,10 @@ class KeptSource:
     base: Source
     _data: Buffer | None = field(default=None, repr=False)
 
+    def __reduce__(self) -> tuple[type[KeptSource], tuple[Source]]:
+        """Return the source without its bytes: another process reads them itself."""
+        return KeptSource, (self.base,)
+
     def read(self) -> Buffer:
         """Return the base's bytes, which must not be modified."""
         if self._data is None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import cached_property
-from typing import IO, Any, ClassVar, Protocol
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import cached_property, partial
+from typing import IO, Any, ClassVar, Protocol, TypeVar
 
 from ckpttool.core import filesystem
 from ckpttool.core.atomic_write import is_hidden_name
@@ -182,25 +182,47 @@ class ShardPlan(NamedTuple):
     leaves: Callable[[File, Shard, Any], Mapping[Path, Leaf]]
 
 
-def split_by_size(leaves: Mapping[Path, Leaf], shard_bytes: int) -> list[list[Path]]:
-    """Return the tensors of each shard, in order: a larger tensor has a shard of its own.
+_Entry = TypeVar("_Entry")
+
+
+def split_by_size(sizes: Iterable[tuple[_Entry, int]], shard_bytes: int) -> list[list[_Entry]]:
+    """Return the entries of each shard, in order, from their sizes; a larger one has a separate shard.
 
     A shard is closed before it exceeds the size, as huggingface_hub's `split_state_dict_into_shards_factory`
     does (src/huggingface_hub/serialization/_base.py).
     """
-    shards: list[list[Path]] = []
-    part: list[Path] = []
-    nbytes = 0
-    for path, leaf in leaves.items():
-        if leaf.nbytes > shard_bytes:
-            shards.append([path])
+    shards: list[list[_Entry]] = []
+    part: list[_Entry] = []
+    filled = 0
+    for entry, nbytes in sizes:
+        if nbytes > shard_bytes:
+            shards.append([entry])
             continue
-        if nbytes + leaf.nbytes > shard_bytes:
+        if filled + nbytes > shard_bytes:
             shards.append(part)
-            part, nbytes = [], 0
-        part.append(path)
-        nbytes += leaf.nbytes
+            part, filled = [], 0
+        part.append(entry)
+        filled += nbytes
     return [*shards, part] if part else shards
+
+
+SHARD_BYTES = 5_000_000_000
+"""size of a shard that huggingface_hub uses by default (_base.py, MAX_SHARD_SIZE)"""
+
+
+def shard_pieces(tree: Tree, plan: ShardPlan) -> tuple[OutputFile, ...]:
+    """Return the shards and the index as files that one process writes one after the other."""
+    # What each shard records for the index, once it is filled.
+    recorded: list[Any] = [()] * len(plan.shards)
+
+    def fill(number: int, stream: IO[bytes]) -> None:
+        recorded[number] = plan.shards[number].write(tree, stream)
+
+    files = [
+        OutputFile(shard.suffix, partial(fill, number), meanwhile=shard.meanwhile)
+        for number, shard in enumerate(plan.shards)
+    ]
+    return (*files, *plan.finish(recorded))
 
 
 class WritingFormat(Format, Protocol):

@@ -27,11 +27,13 @@ from ckpttool.core.tree import Alias, Container, Leaf, Path, Record, Tree, Value
 from ckpttool.formats import embedded_tree, tensor_bytes, torch_roles
 from ckpttool.formats.file_listing import FileListing, join_checkpoints
 from ckpttool.formats.probe import (
+    SHARD_BYTES,
     OutputFile,
     Probe,
     Shard,
     ShardPlan,
     WritingFormatDefinition,
+    shard_pieces,
     split_by_size,
 )
 
@@ -747,18 +749,14 @@ def _paths(tree: Tree) -> dict[str, Path]:
 # (the shards' names).
 
 
-# The size that huggingface_hub uses by default (_base.py, MAX_SHARD_SIZE).
-_SHARD_BYTES = 5_000_000_000
-
-
-def plan_shards(tree: Tree, *, stem: str = "model", shard_bytes: int = _SHARD_BYTES) -> ShardPlan:
+def plan_shards(tree: Tree, *, stem: str = "model", shard_bytes: int = SHARD_BYTES) -> ShardPlan:
     """Return the shards `STEM-00001-of-0000N.safetensors` and the index `STEM.safetensors.index.json`.
 
     `stem` is the common beginning of the files' names, `shard_bytes` the size of a shard's tensors. Raise
     UnsupportedError, before anything is written, for a tensor type that the format lacks.
     """
     names = _assign_names(tree)
-    parts = split_by_size(dict(tree.tensors()), shard_bytes)
+    parts = split_by_size(((path, leaf.nbytes) for path, leaf in tree.tensors()), shard_bytes)
     files = [f"-{number:05d}-of-{len(parts):05d}" for number in range(1, len(parts) + 1)]
     made = []
     for end, part in zip(files, parts, strict=True):
@@ -804,11 +802,7 @@ def _read_shard(file: File, shard: Shard, _: Any) -> Mapping[Path, Leaf]:
 
 def _sharded_pieces(tree: Tree, **options: Any) -> tuple[OutputFile, ...]:
     """Return the shards and the index of a tree."""
-    plan = plan_shards(tree, **options)
-    files = [
-        OutputFile(each.suffix, partial(each.write, tree), False, each.meanwhile) for each in plan.shards
-    ]
-    return (*files, *plan.finish(()))
+    return shard_pieces(tree, plan_shards(tree, **options))
 
 
 SHARDED_SAFETENSORS = WritingFormatDefinition(

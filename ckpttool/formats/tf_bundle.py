@@ -23,7 +23,7 @@ from ckpttool.core.text import format_count
 from ckpttool.core.tree import Alias, Container, Leaf, Path, PathStep, Role, Tree, attr, display
 from ckpttool.encodings import protobuf, sstable
 from ckpttool.formats import tf_common, tf_object_graph
-from ckpttool.formats.probe import OutputFile, Probe, Shard, ShardPlan
+from ckpttool.formats.probe import OutputFile, Probe, Shard, ShardPlan, shard_pieces
 from ckpttool.formats.tensor_bytes import iter_exact
 from ckpttool.formats.tf_common import (
     Extent,
@@ -891,17 +891,7 @@ def pieces(
     plan = plan_shards(
         tree, graph=graph, shards=shards, shard_bytes=shard_bytes, counter=counter, between=between
     )
-    # What each shard records for the index, once it is filled.
-    recorded: list[Any] = [()] * len(plan.shards)
-
-    def fill(number: int, shard: Shard, stream: IO[bytes]) -> None:
-        recorded[number] = shard.write(tree, stream)
-
-    files = [
-        OutputFile(shard.suffix, partial(fill, number, shard), meanwhile=shard.meanwhile)
-        for number, shard in enumerate(plan.shards)
-    ]
-    return (*files, *plan.finish(recorded))
+    return shard_pieces(tree, plan)
 
 
 def plan_shards(
