@@ -31,11 +31,12 @@ from ckpttool.core import (
     Tree,
     UnsupportedError,
     UsageError,
+    ValueLeaf,
     filesystem,
+    index,
     key,
 )
 from ckpttool.core.digests import digest_checkpoint
-from ckpttool.core.tree import ValueLeaf, index
 from ckpttool.formats import open_checkpoint, torch_dcp
 from tests.conftest import ROOT, TF_SAMPLE, TORCH_SAMPLE, in_process
 

@@ -6,7 +6,6 @@ import contextlib
 import hashlib
 import json
 import os
-import re
 import shlex
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,7 +13,7 @@ from functools import partial
 from typing import IO, TYPE_CHECKING, Any, cast
 
 from ckpttool.conversion.readback import LeafChecksums, checksum_tensor
-from ckpttool.core import filesystem, limits, text
+from ckpttool.core import deferred, filesystem, limits, text
 from ckpttool.core.atomic_write import (
     TEMPORARY,
     Output,
@@ -51,7 +50,7 @@ _FOLDER = "shards"
 _JOURNAL = "journal.json"
 _RECORD = ".record"
 # The default representation of an object, which has no content, contains an address.
-_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+_ADDRESS = deferred.compile(r" at 0x[0-9a-f]+")
 _SECONDS = 0.5
 
 
@@ -95,7 +94,7 @@ class ShardRecord(NamedTuple):
 
     @classmethod
     def parse(cls, file: str) -> ShardRecord:
-        """Return the record in a file; raise FormatError if it is none."""
+        """Return the record in a file; raise FormatError if it is not a record."""
         document = text.load_json(file, "the record of a shard", "header_bytes")
         try:
             tensors = [(int(crc), str(sha256)) for crc, sha256 in document["tensors"]]

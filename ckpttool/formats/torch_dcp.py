@@ -22,7 +22,7 @@ from ckpttool.core.errors import (
     UnsupportedError,
     abbreviate_list,
 )
-from ckpttool.core.source import Buffer, File, Inline, MissingShard, Shape, Source
+from ckpttool.core.source import LARGE, Buffer, File, Inline, MissingShard, Shape, Source, iter_pieces
 from ckpttool.core.tree import Alias, Container, Leaf, Path, Record, Tree, ValueLeaf, display, index, key
 from ckpttool.encodings import pickle_reader
 from ckpttool.encodings.pickle_values import NEW, Global, PickleObject, dumps
@@ -368,9 +368,22 @@ class DcpSavedTensor(NamedTuple):
 
     def read(self) -> Buffer:
         """Return the tensor's bytes; raise FormatError if the item contains something else."""
-        held = torch_legacy.list_embedded(self.file, self.offset, self.length).tree.get(())
-        if not isinstance(held, Leaf) or (held.dtype, held.shape) != (self.dtype, self.shape):
-            found = f"{held.dtype}{list(held.shape)}" if isinstance(held, Leaf) else "no tensor"
+        return self._saved().read()
+
+    @property
+    def base(self) -> Source:
+        """The source of a large tensor's bytes in the item; a small one is only opened to be read."""
+        large = math.prod(self.shape) * dtypes.BY_NAME[self.dtype].itemsize >= LARGE
+        return self._saved().source if large else Inline(b"")
+
+    def pieces(self, *, verify: bool = True) -> Iterator[Buffer]:
+        """Yield the bytes of a large tensor in pieces."""
+        return iter_pieces(self.base, verify=verify)
+
+    def _saved(self) -> Leaf:
+        saved = torch_legacy.list_embedded(self.file, self.offset, self.length).tree.get(())
+        if not isinstance(saved, Leaf) or (saved.dtype, saved.shape) != (self.dtype, self.shape):
+            found = f"{saved.dtype}{list(saved.shape)}" if isinstance(saved, Leaf) else "no tensor"
             raise FormatError(
                 "an item is not the tensor described in the metadata",
                 file=self.file.path,
@@ -378,7 +391,7 @@ class DcpSavedTensor(NamedTuple):
                 expected=f"{self.dtype}{list(self.shape)}",
                 found=found,
             )
-        return held.read()
+        return saved
 
 
 # A distributed checkpoint as a tree: tensors from their chunks, values from their items, nested as saved.
