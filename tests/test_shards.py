@@ -459,41 +459,51 @@ def test_twenty_kills_of_any_process_change_no_byte(tmp_path: Path) -> None:
 
 
 def disturb(tmp_path: Path, kills: int) -> None:
-    """Convert with two processes; kill one of them, or the one that started them, that many times."""
+    """Convert with two processes; kill one of them, or the one that started them, that many times.
+
+    A run is disturbed when it has completed another shard. If it goes on, it ends with the next one.
+    """
     draw = random.Random(0)
-    torch.save(weights(24, 40_000), tmp_path / "source.pt")
+    generator = torch.Generator().manual_seed(0)
+    state = {f"w{n}": torch.randn(500_000, generator=generator) for n in range(12 * kills)}
+    torch.save(state, tmp_path / "source.pt")
     undisturbed, made = folder(tmp_path / "undisturbed"), folder(tmp_path / "made")
     options = ("--shard-size", "2MB", "--no-sync", "--quiet")
     assert in_process("convert", tmp_path / "source.pt", undisturbed / NAME, *options).status == 0
-    command = [sys.executable, "-m", "ckpttool", "convert", tmp_path / "source.pt", made / NAME]
+    command = [sys.executable, "-m", "ckpttool", "convert", tmp_path / "source.pt", made / NAME, *options]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = 0
-    for _ in range(10 * kills):
+    done = complete = 0
+    status = -signal.SIGKILL
+    while status == -signal.SIGKILL:
         with subprocess.Popen(
-            [*map(str, command), *options, "--jobs", "2"], env=environment, stderr=subprocess.PIPE
+            [*map(str, command), "--jobs", "2"],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
         ) as driver:
-            while driver.poll() is None and done < kills:
-                # A process that writes, or has just written, a shard.
-                if len(list(made.glob(".*/*"))) > 3 + done:
-                    time.sleep(draw.random() * 0.2)
-                    with contextlib.suppress(ProcessLookupError, FileNotFoundError):
-                        os.kill(draw.choice([driver.pid, *children(driver.pid)]), signal.SIGKILL)
-                        done += 1
-                        if draw.random() < 0.5:
-                            break
-                time.sleep(0.01)
+            victims = draw.choice([(driver.pid,), (0, driver.pid)])
+            for victim in victims[: kills - done]:
+                while driver.poll() is None and len(list(made.glob(".*/*.record"))) <= complete:
+                    time.sleep(0.002)
+                time.sleep(draw.random() * 0.01)
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(victim or draw.choice([driver.pid, *children(driver.pid)]), signal.SIGKILL)
+                    done += 1
+                complete = len(list(made.glob(".*/*.record")))
             _, errors = driver.communicate(timeout=120)
-        if driver.returncode == 0:
-            break
-        assert driver.returncode in (-signal.SIGKILL, 2), errors
-    assert driver.returncode == 0
+            status = driver.returncode
+    assert status == 0, errors
     assert done == kills
     assert contents(made) == contents(undisturbed)
 
 
 def children(pid: int) -> list[int]:
-    text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
-    return [int(word) for word in text.split()]
+    """Return the processes that any thread of a process started."""
+    found: list[int] = []
+    for file in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            found += map(int, file.read_text().split())
+    return found
 
 
 # Options.

@@ -20,7 +20,7 @@ from ckpttool.cli.parameters import (
     make_importable,
     use_checkpoint,
 )
-from ckpttool.cli.progress import show_progress
+from ckpttool.cli.progress import BYTES, show_progress
 from ckpttool.core import sidecar
 from ckpttool.core.deferred import dataclass
 from ckpttool.core.errors import UsageError
@@ -256,7 +256,7 @@ def convert(
 
     options = _conversion_options(what, selection, mapping, agent, model, output)
     source = use_checkpoint(source, quiet=output.quiet or output.as_json)
-    with show_progress("convert", quiet=output.quiet or output.as_json) as moving:
+    with show_progress("convert", quiet=output.quiet or output.as_json, unit=BYTES) as moving:
         done = convert.convert(source, target, options, progress=moving)
     done = replace(done, report=done.report.shown(output.glob))
     _print_conversion(done, output)
