@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import pickle
@@ -284,6 +285,30 @@ def test_sources_of_every_format_reach_other_processes(tmp_path: Path, end: str)
     assert contents(one) == contents(two)
 
 
+@pytest.mark.parametrize(
+    ("between", "options"),
+    [
+        ("between/model.safetensors", {"shard_size": "40KB"}),
+        ("between/dcp", {"to": "dcp", "shard_size": "50KB"}),
+    ],
+)
+def test_shards_are_sources(tmp_path: Path, between: str, options: dict[str, Any]) -> None:
+    here, made = folder(tmp_path / "between"), folder(tmp_path / "made")
+    convert(str(TORCH_SAMPLE), str(tmp_path / between), **options)
+    source = here / "dcp" if "to" in options else here
+    done = convert(str(source), str(made / NAME), shard_size="30KB", jobs=2)
+    assert done.digest == sha256(made) == sha256(TORCH_SAMPLE)
+
+
+def test_shards_of_tensorflow_are_sources(tmp_path: Path) -> None:
+    convert(str(TF_SAMPLE), str(tmp_path / "parts-1"), to="tf", shard_size="60KB")
+    assert len(list(tmp_path.glob("parts-1.data-*"))) > 3
+    one, two = folder(tmp_path / "one"), folder(tmp_path / "two")
+    convert(str(TF_SAMPLE), str(one / NAME), shard_size="60KB")
+    convert(str(tmp_path / "parts-1"), str(two / NAME), shard_size="60KB", jobs=2)
+    assert contents(one) == contents(two)
+
+
 # A rerun continues.
 
 
@@ -391,6 +416,31 @@ def test_nothing_is_left_of_a_conversion_without_a_complete_shard(tmp_path: Path
     with pytest.raises(CkpttoolError):
         convert(str(source), str(made / NAME), shard_size="1KB")
     assert not any(made.iterdir())
+
+
+@pytest.mark.parametrize("name", ["rename", "makedirs"])
+def test_errors_of_the_system_are_explained(
+    tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise OSError(errno.EDQUOT, "quota")
+
+    made = folder(tmp_path / "made")
+    monkeypatch.setattr(*((os, name) if name == "makedirs" else (filesystem, name)), fail)
+    with pytest.raises(UsageError) as error:
+        convert(str(source), str(made / NAME), shard_size="1KB")
+    assert error.value.hint
+    assert not any(made.iterdir())
+
+
+def test_a_link_is_not_a_folder_of_a_conversion(tmp_path: Path, source: Path, interrupted: Path) -> None:
+    work = working_folder(interrupted)
+    work.rename(tmp_path / "elsewhere")
+    before = contents(tmp_path / "elsewhere")
+    work.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(TargetExistsError):
+        convert(str(source), str(interrupted / NAME), shard_size="1KB")
+    assert contents(tmp_path / "elsewhere") == before
 
 
 def test_existing_files_are_not_replaced(tmp_path: Path, source: Path) -> None:

@@ -52,9 +52,7 @@ class TargetOptions(OptionPanel, title="Target"):
     ] = None
     shard_size: Annotated[
         str | None,
-        typer.Option(
-            metavar="SIZE", help="For safetensors, tf, dcp: several files of at most SIZE, e.g. 5GB."
-        ),
+        typer.Option(metavar="SIZE", help="For safetensors, tf, dcp: files of at most SIZE (5GB)."),
     ] = None
     shards: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="For tf: N files of about equal size.")

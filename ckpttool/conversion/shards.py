@@ -32,7 +32,7 @@ from ckpttool.core.atomic_write import (
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.deferred import NamedTuple
 from ckpttool.core.digests import DigestRecorder
-from ckpttool.core.errors import CkpttoolError, FormatError, UsageError, WorkerError
+from ckpttool.core.errors import CkpttoolError, FormatError, TargetExistsError, UsageError, WorkerError
 from ckpttool.core.source import File
 from ckpttool.core.tree import Leaf, Path, Tree, ValueLeaf, display
 from ckpttool.formats.plain_json import decode_path, encode_path
@@ -115,19 +115,26 @@ def working_folder(write: ShardedWrite) -> Iterator[str]:
     for suffix in suffixes if not write.plan.index_suffix.startswith("/") else ():
         require_new(write.base + suffix, write.how.sources, force=write.how.force)
     folder = hidden_path(write.target, TEMPORARY, _FOLDER)
-    os.makedirs(folder, exist_ok=True)
-    with lock_folders([folder]):
-        try:
-            _enter_journal(folder, write)
-            yield folder
-        except OutputMismatchError:
-            remove_files([folder])
-            raise
-        except BaseException:
-            if not any(name.endswith(_RECORD) for _, _, names in os.walk(folder) for name in names):
+    try:
+        os.makedirs(folder, exist_ok=True)
+        with lock_folders([folder]):
+            if os.path.islink(folder) or not os.path.isdir(folder):
+                raise TargetExistsError(
+                    "another program has replaced the folder of this conversion", file=folder
+                )
+            try:
+                _enter_journal(folder, write)
+                yield folder
+            except OutputMismatchError:
                 remove_files([folder])
-            raise
-        remove_files([folder])
+                raise
+            except BaseException:
+                if not any(name.endswith(_RECORD) for _, _, names in os.walk(folder) for name in names):
+                    remove_files([folder])
+                raise
+            remove_files([folder])
+    except OSError as error:
+        raise describe_os_error(error, write.target, (Output(write.target, _write_nothing),), ()) from error
 
 
 def _enter_journal(folder: str, write: ShardedWrite) -> None:
@@ -333,8 +340,8 @@ def _run_in_processes(write: ShardedWrite, tasks: Sequence[ShardTask], folder: s
             else:
                 raise result
     if lost is not None:
-        lost.hint = lost.hint or "run the same command again: it continues after the complete shards"
-        raise lost
+        lost.hint = "run the same command again: it continues after the complete shards"
+        raise lost.located(file=write.target)
 
 
 @contextlib.contextmanager

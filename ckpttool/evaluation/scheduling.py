@@ -299,7 +299,7 @@ class _Player:
     """shared by all players: inherited state belongs to the whole program"""
 
     def __init__(self, number: int, cores: tuple[int, ...]) -> None:
-        self._name, self._cores = f"player {number}", cores
+        self._name, self._cores = f"process {number}", cores
         self._stopped = False
         self._executor: ProcessPoolExecutor | None = None
 
@@ -310,7 +310,7 @@ class _Player:
             return executor.submit(work).result()
         except BrokenProcessPool:
             with self._log as log:
-                raise ended_error(f"the {self._name}", self.end(), Path(log.name)) from None
+                raise ended_error(self._name, self.end(), Path(log.name)) from None
 
     def kill(self) -> None:
         """Kill the process permanently, whatever it is doing."""
