@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import importlib.util
 import json
 import os
 import pickle
@@ -39,7 +40,7 @@ from ckpttool.core import (
 )
 from ckpttool.core.digests import digest_checkpoint
 from ckpttool.formats import open_checkpoint, torch_dcp
-from tests.conftest import ROOT, TF_SAMPLE, TORCH_SAMPLE, in_process
+from tests.conftest import ROOT, TF_SAMPLE, TORCH_SAMPLE, ckpttool, in_process
 
 run_tensorflow = runpy.run_path(str(Path(__file__).with_name("tensorflow_child.py")))["run"]
 
@@ -309,6 +310,18 @@ def test_shards_of_tensorflow_are_sources(tmp_path: Path) -> None:
     assert contents(one) == contents(two)
 
 
+@pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed")
+def test_a_cluster_writes_the_same_bytes(tmp_path: Path, source: Path) -> None:
+    here, made = folder(tmp_path / "here"), folder(tmp_path / "made")
+    options = ("--shard-size", "1KB", "--jobs", "2", "--quiet")
+    convert(str(source), str(here / NAME), shard_size="1KB")
+    for status, address in ((2, "nowhere"), (0, "local")):
+        # The paths are relative to the working directory.
+        ran = ckpttool("convert", "source.pt", f"made/{NAME}", *options, "--ray", address, cwd=tmp_path)
+        assert ran.status == status, ran.err
+        assert contents(made) == (contents(here) if status == 0 else {})
+
+
 # A rerun continues.
 
 
@@ -564,6 +577,7 @@ def children(pid: int) -> list[int]:
     [
         ("a.pt", {"shard_size": "1GB"}),
         ("a.pt", {"jobs": 2}),
+        ("a.npz", {"ray": "local"}),
         ("a.safetensors", {"jobs": 2}),
         ("a.safetensors", {"shards": 2}),
         ("a.npz", {"shards": 2}),

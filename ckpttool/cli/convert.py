@@ -61,6 +61,10 @@ class TargetOptions(OptionPanel, title="Target"):
         int | None,
         typer.Option("--jobs", "-j", min=1, metavar="N", help="Write several files in N processes."),
     ] = None
+    ray: Annotated[
+        str | None,
+        typer.Option(metavar="ADDRESS", help="Write them on a Ray cluster; local starts --jobs workers."),
+    ] = None
 
 
 @dataclass(frozen=True)

@@ -108,9 +108,8 @@ def convert(
 
         return convert_into_model(source, target, options.like, options, progress)
     kind = parse_target_kind(target, options.to)
-    request = parse_request(
-        sharded_kind(target, kind, options.shard_size, options.shards, options.jobs), options
-    )
+    spread = options.jobs is not None or options.ray is not None
+    request = parse_request(sharded_kind(target, kind, options.shard_size, options.shards, spread), options)
     return _convert_to_format(source, target, request, facts, progress)
 
 
@@ -396,6 +395,7 @@ class _TargetWriter:
                     options.sync,
                     self.progress,
                     options.jobs,
+                    options.ray,
                     self.recorder,
                 ),
                 receipt=self._receipt,

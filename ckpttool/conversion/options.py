@@ -63,6 +63,7 @@ class ConversionOptions:
         shard_size: write several files of at most this size ("5GB"), for safetensors and tf.
         shards: write this number of files, for tf.
         jobs: number of processes that write these files; None for this one.
+        ray: address of the Ray cluster that writes these files, or "local" for one of `jobs` workers.
         allow_missing: write even if something is unmapped.
         dry_run: plan and report; write nothing.
         force: replace the target if it exists.
@@ -101,6 +102,7 @@ class ConversionOptions:
     shard_size: str | None = None
     shards: int | None = None
     jobs: int | None = None
+    ray: str | None = None
     allow_missing: bool = False
     dry_run: bool = False
     force: bool = False
@@ -150,6 +152,7 @@ class ConversionKeywords(TypedDict, total=False):
     shard_size: str | None
     shards: int | None
     jobs: int | None
+    ray: str | None
     allow_missing: bool
     dry_run: bool
     force: bool
@@ -175,7 +178,7 @@ EXCLUSIONS = (
         (
             *("weights", "part", "strip", "restore", "rules", "like", "fold_weight_norm", "fold_normalizer"),
             *("l2", "optimizer", "kinds", "flatten", "match", "accept_order", "unflatten", "like_source"),
-            *("verify", "code", "shard_size", "shards", "jobs"),
+            *("verify", "code", "shard_size", "shards", "jobs", "ray"),
         ),
         "does not apply to onnx",
     ),
@@ -184,7 +187,7 @@ EXCLUSIONS = (
         lambda options, _: options.like is not None,
         (
             *("weights", "layout", "restore", "facts", "l2", "fold_normalizer", "code"),
-            *("shard_size", "shards", "jobs"),
+            *("shard_size", "shards", "jobs", "ray"),
         ),
         "cannot be used with --like",
     ),

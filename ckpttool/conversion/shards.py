@@ -33,6 +33,7 @@ from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.deferred import NamedTuple
 from ckpttool.core.digests import DigestRecorder
 from ckpttool.core.errors import CkpttoolError, FormatError, TargetExistsError, UsageError, WorkerError
+from ckpttool.core.search_paths import change_directory
 from ckpttool.core.source import File
 from ckpttool.core.tree import Leaf, Path, Tree, ValueLeaf, display
 from ckpttool.formats.plain_json import decode_path, encode_path
@@ -175,7 +176,7 @@ def _describe_conversion(write: ShardedWrite) -> dict[str, Any]:
 
 
 class ShardTask(NamedTuple):
-    """A shard to be completed as `file`; picklable."""
+    """A shard to be completed as `file`; picklable. Paths of the source are relative to `directory`."""
 
     shard: Shard
     tree: Tree
@@ -184,6 +185,7 @@ class ShardTask(NamedTuple):
     recorder: DigestRecorder | None
     sync: bool
     limits: limits.Limits
+    directory: str
 
     @property
     def nbytes(self) -> int:
@@ -192,7 +194,7 @@ class ShardTask(NamedTuple):
 
     def run(self) -> ShardRecord | CkpttoolError:
         """Complete the shard in a separate process; return the error that prevented it."""
-        with limits.using(self.limits), WorkerThread() as lane:
+        with change_directory(self.directory), limits.using(self.limits), WorkerThread() as lane:
             if self.recorder is not None:
                 self.recorder.attach(lane)
             try:
@@ -271,7 +273,11 @@ def complete_shards(
     require_free_space([Output(task.file, _write_nothing, nbytes=task.nbytes) for task in left])
     for parent in {os.path.dirname(task.file) for task in tasks}:
         os.makedirs(parent, exist_ok=True)
-    run = _run_here(write, tasks, lane) if write.how.jobs is None else _run_in_processes(write, tasks, folder)
+    run = (
+        _run_here(write, tasks, lane)
+        if (write.how.jobs, write.how.ray) == (None, None)
+        else _spread(write, tasks, folder)
+    )
     records = list(run)
     if write.how.recorder is not None:
         for record in records:
@@ -295,8 +301,9 @@ def complete_shards(
 
 def _task(write: ShardedWrite, shard: Shard, file: str) -> ShardTask:
     tree = Tree({path: write.stored[path] for path in shard.paths})
+    how = write.how
     return ShardTask(
-        shard, tree, write.plan.leaves, file, write.how.recorder, write.how.sync, limits.current()
+        shard, tree, write.plan.leaves, file, how.recorder, how.sync, limits.current(), os.getcwd()
     )
 
 
@@ -325,14 +332,20 @@ def _report_within(
     progress(before + done, total, steps)
 
 
-def _run_in_processes(write: ShardedWrite, tasks: Sequence[ShardTask], folder: str) -> Iterator[ShardRecord]:
+def _spread(write: ShardedWrite, tasks: Sequence[ShardTask], folder: str) -> Iterator[ShardRecord]:
     """Yield the records of all shards; where a process ended twice, complete the others first."""
     from ckpttool.evaluation import scheduling  # the pool needs modules that no other conversion needs
 
     lost: WorkerError | None = None
     total = sum(task.nbytes for task in tasks)
     with _watch_growth(folder, total, write.how.progress):
-        for result in scheduling.map_in_processes(ShardTask.run, tasks, write.how.jobs or 1):
+        jobs, ray = write.how.jobs, write.how.ray
+        results = (
+            scheduling.map_in_processes(ShardTask.run, tasks, jobs or 1)
+            if ray is None
+            else scheduling.map_on_cluster(ShardTask.run, tasks, ray, jobs)
+        )
+        for result in results:
             if isinstance(result, ShardRecord):
                 yield result
             elif isinstance(result, WorkerError):

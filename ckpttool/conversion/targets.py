@@ -196,13 +196,13 @@ def parse_size(size: str) -> int:
 
 
 def sharded_kind(
-    target: str, kind: TargetKind, size: str | None, count: int | None, jobs: int | None
+    target: str, kind: TargetKind, size: str | None, count: int | None, spread: bool
 ) -> TargetKind:
-    """Return the kind of a target in shards, if a size or number of shards, or of processes, is stated.
+    """Return the kind of a target in shards, if their size or number is stated, or that they are `spread`.
 
     Raise UsageError for a format without shards, or one that does not count them so.
     """
-    if size is None and count is None and jobs is None:
+    if size is None and count is None and not spread:
         return kind
     if kind.format == "safetensors" and size is not None and count is None:
         if not target.endswith((_SAFETENSORS, _SAFETENSORS + _INDEX_JSON)):
@@ -216,7 +216,7 @@ def sharded_kind(
         )
     if kind.format == "pytorch_dcp" and count is None:
         return kind if size is None else kind._replace(sharded={"shard_bytes": parse_size(size)})
-    if jobs is not None and size is None and count is None:
+    if spread and size is None and count is None:
         raise UsageError(
             "several processes write a target in several files",
             hint="use --shard-size 5GB with --to safetensors, or --to tf or dcp",

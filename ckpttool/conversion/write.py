@@ -137,6 +137,7 @@ class WriteOptions:
         sync: flush to disk before the rename.
         progress: called with the bytes written and the total.
         jobs: number of processes that write shards; None for this one.
+        ray: address of the Ray cluster that writes them, None for processes of this machine.
         recorder: computes the digest of the sources as they are read, also by these processes.
 
     """
@@ -146,6 +147,7 @@ class WriteOptions:
     sync: bool = True
     progress: Progress = ignore_progress
     jobs: int | None = None
+    ray: str | None = None
     recorder: DigestRecorder | None = None
 
 
