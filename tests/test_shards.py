@@ -27,8 +27,11 @@ from safetensors import torch as referee
 from ckpttool.commands.convert import convert
 from ckpttool.conversion import shards, targets
 from ckpttool.conversion.shards import ShardTask
+from ckpttool.conversion.write import save
 from ckpttool.core import (
     CkpttoolError,
+    Inline,
+    Leaf,
     TargetExistsError,
     Tree,
     UnsupportedError,
@@ -277,13 +280,44 @@ def test_a_distributed_checkpoint_is_never_replaced(tmp_path: Path, source: Path
 # Sources: their tensors go to other processes.
 
 
-@pytest.mark.parametrize("end", ["x.pt", "x.npz", "x.safetensors", "x.weights.h5"])
-def test_sources_of_every_format_reach_other_processes(tmp_path: Path, end: str) -> None:
-    convert(str(TF_SAMPLE), str(tmp_path / end))
+@pytest.mark.parametrize("end", ["x.pt", "x.npz", "x.safetensors", "x.weights.h5", "dcp", "tf-1"])
+def test_sources_of_every_format_reach_other_processes_and_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    to = end.partition("-")[0] if "." not in end else None
+    convert(str(TF_SAMPLE), str(tmp_path / end), to=to)
     one, two = folder(tmp_path / "one"), folder(tmp_path / "two")
     convert(str(tmp_path / end), str(one / NAME), shard_size="30KB")
+    interrupt(tmp_path / end, two, monkeypatch, shard_size="30KB")
     convert(str(tmp_path / end), str(two / NAME), shard_size="30KB", jobs=2)
     assert contents(one) == contents(two)
+
+
+def test_a_tree_in_memory_is_not_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another tree of the same names and shapes may have other numbers, which no journal states."""
+    write = ShardTask._write
+
+    def fail(self: ShardTask, *arguments: Any) -> Any:
+        if "__2_" in self.file:
+            raise KeyboardInterrupt
+        return write(self, *arguments)
+
+    def tree(value: int) -> Tree:
+        data = np.full(2000, value, "<f4").tobytes()
+        return Tree({(key(f"w{n}"),): Leaf("float32", (2000,), Inline(data), f"w{n}") for n in range(3)})
+
+    monkeypatch.setattr(targets, "TARGETS", {**targets.TARGETS, "dcp": SMALL})
+    with monkeypatch.context() as patched:
+        patched.setattr(ShardTask, "_write", fail)
+        with pytest.raises(KeyboardInterrupt):
+            save(tree(1), str(tmp_path / "made"), "dcp")
+    with pytest.raises(UsageError):
+        save(tree(1), str(tmp_path / "made"), "dcp")
+    subprocess.run(["rm", "-r", *tmp_path.iterdir()], check=True)
+    assert save(tree(2), str(tmp_path / "made"), "dcp").sha256 == sha256(tmp_path / "made")
+
+
+SMALL = targets.TARGETS["dcp"]._replace(sharded={"shard_bytes": 8000})
 
 
 @pytest.mark.parametrize(
@@ -329,6 +363,11 @@ def test_a_cluster_writes_the_same_bytes(tmp_path: Path, source: Path) -> None:
 def interrupted(tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with a conversion that ended within the third of its shards."""
     made = folder(tmp_path / "made")
+    interrupt(source, made, monkeypatch, shard_size="1KB")
+    return made
+
+
+def interrupt(source: Path, made: Path, monkeypatch: pytest.MonkeyPatch, **options: Any) -> None:
     write = ShardTask._write
 
     def fail(self: ShardTask, *arguments: Any) -> Any:
@@ -339,8 +378,7 @@ def interrupted(tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch) -
     with monkeypatch.context() as patched:
         patched.setattr(ShardTask, "_write", fail)
         with pytest.raises(KeyboardInterrupt):
-            convert(str(source), str(made / NAME), shard_size="1KB")
-    return made
+            convert(str(source), str(made / NAME), **options)
 
 
 def working_folder(made: Path) -> Path:
@@ -377,7 +415,7 @@ def test_a_rerun_writes_what_is_missing(
     assert contents(interrupted) == contents(undisturbed)
 
 
-@pytest.mark.parametrize("damage", ["shard", "record", "no shard", "rest"])
+@pytest.mark.parametrize("damage", ["shard", "header", "record", "no shard", "rest"])
 def test_a_damaged_shard_is_written_again(
     tmp_path: Path, source: Path, interrupted: Path, monkeypatch: pytest.MonkeyPatch, damage: str
 ) -> None:
@@ -385,6 +423,8 @@ def test_a_damaged_shard_is_written_again(
     file = next(work.glob("*-00002-*.safetensors"))
     if damage == "shard":
         file.write_bytes(file.read_bytes()[:-1] + b"\1")
+    elif damage == "header":
+        file.write_bytes(file.read_bytes().replace(b'"pt"', b'"tf"'))
     elif damage == "no shard":
         file.unlink()
     elif damage == "record":

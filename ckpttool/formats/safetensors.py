@@ -794,9 +794,11 @@ def _put(data: bytes, stream: IO[bytes]) -> None:
 
 
 def _read_shard(file: File, shard: Shard, _: Any) -> Mapping[Path, Leaf]:
-    """Return the tensors of a written shard."""
-    by_name = dict(_list_shard(file).tree.tensors())
+    """Return the tensors of a written shard; raise FormatError if its header is not the planned one."""
     layout: _FileLayout = shard.write.__self__  # type: ignore[attr-defined]
+    if file.read(LENGTH, len(layout.head)) != layout.head:
+        raise FormatError("the header of a shard differs from the one that was written", file=file.path)
+    by_name = dict(_list_shard(file).tree.tensors())
     return dict(zip(layout.order, (by_name[key(name),] for name in layout.names), strict=True))
 
 
