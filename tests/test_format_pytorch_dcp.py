@@ -35,9 +35,9 @@ from ckpttool.core import (
 from ckpttool.core.digests import digest_checkpoint
 from ckpttool.formats import open_checkpoint, torch_dcp
 from ckpttool.listing.audit import audit_notes
-from ckpttool.testing.formats import FormatContract
+from ckpttool.testing.formats import WritingContract
 from tests import warm
-from tests.conftest import in_process
+from tests.conftest import TORCH_SAMPLE, in_process
 from tests.golden_texts import Golden
 from tests.pickles import damaged
 
@@ -105,13 +105,27 @@ def trained() -> dict:
     return {"model": network.state_dict(), "optim": optimizer.state_dict(), "epoch": 3, "note": "x"}
 
 
-class TestDistributed(FormatContract):
+class TestDistributed(WritingContract):
     """The metadata are a pickle, which has no checksum; the shards' archives have their own."""
 
     module = torch_dcp
 
     def make(self, folder: Path) -> str:
         return str(saved(trained(), folder / "step-100"))
+
+    def put(self, tree: Tree, target: Path) -> str:
+        target.mkdir()
+        return super().put(tree, target)
+
+    def test_an_agent_is_written_whole_or_refused(self, tmp_path: Path) -> None:
+        """As in the other formats, but keys of dicts become text, as torch writes them."""
+        tree = open_checkpoint(str(TORCH_SAMPLE)).tree
+        again = torch_dcp.read(self.put(tree, tmp_path / "agent")).tree
+        assert list(again.names.values()) == list(tree.names.values())
+        assert again.leaves == torch_dcp.stored(again).leaves
+        assert [leaf.role for leaf in again.values()] == [leaf.role for leaf in tree.values()]
+        values = {tree.names[path]: leaf.value for path, leaf in tree.plain()}
+        assert {again.names[path]: leaf.value for path, leaf in again.plain()} == values
 
     def test_no_flipped_bit_gets_through(self, path: str) -> None:
         right = digest_checkpoint(open_checkpoint(path)).sha256

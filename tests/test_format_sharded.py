@@ -13,11 +13,11 @@ import torch
 from safetensors import torch as referee
 
 from ckpttool.commands.convert import convert
-from ckpttool.core import CkpttoolError, FormatError, TruncatedError, UsageError, key
+from ckpttool.core import CkpttoolError, FormatError, Tree, TruncatedError, UsageError, key
 from ckpttool.core.digests import digest_checkpoint
 from ckpttool.formats import Probe, open_checkpoint, safetensors
 from ckpttool.formats.safetensors import SHARDED_SAFETENSORS
-from ckpttool.testing.formats import FormatContract
+from ckpttool.testing.formats import WritingContract
 from tests.conftest import in_process, refused
 from tests.golden_texts import Golden
 
@@ -50,8 +50,16 @@ def write(part: Mapping[str, torch.Tensor], file: Path) -> None:
         torch.save(dict(part), file)
 
 
-class TestSharded(FormatContract):
+class TestSharded(WritingContract):
     module = SHARDED_SAFETENSORS
+
+    def put(self, tree: Tree, target: Path) -> str:
+        target.mkdir()
+        for piece in self.module.pieces(tree, shard_bytes=10_000):
+            if not piece.extra:
+                with open(target / f"model{piece.suffix}", "wb") as stream:
+                    piece.write(stream)
+        return str(target / "model.safetensors.index.json")
 
     def make(self, folder: Path) -> str:
         # Shards of torch.save have checksums; a damaged index does not fit to them.

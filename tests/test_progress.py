@@ -96,6 +96,14 @@ def test_a_long_play_shows_episodes_speed_and_the_time_that_is_left() -> None:
     assert "\x1b[?25h" in seen
 
 
+def test_a_long_conversion_shows_its_rate() -> None:
+    program = COUNTING.format(reports=20, quiet=False, clock=False).replace("episodes", "bytes")
+    seen, out = watched("-c", program.replace("moving(n, 40, 1000 * n)", "moving(n * 10**6, 40 * 10**6)"))
+    assert out == "done\n"
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", seen)
+    assert re.search(r"eval \S+ +\d+% [\d.]+ MB/s (\d+:\d\d:\d\d|-:--:--)", plain)
+
+
 def test_a_moment_shows_nothing() -> None:
     assert counting(3, clock=True) == ("", "done\n")
 

@@ -20,7 +20,7 @@ from ckpttool.cli.parameters import (
     make_importable,
     use_checkpoint,
 )
-from ckpttool.cli.progress import show_progress
+from ckpttool.cli.progress import BYTES, show_progress
 from ckpttool.core import sidecar
 from ckpttool.core.deferred import dataclass
 from ckpttool.core.errors import UsageError
@@ -49,6 +49,21 @@ class TargetOptions(OptionPanel, title="Target"):
     network: Annotated[
         str | None,
         typer.Option(metavar="NAME", help="For onnx: a network, e.g. critic/q1. Default: actor."),
+    ] = None
+    shard_size: Annotated[
+        str | None,
+        typer.Option(metavar="SIZE", help="For safetensors, tf, dcp: files of at most SIZE (5GB)."),
+    ] = None
+    shards: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="For tf: N files of about equal size.")
+    ] = None
+    jobs: Annotated[
+        int | None,
+        typer.Option("--jobs", "-j", min=1, metavar="N", help="Write several files in N processes."),
+    ] = None
+    ray: Annotated[
+        str | None,
+        typer.Option(metavar="ADDRESS", help="Write them on a Ray cluster; local starts --jobs workers."),
     ] = None
 
 
@@ -232,17 +247,18 @@ def convert(
     """Convert a checkpoint to another framework or library. The output is written atomically and verified.
 
     Targets are torch, tf (TensorFlow objects), tf1 (TensorFlow variables by name), keras (a weights
-    file), safetensors, npz, onnx (a runnable policy), and RL libraries' own formats: fujimoto (the TD3
-    authors' files), cleanrl, sb3, sb2, tf2rl, tianshou, spinningup, d3rlpy (.d3), d3rlpy_model (.pt),
-    rsl_rl, rl_games, fasttd3, skrl, elegantrl, tf_agents, acme, keras_rl, rllib. The target is inferred
-    from DST's suffix for .pt, .pth, .index, .h5, .cleanrl_model, .d3, .safetensors, .npz and .onnx.
+    file), safetensors, npz, dcp (a folder of torch.distributed.checkpoint), onnx (a runnable policy), and
+    RL libraries' own formats: fujimoto (the TD3 authors' files), cleanrl, sb3, sb2, tf2rl, tianshou,
+    spinningup, d3rlpy (.d3), d3rlpy_model (.pt), rsl_rl, rl_games, fasttd3, skrl, elegantrl, tf_agents,
+    acme, keras_rl, rllib. The target is inferred from DST's suffix for .pt, .pth, .index, .h5,
+    .cleanrl_model, .d3, .safetensors, .npz and .onnx.
     """
     _prepare_process()
     from ckpttool.commands import convert
 
     options = _conversion_options(what, selection, mapping, agent, model, output)
     source = use_checkpoint(source, quiet=output.quiet or output.as_json)
-    with show_progress("convert", quiet=output.quiet or output.as_json) as moving:
+    with show_progress("convert", quiet=output.quiet or output.as_json, unit=BYTES) as moving:
         done = convert.convert(source, target, options, progress=moving)
     done = replace(done, report=done.report.shown(output.glob))
     _print_conversion(done, output)

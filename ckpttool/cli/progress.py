@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ckpttool.cli.console import is_stderr_terminal, raw_stderr
 from ckpttool.core import filesystem
-from ckpttool.core.text import clean, shorten
+from ckpttool.core.text import clean, format_size, shorten
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 _PATIENCE_S = 1.0
 _NAME_LENGTH = 40
+BYTES = "bytes"
+"""unit of progress whose rate is shown"""
 
 
 class _DelayedBar:
@@ -35,22 +37,27 @@ class _DelayedBar:
         now = time.monotonic()
         if self.bar is None and now - self.began > _PATIENCE_S and done < total:
             self._start(total)
-        speed = self._speed(now, steps) if steps is not None else ""
+        amount = done if self.unit == BYTES else steps
+        speed = self._speed(now, amount) if amount is not None else ""
         if self.bar is not None:
             self.bar.update(self.bar.task_ids[0], completed=done, total=total, speed=speed)
 
-    def _speed(self, now: float, steps: int) -> str:
-        if self.first is None or steps < self.first[1]:
-            self.first = (now, steps)
+    def _speed(self, now: float, amount: int) -> str:
+        if self.first is None or amount < self.first[1]:
+            self.first = (now, amount)
         since, before = self.first
-        return f"{(steps - before) / (now - since):,.0f} steps/s" if now > since else ""
+        if now <= since:
+            return ""
+        rate = (amount - before) / (now - since)
+        return f"{format_size(int(rate))}/s" if self.unit == BYTES else f"{rate:,.0f} steps/s"
 
     def _start(self, total: int) -> None:
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
         # Show the count if its unit is known, else the percentage.
-        amount = f"{{task.completed}}/{{task.total}} {self.unit}" if self.unit else "{task.percentage:>3.0f}%"
+        counted = self.unit is not None and self.unit != BYTES
+        amount = f"{{task.completed}}/{{task.total}} {self.unit}" if counted else "{task.percentage:>3.0f}%"
         self.bar = Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=24),

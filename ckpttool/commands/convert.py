@@ -22,7 +22,13 @@ from ckpttool.conversion.options import (
 )
 from ckpttool.conversion.plan import ConversionPlan, ConversionResult, plan_conversion
 from ckpttool.conversion.reverse import ReverseRecord, record_reverse
-from ckpttool.conversion.targets import EXPORTS, infer_target_word, parse_target_kind, target_stem
+from ckpttool.conversion.targets import (
+    EXPORTS,
+    infer_target_word,
+    parse_target_kind,
+    sharded_kind,
+    target_stem,
+)
 from ckpttool.conversion.write import WriteOptions
 from ckpttool.core import plugins, sidecar, urls
 from ckpttool.core.atomic_write import (
@@ -63,7 +69,7 @@ if TYPE_CHECKING:
 STANDARD_OUTPUT = "-"
 """Value of `code` that returns the text without writing a file."""
 # Formats for arrays of any kind, which can also store data without a network.
-_ARRAYS = frozenset(("npz", "safetensors"))
+_ARRAYS = frozenset(("npz", "safetensors", "sharded"))
 
 
 def convert(
@@ -108,7 +114,9 @@ def convert(
         from ckpttool.conversion.filled_model import convert_into_model  # a model is matched layer by layer
 
         return convert_into_model(source, target, options.like, options, progress)
-    request = parse_request(parse_target_kind(target, options.to), options)
+    kind = parse_target_kind(target, options.to)
+    spread = options.jobs is not None or options.ray is not None
+    request = parse_request(sharded_kind(target, kind, options.shard_size, options.shards, spread), options)
     return _convert_to_format(source, target, request, facts, progress)
 
 
@@ -389,7 +397,15 @@ class _TargetWriter:
                 self.plan.tree,
                 self.target,
                 self.request.kind,
-                how=WriteOptions(self.checkpoint.files, options.force, options.sync, self.progress),
+                how=WriteOptions(
+                    self.checkpoint.files,
+                    options.force,
+                    options.sync,
+                    self.progress,
+                    options.jobs,
+                    options.ray,
+                    self.recorder,
+                ),
                 receipt=self._receipt,
                 others=beside,
             )

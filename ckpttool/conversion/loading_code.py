@@ -37,13 +37,18 @@ def format_loading_code(
     framework, may start with objects that no PyTorch model has. With `root`, the source is one model's
     state_dict.
     """
-    if kind is TARGETS["torch"]:
+    if kind.format == "pytorch_dcp":
+        load = f"torch.distributed.checkpoint.load(state, checkpoint_id={python_literal(target)})"
+        tops = dict.fromkeys(str(path[0].value) for path in tree if path)
+        return (load, _format_names("# entries of state: ", tops))
+    kind = kind._replace(sharded=None)  # a format's shards are loaded as its only file is
+    if kind == TARGETS["torch"]:
         return _torch(target, tree, foreign=foreign)
-    if kind is TARGETS["tf"]:
+    if kind == TARGETS["tf"]:
         return _objects(target, tree, root=root)
-    if kind is TARGETS["tf1"]:
+    if kind == TARGETS["tf1"]:
         return (f"tf.compat.v1.train.Saver().restore(session, {python_literal(target)})",)
-    if kind is TARGETS["keras"]:
+    if kind == TARGETS["keras"]:
         return _keras(target, tree, str(kind.options.get("root", "")))
     return ()
 

@@ -59,6 +59,10 @@ class ConversionOptions:
             images, and for `like` it runs beside the filled model.
         run_code: for `like`: run a source whose file contains code (SavedModel, TorchScript, Lambda layers).
         allow_unused: for `like`: patterns of the source's tensors that may be left out.
+        shard_size: write several files of at most this size ("5GB"), for safetensors and tf.
+        shards: write this number of files, for tf.
+        jobs: number of processes that write these files; None for this one.
+        ray: address of the Ray cluster that writes these files, or "local" for one of `jobs` workers.
         allow_missing: write even if something is unmapped.
         dry_run: plan and report; write nothing.
         force: replace the target if it exists.
@@ -94,6 +98,10 @@ class ConversionOptions:
     like_source: ModelSpec | str | None = None
     run_code: bool = False
     allow_unused: Sequence[str] = ()
+    shard_size: str | None = None
+    shards: int | None = None
+    jobs: int | None = None
+    ray: str | None = None
     allow_missing: bool = False
     dry_run: bool = False
     force: bool = False
@@ -140,6 +148,10 @@ class ConversionKeywords(TypedDict, total=False):
     like_source: ModelSpec | str | None
     run_code: bool
     allow_unused: Sequence[str]
+    shard_size: str | None
+    shards: int | None
+    jobs: int | None
+    ray: str | None
     allow_missing: bool
     dry_run: bool
     force: bool
@@ -165,14 +177,17 @@ EXCLUSIONS = (
         (
             *("weights", "part", "strip", "restore", "rules", "like", "fold_weight_norm", "fold_normalizer"),
             *("l2", "optimizer", "kinds", "flatten", "match", "accept_order", "unflatten", "like_source"),
-            *("verify", "code"),
+            *("verify", "code", "shard_size", "shards", "jobs", "ray"),
         ),
         "does not apply to onnx",
     ),
     Exclusion(lambda _, exported: not exported, ("network",), "applies only to --to onnx"),
     Exclusion(
         lambda options, _: options.like is not None,
-        ("weights", "layout", "restore", "facts", "l2", "fold_normalizer", "code"),
+        (
+            *("weights", "layout", "restore", "facts", "l2", "fold_normalizer", "code"),
+            *("shard_size", "shards", "jobs", "ray"),
+        ),
         "cannot be used with --like",
     ),
     Exclusion(

@@ -332,7 +332,7 @@ def _by_name(planner: _Planner, plan: Plan | None) -> tuple[Plan | None, Mapping
 
 def _state_dicts(tree: Tree, kind: TargetKind) -> Plan | None:
     """Return the plan of whole modules to the dicts that PyTorch loads, None where there are none."""
-    plan = wrappers.plan_state_dicts(tree) if kind.format == "pytorch" else None
+    plan = wrappers.plan_state_dicts(tree) if kind.format in ("pytorch", "pytorch_dcp") else None
     if plan is None:
         return None
     # Numbers in TorchScript's code (an epsilon) are in no state_dict: no module could load it.

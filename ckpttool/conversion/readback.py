@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 
@@ -66,20 +66,26 @@ class LeafChecksums:
 
     def compared(self, written: Checkpoint) -> Digest:
         """Read everything back; raise FormatError unless all data matches byte for byte."""
+        return combine_digests(written, self.compared_tensors(written))
+
+    def compared_tensors(self, written: Checkpoint) -> dict[Path, str]:
+        """Read everything back as `compared` does; return the SHA-256 of each tensor."""
         self._lane.wait()
-        found = map_tensors(written, self._lane, self._again)
+        hashes = map_tensors(written, self._lane, self._again)
         for path in self._crc:
-            if path not in found:
+            if path not in hashes:
                 raise _readback_error(path)
-        return combine_digests(written, found)
+        return hashes
+
+    @property
+    def crc32c(self) -> Mapping[Path, int]:
+        """The checksum of each tensor that was read whole."""
+        return self._crc
 
     def _again(self, path: Path, leaf: Leaf) -> str:
         if path not in self._crc:
             return hash_tensor(leaf)
-        running = 0
-        for piece in iter_pieces(leaf.source):
-            running = crc32c(piece, running)
-        if running != self._crc[path]:
+        if checksum_tensor(leaf) != self._crc[path]:
             raise _readback_error(path)
         return self._same[path].sha256() if path in self._same else self._sha256[path]
 
@@ -92,6 +98,14 @@ class LeafChecksums:
         self._crc[path] = running.crc
         if running.sha256 is not None:
             self._sha256[path] = running.sha256.hexdigest()
+
+
+def checksum_tensor(leaf: Leaf) -> int:
+    """Return the CRC-32C of a tensor's bytes."""
+    running = 0
+    for piece in iter_pieces(leaf.source):
+        running = crc32c(piece, running)
+    return running
 
 
 class _RunningChecksums:

@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
+from ckpttool.core import deferred
 from ckpttool.core.deferred import NamedTuple
 from ckpttool.core.errors import UsageError
 
@@ -20,7 +21,9 @@ class TargetKind(NamedTuple):
     not a file but the common prefix of several, `state` that its folder has a state file, as
     TensorFlow's do. `agent` means that only an agent can be written so: the layout is the point. An
     `ending` belongs to a name that stands for several files (`NAME.h5f`), before what they append.
-    `plan` is the layout's function; a library with several file forms has several.
+    `plan` is the layout's function; a library with several file forms has several. `sharded` are
+    options of the format's `plan_shards`: its files are written one by one (conversion/shards.py).
+    `folder` means that the target is a folder, which must be new.
     """
 
     format: str
@@ -31,6 +34,8 @@ class TargetKind(NamedTuple):
     agent: bool = False
     ending: str = ""
     plan: str = "plan"
+    sharded: Mapping[str, Any] | None = None
+    folder: bool = False
 
 
 _BUNDLE = TargetKind("tensor_bundle", "td3_tf", MappingProxyType({"graph": True}), prefix=True, state=True)
@@ -52,6 +57,7 @@ TARGETS: dict[str, TargetKind] = {
     "sb2": TargetKind("stable_baselines2", "stable_baselines2", agent=True),
     "safetensors": TargetKind("safetensors", "td3_torch"),
     "npz": TargetKind("npz", "td3_torch"),
+    "dcp": TargetKind("pytorch_dcp", "td3_torch", sharded=MappingProxyType({}), folder=True),
 }
 # Exports for running, without a tree that could be read back (conversion/export.py).
 ONNX = "onnx"
@@ -67,13 +73,14 @@ _SUFFIXES = {
     ".d3": "d3rlpy",
     ".onnx": "onnx",
 }
-_INDEX = ".index"
+_INDEX, _INDEX_JSON = ".index", ".index.json"
 # Other names of targets, accepted as they are.
 _ALIASES = {
     "pytorch": "torch",
     "tensorflow": "tf",
     "tf2": "tf",
     "hf": "safetensors",
+    "distcp": "dcp",
     "huggingface": "safetensors",
     "onnxruntime": "onnx",
 }
@@ -174,9 +181,62 @@ def parse_target_kind(target: str, to: str | None) -> TargetKind:
     return TARGETS[chosen]
 
 
+_SAFETENSORS = ".safetensors"
+_SIZE = deferred.compile(r"(\d+(?:\.\d+)?)([KMGT]?)B?", re.ASCII | re.IGNORECASE)
+_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+
+
+def parse_size(size: str) -> int:
+    """Return the bytes of a size such as `5GB` or `500MB`, in powers of 1000 as huggingface_hub reads it."""
+    match = _SIZE.fullmatch(size.strip())
+    nbytes = 0 if match is None else int(float(match[1]) * _UNITS[match[2].upper()])
+    if nbytes < 1:
+        raise UsageError(f"invalid size {size!r}", hint="use a number of bytes, or a size such as 500MB, 5GB")
+    return nbytes
+
+
+def sharded_kind(
+    target: str, kind: TargetKind, size: str | None, count: int | None, spread: bool
+) -> TargetKind:
+    """Return the kind of a target in shards, if their size or number is stated, or that they are `spread`.
+
+    Raise UsageError for a format without shards, or one that does not count them so.
+    """
+    if size is None and count is None and not spread:
+        return kind
+    if kind.format == "safetensors" and size is not None and count is None:
+        if not target.endswith((_SAFETENSORS, _SAFETENSORS + _INDEX_JSON)):
+            name = os.path.join(target, f"model{_SAFETENSORS}")
+            raise UsageError("shards have names that end with .safetensors", file=target, hint=f"use {name}")
+        sharded = {"shard_bytes": parse_size(size)}
+        return kind._replace(format="sharded", sharded=sharded, ending=_SAFETENSORS + _INDEX_JSON)
+    if kind.format == "tensor_bundle" and (size is None or count is None):
+        return kind._replace(
+            sharded={"shard_bytes": None if size is None else parse_size(size), "shards": count}
+        )
+    if kind.format == "pytorch_dcp" and count is None:
+        return kind if size is None else kind._replace(sharded={"shard_bytes": parse_size(size)})
+    if spread and size is None and count is None:
+        raise UsageError(
+            "several processes write a target in several files",
+            hint="use --shard-size 5GB with --to safetensors, or --to tf or dcp",
+        )
+    option = "--shards" if count is not None else "--shard-size"
+    raise UsageError(
+        f"{option} does not apply to this target",
+        hint="use --shard-size with --to safetensors or dcp, or --shard-size or --shards with --to tf",
+    )
+
+
 def target_stem(target: str, kind: TargetKind) -> str:
     """Return the common prefix of the target's files; a prefix may be given by its index file."""
-    return target.removesuffix(_INDEX) if kind.state else target.removesuffix(kind.ending) + kind.ending
+    if kind.state:
+        return target.removesuffix(_INDEX)
+    if kind.folder:
+        return os.path.normpath(target)
+    if kind.format == "sharded":
+        target = target.removesuffix(_INDEX_JSON).removesuffix(_SAFETENSORS)
+    return target.removesuffix(kind.ending) + kind.ending
 
 
 def writer_options(target: str, kind: TargetKind) -> dict[str, Any]:

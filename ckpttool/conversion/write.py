@@ -23,7 +23,7 @@ from ckpttool.core.atomic_write import (
 )
 from ckpttool.core.checkpoint import Checkpoint, keep_network_reads
 from ckpttool.core.deferred import dataclass
-from ckpttool.core.digests import Digest
+from ckpttool.core.digests import Digest, DigestRecorder, combine_digests
 from ckpttool.core.errors import CkpttoolError, NotFoundError, TargetExistsError, TruncatedError, UsageError
 from ckpttool.core.sidecar import Sidecar
 from ckpttool.core.source import File
@@ -40,6 +40,10 @@ def require_writable_target(
     """Raise unless `target` may be written; the prefix of an existing checkpoint counts as taken."""
     if kind.prefix:
         _require_prefix(target)
+    if kind.folder and os.path.lexists(target):
+        raise TargetExistsError(
+            "the target already exists, but must be a new folder", file=target, hint="choose another name"
+        )
     if target.endswith(sidecar.SUFFIX):
         raise UsageError(
             "the target has the name of another checkpoint's sidecar",
@@ -149,6 +153,9 @@ class WriteOptions:
         force: replace what exists.
         sync: flush to disk before the rename.
         progress: called with the bytes written and the total.
+        jobs: number of processes that write shards; None for this one.
+        ray: address of the Ray cluster that writes them, None for processes of this machine.
+        recorder: computes the digest of the sources as they are read, also by these processes.
 
     """
 
@@ -156,6 +163,9 @@ class WriteOptions:
     force: bool = False
     sync: bool = True
     progress: Progress = ignore_progress
+    jobs: int | None = None
+    ray: str | None = None
+    recorder: DigestRecorder | None = None
 
 
 def write_checkpoint(
@@ -177,37 +187,60 @@ def write_checkpoint(
     target = targets.target_stem(target, kind)
     options = targets.writer_options(target, kind)
     stored = with_stored_paths(writer, tree, options)
+    between = {"between": target} if kind.state else {}
     result: list[tuple[Digest, Checkpoint]] = []
-    with WorkerThread() as lane:
-        taken = LeafChecksums(lane)
+    with WorkerThread() as lane, contextlib.ExitStack() as opened:
+        if kind.sharded is not None:
+            from ckpttool.conversion import shards  # most targets have none
 
-        def check(temporary: str) -> None:
-            location = writer.claims(Probe(temporary))
-            found = keep_network_reads(writer.read(temporary if location is None else location))
-            result.append((taken.compared(found), found))
+            base = target.removesuffix(kind.ending)
+            plan = shards.plan_shards(writer, stored, base, {**options, **between, **kind.sharded})
+            write = shards.ShardedWrite(writer, plan, stored, target, base, how)
+            folder = opened.enter_context(shards.working_folder(write))
+            checkpoint, hashes, outputs = shards.complete_shards(write, folder, lane)
+            result.append((combine_digests(checkpoint, hashes), keep_network_reads(checkpoint)))
+        else:
+            taken = LeafChecksums(lane)
 
-        between = {"between": target} if kind.state else {}
-        pieces = writer.pieces(taken.watch(stored, how.progress), **options, **between)
-        outputs = _target_outputs(target.removesuffix(kind.ending), pieces, stored, check)
-        for output in outputs if kind.prefix else ():
-            if not output.extra:
-                require_new(output.file, how.sources, force=how.force)
-        if kind.prefix and not kind.state:
-            _require_no_rest(target, writer, outputs)
-        if others is not None:
-            outputs += others(stored_paths(tree, stored), lane)
+            def check(temporary: str) -> None:
+                location = writer.claims(Probe(temporary))
+                found = keep_network_reads(writer.read(temporary if location is None else location))
+                result.append((taken.compared(found), found))
+
+            pieces = writer.pieces(taken.watch(stored, how.progress), **options, **between)
+            outputs = _target_outputs(target.removesuffix(kind.ending), pieces, stored, check)
+            _require_free_names(target, kind, writer, outputs, how)
+        beside = [] if others is None else list(others(stored_paths(tree, stored), lane))
         if receipt is not None:
             make = receipt
 
             def put(stream: IO[bytes]) -> None:
                 stream.write(make(*result[0]).encode())
 
-            outputs.append(Output(sidecar.sidecar_path(target), put, follows=True))
+            beside.append(Output(sidecar.sidecar_path(target), put, follows=True))
         if kind.state:
-            outputs.append(state_file_output(target))
-        replaced = partial(_existing_files, writer, target) if kind.state else tuple
+            beside.append(state_file_output(target))
+        # A complete file gets another name when it is its turn, which changes its status: the receipt, which
+        # reads it, is written before.
+        outputs = [*beside, *outputs] if kind.sharded is not None else [*outputs, *beside]
+        replaced = (
+            partial(_existing_files, writer, target, kind)
+            if kind.state or kind.sharded is not None
+            else tuple
+        )
         write_atomically(outputs, force=how.force, sync=how.sync, sources=how.sources, replaced=replaced)
     return result[0][0]
+
+
+def _require_free_names(
+    target: str, kind: TargetKind, writer: WritingFormat, outputs: list[Output], how: WriteOptions
+) -> None:
+    """Raise an error if a file of a set has the name of an existing one, or would join the set."""
+    for output in outputs if kind.prefix else ():
+        if not output.extra:
+            require_new(output.file, how.sources, force=how.force)
+    if kind.prefix and not kind.state:
+        _require_no_rest(target, writer, outputs)
 
 
 def _target_outputs(
@@ -230,17 +263,19 @@ def _target_outputs(
     return outputs
 
 
-def _existing_files(writer: WritingFormat, target: str) -> tuple[str, ...]:
+def _existing_files(writer: WritingFormat, target: str, kind: TargetKind) -> tuple[str, ...]:
     """Return the files of the existing checkpoint at the target, none if none is complete.
 
     They are removed when the new files are in place, so only files starting with the target's name
     count.
     """
-    begin = os.path.abspath(target) + "."
+    begin = os.path.abspath(target.removesuffix(kind.ending))
     with contextlib.suppress(CkpttoolError):
         if writer.claims(Probe(target)) is not None:
             paths = (file.path for file in writer.read(target).files)
-            return tuple(path for path in paths if os.path.abspath(path).startswith(begin))
+            return tuple(
+                path for path in paths if os.path.abspath(path).startswith((f"{begin}.", f"{begin}-"))
+            )
     return ()
 
 

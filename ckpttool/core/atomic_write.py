@@ -265,7 +265,8 @@ class Output(NamedTuple):
     receipt), so it may wait under its temporary name until they are in place. `indexes` marks the
     file that lists the files of its set. Where the names of a set's parts are in use by the previous
     set, `meanwhile` is the suffix for the interim name of a part; an output that is `extra` is then
-    separate (an index that lists the parts by these names).
+    separate (an index that lists the parts by these names). `ready` is a complete and checked file on the
+    same file system: it gets the temporary name as well, and `write` is not called.
     """
 
     target: str
@@ -278,6 +279,7 @@ class Output(NamedTuple):
     indexes: bool = False
     meanwhile: str = ""
     extra: bool = False
+    ready: str = ""
 
     @property
     def file(self) -> str:
@@ -374,6 +376,10 @@ class PendingFile:
                 os.mkdir(self.stem)  # not its parents: if they were removed, that was intentional
                 self._made = True
             os.makedirs(os.path.dirname(self.temporary), exist_ok=True)
+        if self.output.ready:
+            self._made = True
+            _add_name(self.output.ready, self.temporary)
+            return
         with create_file(self.temporary, disk) as stream:
             self._made = True
             self.output.write(stream)
@@ -634,7 +640,9 @@ def _replace_in_two_steps(
         require_free(file.output.file, "move it away: the new files need this name temporarily")
     try:
         both = not [
-            1 for file, other in zip(parts, between, strict=False) if not _add_second_name(file, other)
+            1
+            for file, other in zip(parts, between, strict=False)
+            if not _add_name(file.temporary, other.temporary)
         ]
         with WorkerThread() as disk:
             for file in between[len(parts) :]:
@@ -654,11 +662,11 @@ def _replace_in_two_steps(
     return main
 
 
-def _add_second_name(file: PendingFile, other: PendingFile) -> bool:
-    """Also give a part's bytes the other temporary name; return whether it has both names."""
-    if try_link(file.temporary, other.temporary):
+def _add_name(file: str, name: str) -> bool:
+    """Give a file this name too; return False if it has only this name now."""
+    if try_link(file, name):
         return True
-    filesystem.rename(file.temporary, other.temporary, replace=False)
+    filesystem.rename(file, name, replace=False)
     return False
 
 

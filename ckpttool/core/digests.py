@@ -12,7 +12,7 @@ from typing import Any
 from ckpttool.core import urls
 from ckpttool.core.atomic_write import Progress, WorkerThread, ignore_progress
 from ckpttool.core.checkpoint import Checkpoint
-from ckpttool.core.deferred import dataclass
+from ckpttool.core.deferred import dataclass, field
 from ckpttool.core.errors import CkpttoolError
 from ckpttool.core.source import Buffer, Source, iter_pieces
 from ckpttool.core.text import describe_record
@@ -115,6 +115,7 @@ class DigestRecorder:
         """Create a copy of the checkpoint whose leaves report the data read from them."""
         self._silent, self._lane = checkpoint, lane
         self._heard: set[Path] = set()
+        self._told: set[Path] = set()
         self._found: dict[Path, str] = {}
         tree = checkpoint.tree
         leaves = {
@@ -122,6 +123,27 @@ class DigestRecorder:
             for path, leaf in tree.items()
         }
         self.checkpoint = replace(checkpoint, tree=Tree(leaves, tree.aliases, tree.containers))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return an empty recorder's state: another process records what it reads itself (see `attach`)."""
+        return {"_heard": set(), "_found": {}, "_told": set()}
+
+    def attach(self, lane: WorkerThread) -> None:
+        """Set the worker thread that hashes, in a process that got this recorder with its tensors."""
+        self._lane = lane
+
+    def take(self) -> dict[Path, str]:
+        """Return the digests of the tensors that were read since the last call."""
+        self._lane.wait()
+        fresh = {path: sha256 for path, sha256 in self._found.items() if path not in self._told}
+        self._told.update(fresh)
+        return fresh
+
+    def learn(self, digests: Mapping[Path, str]) -> None:
+        """Record digests of tensors that another process read."""
+        self._lane.wait()
+        self._heard.update(digests)
+        self._found.update(digests)
 
     def hear(self, path: Path, data: Buffer) -> None:
         """Record the bytes of a tensor, which must not change afterwards."""
@@ -168,7 +190,7 @@ class TeeSource:
 
     base: Source
     path: Path
-    recorder: DigestRecorder
+    recorder: DigestRecorder = field(repr=False)
 
     def read(self) -> Buffer:
         """Return the base's bytes."""

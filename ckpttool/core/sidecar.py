@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, get_args
@@ -24,6 +25,7 @@ from ckpttool.version import __version__
 SUFFIX = ".ckpttool.json"
 # Of the file with the entries for which a converted checkpoint has no place.
 RESIDUE_SUFFIX = ".ckpttool.residue.pt"
+_INDEX = ".index.json"
 SCHEMA = 1
 _LARGEST = 3.4e38
 DEFAULT_SLOPE: float = ACTIVATION_KINDS["leaky_relu"].arguments["negative_slope"]
@@ -151,8 +153,13 @@ def _json_form(value: Any) -> Any:
 
 
 def sidecar_path(path: str) -> str:
-    """Return the path of the sidecar of the checkpoint at `path` (a file or a prefix)."""
-    return path + SUFFIX
+    """Return the path of the sidecar of the checkpoint at `path` (a file, a prefix, or a folder).
+
+    A folder of Hugging Face's shards stands for the index in it.
+    """
+    names = os.listdir(path) if os.path.isdir(path) else ()
+    recorded = [name for name in names if name.endswith(_INDEX + SUFFIX)]
+    return os.path.join(path, recorded[0]) if len(recorded) == 1 else path + SUFFIX
 
 
 def load_sidecar(path: str) -> Sidecar | None:

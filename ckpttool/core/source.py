@@ -13,7 +13,7 @@ from functools import cache
 from typing import Any, Protocol, cast
 
 from ckpttool.core import dtypes, filesystem
-from ckpttool.core.deferred import NamedTuple, dataclass
+from ckpttool.core.deferred import NamedTuple, dataclass, field
 from ckpttool.core.dtypes import np
 from ckpttool.core.errors import (
     ChangedError,
@@ -512,7 +512,11 @@ class KeptSource:
     """A source that caches its bytes for repeated reads."""
 
     base: Source
-    _data: Buffer | None = None
+    _data: Buffer | None = field(default=None, repr=False)
+
+    def __reduce__(self) -> tuple[type[KeptSource], tuple[Source]]:
+        """Return the source without its bytes: another process reads them itself."""
+        return KeptSource, (self.base,)
 
     def read(self) -> Buffer:
         """Return the base's bytes, which must not be modified."""

@@ -851,10 +851,19 @@ def _write_set(writer: _PickleWriter, value: Set, depth: int) -> None:
 def _write_object(writer: _PickleWriter, value: PickleObject, depth: int) -> None:
     if value.kwargs or value.items or value.entries:
         raise UnsupportedError(f"cannot write an object of class {value.name} to a pickle")
-    writer.call(value.function, value.args, depth)
+    if value.function == NEW:
+        writer.value(value.args[0], depth)
+        writer.value(value.args[1:], depth)
+        writer.parts.append(b"\x81")
+    else:
+        writer.call(value.function, value.args, depth)
     if value.state is not None:
         writer.value(value.state, depth)
         writer.parts.append(b"b")
+
+
+NEW = Global("copyreg", "__newobj__")
+"""makes an object of the class that is its argument, without `__init__` (Lib/pickle.py, save_reduce)"""
 
 
 def _write_persistent(writer: _PickleWriter, value: PersistentId, depth: int) -> None:

@@ -300,7 +300,7 @@ class _Player:
     """shared by all players: inherited state belongs to the whole program"""
 
     def __init__(self, number: int, cores: tuple[int, ...]) -> None:
-        self._name, self._cores = f"player {number}", cores
+        self._name, self._cores = f"process {number}", cores
         self._stopped = False
         self._executor: ProcessPoolExecutor | None = None
 
@@ -311,7 +311,7 @@ class _Player:
             return executor.submit(work).result()
         except BrokenProcessPool:
             with self._log as log:
-                raise ended_error(f"the {self._name}", self.end(), Path(log.name)) from None
+                raise ended_error(self._name, self.end(), Path(log.name)) from None
 
     def kill(self) -> None:
         """Kill the process permanently, whatever it is doing."""
@@ -422,8 +422,7 @@ def ray_spread(address: str = LOCAL, workers: int | None = None) -> Spread:
     cores) is started here and ended afterwards. A lost worker's batch is played again by another;
     each batch is counted once, when its result arrives.
     """
-    if importlib.util.find_spec("ray") is None:
-        raise MissingExtraError("a cluster needs ray, which is not installed", hint=install_extra("ray"))
+    _require_ray()
 
     def spread(
         batches: Iterable[EvaluationBatch], _: Progress
@@ -442,13 +441,39 @@ def ray_spread(address: str = LOCAL, workers: int | None = None) -> Spread:
     return spread
 
 
+def map_on_cluster(
+    work: Callable[[_Task], _Result], tasks: Iterable[_Task], address: str = LOCAL, workers: int | None = None
+) -> Iterator[_Result | WorkerError]:
+    """Yield the result of each task in order, computed on a cluster (see `ray_spread`), one core per task.
+
+    A lost worker's task is run again by another; one that is lost too often yields the error.
+    """
+    _require_ray()
+    with _connect_cluster(address, workers) as ray:
+        remote = ray.remote(num_cpus=1, max_retries=RETRIES)(work)
+        waiting = deque(remote.remote(task).future() for task in tasks)
+        while waiting:
+            try:
+                yield waiting.popleft().result()
+            except ray.exceptions.RayError as error:
+                yield _lost_error(error, "a task")
+
+
+def _require_ray() -> None:
+    if importlib.util.find_spec("ray") is None:
+        raise MissingExtraError("a cluster needs ray, which is not installed", hint=install_extra("ray"))
+
+
 def _ray_result(ray: Any, batch: EvaluationBatch, played: Future[BatchResult]) -> BatchResult:
     try:
         return played.result()
     except ray.exceptions.RayError as error:
-        lines = str(error).strip().splitlines()
-        lost = WorkerError(f"ray lost the batch: {lines[-1] if lines else type(error).__name__}")
-        return batch.failed(lost)
+        return batch.failed(_lost_error(error, "the batch"))
+
+
+def _lost_error(error: Exception, what: str) -> WorkerError:
+    lines = str(error).strip().splitlines()
+    return WorkerError(f"ray lost {what}: {lines[-1] if lines else type(error).__name__}")
 
 
 @contextlib.contextmanager

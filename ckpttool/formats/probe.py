@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Sequence
-from functools import cached_property
-from typing import IO, ClassVar, Protocol
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import cached_property, partial
+from typing import IO, Any, ClassVar, Protocol, TypeVar
 
 from ckpttool.core import filesystem
 from ckpttool.core.atomic_write import is_hidden_name
@@ -13,7 +13,7 @@ from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.deferred import NamedTuple, dataclass
 from ckpttool.core.errors import CkpttoolError, LimitError, NotFoundError
 from ckpttool.core.source import File
-from ckpttool.core.tree import Tree
+from ckpttool.core.tree import Leaf, Path, Tree
 from ckpttool.encodings import archives
 
 HEAD = 1024
@@ -156,6 +156,75 @@ class OutputFile(NamedTuple):
     extra: bool = False
 
 
+class Shard(NamedTuple):
+    """One file of a sharded checkpoint to be written, by any process; picklable.
+
+    `suffix` and `meanwhile` are those of OutputFile. `write` gets a tree with the tensors at `paths` and
+    fills the file; it returns what the index records about the file, as JSON values.
+    """
+
+    suffix: str
+    paths: tuple[Path, ...]
+    write: Callable[[Tree, IO[bytes]], Any]
+    meanwhile: str = ""
+
+
+class ShardPlan(NamedTuple):
+    """The shards of a checkpoint, and its index.
+
+    `finish` returns the remaining files, the index with `index_suffix` last, from what each shard's `write`
+    returned. `leaves` returns the tensors in a written shard, by path, for the same (file, shard, recorded).
+    """
+
+    shards: tuple[Shard, ...]
+    index_suffix: str
+    finish: Callable[[Sequence[Any]], tuple[OutputFile, ...]]
+    leaves: Callable[[File, Shard, Any], Mapping[Path, Leaf]]
+
+
+_Entry = TypeVar("_Entry")
+
+
+def split_by_size(sizes: Iterable[tuple[_Entry, int]], shard_bytes: int) -> list[list[_Entry]]:
+    """Return the entries of each shard, in order, from their sizes; a larger one has a separate shard.
+
+    A shard is closed before it exceeds the size, as huggingface_hub's `split_state_dict_into_shards_factory`
+    does (src/huggingface_hub/serialization/_base.py).
+    """
+    shards: list[list[_Entry]] = []
+    part: list[_Entry] = []
+    filled = 0
+    for entry, nbytes in sizes:
+        if nbytes > shard_bytes:
+            shards.append([entry])
+            continue
+        if filled + nbytes > shard_bytes:
+            shards.append(part)
+            part, filled = [], 0
+        part.append(entry)
+        filled += nbytes
+    return [*shards, part] if part else shards
+
+
+SHARD_BYTES = 5_000_000_000
+"""size of a shard that huggingface_hub uses by default (_base.py, MAX_SHARD_SIZE)"""
+
+
+def shard_pieces(tree: Tree, plan: ShardPlan) -> tuple[OutputFile, ...]:
+    """Return the shards and the index as files that one process writes one after the other."""
+    # What each shard records for the index, once it is filled.
+    recorded: list[Any] = [()] * len(plan.shards)
+
+    def fill(number: int, stream: IO[bytes]) -> None:
+        recorded[number] = plan.shards[number].write(tree, stream)
+
+    files = [
+        OutputFile(shard.suffix, partial(fill, number), meanwhile=shard.meanwhile)
+        for number, shard in enumerate(plan.shards)
+    ]
+    return (*files, *plan.finish(recorded))
+
+
 class WritingFormat(Format, Protocol):
     """A format module that can also write (its `WRITES` is true)."""
 
@@ -165,7 +234,8 @@ class WritingFormat(Format, Protocol):
         Only one leaf is in memory at a time. Raise UnsupportedError, before anything is written, if the
         format cannot store the tree. A format may accept more keyword options (listed in
         commands.options.TARGETS). A format that changes the paths of leaves also defines
-        `stored(tree, **options) -> Tree`, which returns the tree with those paths.
+        `stored(tree, **options) -> Tree`, which returns the tree with those paths. A format whose files are
+        written one by one, by several processes, defines `plan_shards(tree, **options) -> ShardPlan`.
         """
         ...
 
@@ -178,4 +248,5 @@ class WritingFormatDefinition(FormatDefinition):
     stored: Callable[[Tree], Tree] | None = None
     members: Callable[[str], tuple[str, ...]] | None = None
     """The files that a location has, or would have if it were complete."""
+    plan_shards: Callable[..., ShardPlan] | None = None
     WRITES: ClassVar[bool] = True

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import IO, Any, NoReturn
 
 from ckpttool.core import deferred, dtypes, filesystem, limits
@@ -25,7 +26,16 @@ from ckpttool.core.source import File, MissingShard, Shape, Source, Span
 from ckpttool.core.tree import Alias, Container, Leaf, Path, Record, Tree, ValueLeaf, display, key
 from ckpttool.formats import embedded_tree, tensor_bytes, torch_roles
 from ckpttool.formats.file_listing import FileListing, join_checkpoints
-from ckpttool.formats.probe import FormatDefinition, OutputFile, Probe
+from ckpttool.formats.probe import (
+    SHARD_BYTES,
+    OutputFile,
+    Probe,
+    Shard,
+    ShardPlan,
+    WritingFormatDefinition,
+    shard_pieces,
+    split_by_size,
+)
 
 # Hugging Face's safetensors: a length, a JSON header, the tensors' bytes; the library is not needed.
 #
@@ -308,20 +318,20 @@ def pieces(tree: Tree) -> tuple[OutputFile]:
 
     Raise UnsupportedError, before anything is written, for a tensor type that the format lacks.
     """
+    names = _assign_names(tree)
+    paths = [path for path, _ in tree.tensors()]
+    return (
+        OutputFile("", partial(_FileLayout.plan(tree, names, paths, _metadata(tree, names)).write, tree)),
+    )
+
+
+def _assign_names(tree: Tree) -> dict[Path, str]:
+    """Return the names of tensors and aliases; raise UnsupportedError for a type that the format lacks."""
     from ckpttool.formats.torch_tree import native_name
 
-    codes = {path: _dtype_code(leaf, path) for path, leaf in tree.tensors()}
+    tensors = [path for path, leaf in tree.tensors() if _dtype_code(leaf, path)]
     others = [alias.path for _, aliases in tree.aliases.items() for alias in aliases]
-    names = embedded_tree.assign_names([*codes, *others], native_name, RESERVED)
-    order = sorted(codes, key=lambda path: (-_ORDER.index(codes[path]), names[path]))
-    head = _encode_header(tree, names, codes, order)
-    if len(head) > LARGEST:
-        raise UnsupportedError(
-            "the names and plain values do not fit into a safetensors header",
-            expected=f"at most {LARGEST:,} bytes",
-            found=f"{len(head):,}",
-        )
-    return (OutputFile("", lambda stream: _write(stream, head, tree, order)),)
+    return embedded_tree.assign_names([*tensors, *others], native_name, RESERVED)
 
 
 def _dtype_code(leaf: Leaf, path: Path) -> str:
@@ -337,48 +347,79 @@ def _dtype_code(leaf: Leaf, path: Path) -> str:
     return code
 
 
-def _encode_header(
-    tree: Tree, names: Mapping[Path, str], codes: Mapping[Path, str], order: list[Path]
-) -> bytes:
-    offsets, at = {}, 0
-    for path in order:
-        nbytes = _tensor(tree, path).nbytes
-        offsets[path] = [at, at + nbytes]
-        at += nbytes
-    document: dict[str, Any] = {METADATA: _metadata(tree, names)}
-    for path, code in codes.items():
-        document[names[path]] = {
-            "dtype": code,
-            "shape": list(_tensor(tree, path).shape),
-            "data_offsets": offsets[path],
-        }
-    text = json.dumps(document, separators=(",", ":"), ensure_ascii=False).encode()
-    return text + b" " * (-len(text) % 8)
+class _FileLayout(NamedTuple):
+    """What a file contains: its header, and the tensors in the order of their bytes."""
+
+    head: bytes
+    order: tuple[Path, ...]
+    names: tuple[str, ...]
+
+    @classmethod
+    def plan(
+        cls, tree: Tree, names: Mapping[Path, str], paths: Sequence[Path], metadata: Mapping[str, str]
+    ) -> _FileLayout:
+        """Return the layout of a file of these tensors; raise UnsupportedError if the header is too long."""
+        leaves = {path: _tensor(tree, path) for path in paths}
+        codes = {path: _dtype_code(leaf, path) for path, leaf in leaves.items()}
+        order = sorted(paths, key=lambda path: (-_ORDER.index(codes[path]), names[path]))
+        offsets, at = {}, 0
+        for path in order:
+            offsets[path] = [at, at + leaves[path].nbytes]
+            at += leaves[path].nbytes
+        document: dict[str, Any] = {METADATA: metadata}
+        for path, leaf in leaves.items():
+            document[names[path]] = {
+                "dtype": codes[path],
+                "shape": list(leaf.shape),
+                "data_offsets": offsets[path],
+            }
+        text = json.dumps(document, separators=(",", ":"), ensure_ascii=False).encode()
+        head = text + b" " * (-len(text) % 8)
+        if len(head) > LARGEST:
+            raise UnsupportedError(
+                "the names and plain values do not fit into a safetensors header",
+                expected=f"at most {LARGEST:,} bytes",
+                found=f"{len(head):,}",
+            )
+        return cls(head, tuple(order), tuple(names[path] for path in order))
+
+    def write(self, tree: Tree, stream: IO[bytes]) -> None:
+        """Write the header and the tensors, which the tree has."""
+        stream.write(len(self.head).to_bytes(LENGTH, "little"))
+        stream.write(self.head)
+        for path in self.order:
+            for piece in tensor_bytes.iter_exact(_tensor(tree, path), path):
+                stream.write(piece)
 
 
 def _metadata(tree: Tree, names: Mapping[Path, str]) -> dict[str, str]:
-    metadata = {FORMAT: _FRAMEWORK}
-    for path, aliases in tree.aliases.items():
-        # Names of shared plain values are only in the embedded tree.
-        metadata |= {names[alias.path]: names[path] for alias in aliases if path in names}
+    metadata = {FORMAT: _FRAMEWORK, **_tied_names(tree, names, tree)}
+    record = _embedded_record(tree, names, metadata)
+    return metadata if record is None else {**metadata, embedded_tree.KEY: record}
+
+
+def _tied_names(tree: Tree, names: Mapping[Path, str], paths: Collection[Path]) -> dict[str, str]:
+    """Return the other names of these tensors, each with the name under which its tensor is stored."""
+    # Names of shared plain values are only in the embedded tree.
+    return {
+        names[alias.path]: names[path]
+        for path, aliases in tree.aliases.items()
+        for alias in aliases
+        if path in names and path in paths
+    }
+
+
+def _embedded_record(tree: Tree, names: Mapping[Path, str], metadata: Mapping[str, str]) -> str | None:
+    """Return the tree as text, None if names and metadata are read as the same tree."""
     arrays = {names[path]: tensor_leaf(names[path], n.dtype, n.shape, n.source) for path, n in tree.tensors()}
-    if embedded_tree.needs_record(tree, _unrecorded_tree(arrays, metadata)):
-        metadata[embedded_tree.KEY] = embedded_tree.encode_tree(tree, names)
-    return metadata
+    record = embedded_tree.needs_record(tree, _unrecorded_tree(arrays, metadata))
+    return embedded_tree.encode_tree(tree, names) if record else None
 
 
 def _tensor(tree: Tree, path: Path) -> Leaf:
     leaf = tree[path]
     assert isinstance(leaf, Leaf)  # noqa: S101 - only tensors have a code and a place
     return leaf
-
-
-def _write(stream: IO[bytes], head: bytes, tree: Tree, order: list[Path]) -> None:
-    stream.write(len(head).to_bytes(LENGTH, "little"))
-    stream.write(head)
-    for path in order:
-        for piece in tensor_bytes.iter_exact(_tensor(tree, path), path):
-            stream.write(piece)
 
 
 # Hugging Face checkpoints in several files: shards with an index, or weights with their optimizer.
@@ -392,7 +433,7 @@ SHARDED_NAME = "sharded"
 SHARDED_TITLE = "Hugging Face sharded checkpoint (index.json)"
 
 _INDEX = ".index.json"
-_MAP = "weight_map"
+_MAP, _METADATA, _SIZE = "weight_map", "metadata", "total_size"
 # WEIGHTS_NAME and SAFE_WEIGHTS_NAME (transformers/utils/__init__.py); if both exist, transformers loads the
 # first.
 _SAFE, _WEIGHTS = "model.safetensors", "pytorch_model.bin"
@@ -475,7 +516,7 @@ def read_sharded(location: str) -> Checkpoint:
 
         return torch_zip.read(location)
     file = File.stamp(path)
-    shard_of = _shard_of(file)
+    shard_of, record = _read_index(file)
     folder = os.path.dirname(path)
     shards, missing = {}, []
     for name in sorted(set(shard_of.values())):
@@ -488,6 +529,11 @@ def read_sharded(location: str) -> Checkpoint:
     tree, notes = _ShardMerger(file, shard_of, listed).tree()
     if missing:
         notes = (*notes, f"missing shards: {abbreviate_list(missing, 5)}")
+    elif record is not None:
+        try:
+            tree = embedded_tree.decode_tree(record.encode(), {leaf.key: leaf for _, leaf in tree.tensors()})
+        except embedded_tree.EmbeddedTreeError as error:
+            notes = (*notes, f"ignoring the tree that ckpttool embedded: {error.message}")
     recorded = bool(listed) and all(one.integrity == "crc32" for one in listed.values())
     return Checkpoint(
         path=location,
@@ -592,14 +638,19 @@ def _note_other_form(location: str) -> tuple[str, ...]:
     return (f"{other} in the same folder is not read",) if there else ()
 
 
-def _shard_of(file: File) -> dict[str, str]:
-    """Return each tensor's shard; raise FormatError if it is not a file in the index's folder."""
+def _read_index(file: File) -> tuple[dict[str, str], str | None]:
+    """Return each tensor's shard, and the tree that ckpttool embedded.
+
+    Raise FormatError if a shard is not a file in the index's folder.
+    """
     if file.size > limits.current().json_bytes:
         raise limits.limit_error("json_bytes", "the index is too large", file.size, file=file.path)
     try:
         found = documents.parse_strict_json(file.read(0, file.size), "the index")
     except CkpttoolError as error:
         raise error.located(file=file.path) from error.__cause__
+    metadata = found.get(_METADATA)
+    record = metadata.get(embedded_tree.KEY) if isinstance(metadata, dict) else None
     shard_of: Any = found.get(_MAP)
     if not isinstance(shard_of, dict) or not shard_of:
         raise FormatError("the index has no weight_map", file=file.path)
@@ -616,7 +667,7 @@ def _shard_of(file: File) -> dict[str, str]:
                 path=repr(tensor[:200]),
                 found=repr(name)[:200],
             )
-    return shard_of
+    return shard_of, record if isinstance(record, str) else None
 
 
 def _list_shard(file: File) -> FileListing:
@@ -692,10 +743,76 @@ def _paths(tree: Tree) -> dict[str, Path]:
     return found | {leaf.key: path for path, leaf in tree.tensors()}
 
 
-SHARDED_SAFETENSORS = FormatDefinition(
+# Write shards, and the index that names the shard of each tensor.
+#
+# Sources: huggingface_hub, src/huggingface_hub/serialization/_torch.py (`save_torch_state_dict`) and _base.py
+# (the shards' names).
+
+
+def plan_shards(tree: Tree, *, stem: str = "model", shard_bytes: int = SHARD_BYTES) -> ShardPlan:
+    """Return the shards `STEM-00001-of-0000N.safetensors` and the index `STEM.safetensors.index.json`.
+
+    `stem` is the common beginning of the files' names, `shard_bytes` the size of a shard's tensors. Raise
+    UnsupportedError, before anything is written, for a tensor type that the format lacks.
+    """
+    names = _assign_names(tree)
+    parts = split_by_size(((path, leaf.nbytes) for path, leaf in tree.tensors()), shard_bytes)
+    files = [f"-{number:05d}-of-{len(parts):05d}" for number in range(1, len(parts) + 1)]
+    made = []
+    for end, part in zip(files, parts, strict=True):
+        tied = {FORMAT: _FRAMEWORK, **_tied_names(tree, names, frozenset(part))}
+        layout = _FileLayout.plan(tree, names, part, tied)
+        made.append(Shard(end + SUFFIX, tuple(part), layout.write, f"{end}{_INTERIM}{SUFFIX}"))
+    tied = {FORMAT: _FRAMEWORK, **_tied_names(tree, names, tree)}
+    record = _embedded_record(tree, names, tied)
+    total = sum(leaf.nbytes for _, leaf in tree.tensors())
+    metadata: dict[str, Any] = {_SIZE: total, **({} if record is None else {embedded_tree.KEY: record})}
+
+    def index(interim: str) -> OutputFile:
+        shard_of = {
+            path: f"{stem}{end}{interim}{SUFFIX}"
+            for end, part in zip(files, parts, strict=True)
+            for path in part
+        }
+        document = {_METADATA: metadata, _MAP: {names[path]: shard_of[path] for path, _ in tree.tensors()}}
+        text = json.dumps(document, indent=2, ensure_ascii=False).encode() + b"\n"
+        put = partial(_put, text)
+        if not interim:
+            return OutputFile(_INDEX_SUFFIX, put, indexes=True)
+        return OutputFile(_INDEX_SUFFIX, put, meanwhile=_INDEX_SUFFIX, extra=True)
+
+    return ShardPlan(tuple(made), _INDEX_SUFFIX, lambda _: (index(_INTERIM), index("")), _read_shard)
+
+
+_INDEX_SUFFIX = SUFFIX + _INDEX
+# In the names of shards that replace others of the same names, until these are removed.
+_INTERIM = ".new"
+
+
+def _put(data: bytes, stream: IO[bytes]) -> None:
+    stream.write(data)
+
+
+def _read_shard(file: File, shard: Shard, _: Any) -> Mapping[Path, Leaf]:
+    """Return the tensors of a written shard; raise FormatError if its header is not the planned one."""
+    layout: _FileLayout = shard.write.__self__  # type: ignore[attr-defined]
+    if file.read(LENGTH, len(layout.head)) != layout.head:
+        raise FormatError("the header of a shard differs from the one that was written", file=file.path)
+    by_name = dict(_list_shard(file).tree.tensors())
+    return dict(zip(layout.order, (by_name[key(name),] for name in layout.names), strict=True))
+
+
+def _sharded_pieces(tree: Tree, **options: Any) -> tuple[OutputFile, ...]:
+    """Return the shards and the index of a tree."""
+    return shard_pieces(tree, plan_shards(tree, **options))
+
+
+SHARDED_SAFETENSORS = WritingFormatDefinition(
     NAME=SHARDED_NAME,
     TITLE=SHARDED_TITLE,
     FRAMEWORK=FRAMEWORK,
     claims=sharded_claims,
     read=read_sharded,
+    pieces=_sharded_pieces,
+    plan_shards=plan_shards,
 )

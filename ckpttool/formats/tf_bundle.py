@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import sys
 from array import array
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import IO, Literal
+from typing import IO, Any, Literal, cast
 
 from ckpttool.core import deferred, dtypes, filesystem, limits, source
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.deferred import NamedTuple, dataclass
 from ckpttool.core.errors import CkpttoolError, FormatError, TruncatedError, UnsupportedError, abbreviate_list
-from ckpttool.core.source import Buffer, ByteSwappedSpan, Checksum, File, Inline, Source, Span
+from ckpttool.core.source import Buffer, ByteSwappedSpan, Checksum, File, Inline, Shape, Source, Span
 from ckpttool.core.text import format_count
 from ckpttool.core.tree import Alias, Container, Leaf, Path, PathStep, Role, Tree, attr, display
 from ckpttool.encodings import protobuf, sstable
 from ckpttool.formats import tf_common, tf_object_graph
-from ckpttool.formats.probe import OutputFile, Probe
+from ckpttool.formats.probe import OutputFile, Probe, Shard, ShardPlan, shard_pieces
 from ckpttool.formats.tensor_bytes import iter_exact
 from ckpttool.formats.tf_common import (
     Extent,
@@ -482,17 +483,10 @@ class _BundleReader:
         file = self._shard(entry)
         if entry.size:
             self._placed.setdefault(entry.shard, []).append((entry.offset, entry.size, key))
-        checksum = Checksum("crc32c", entry.checksum)
         if file is None:
-            return MissingShardTensor(self._shard_path(entry.shard), checksum)
-        big = self.header.big_endian
-        if dtype.name == "string":
-            return TensorFlowStrings(Span(file, entry.offset, entry.size), elements, entry.checksum, big)
-        if dtype.name == "variant":
-            return TensorFlowVariants(Span(file, entry.offset, entry.size), elements, entry.checksum, big)
-        span = Span(file, entry.offset, entry.size, checksum)
-        width = dtypes.component_size(dtype.name)
-        return ByteSwappedSpan(span, width) if big and width > 1 else span
+            return MissingShardTensor(self._shard_path(entry.shard), Checksum("crc32c", entry.checksum))
+        span = Span(file, entry.offset, entry.size, Checksum("crc32c", entry.checksum))
+        return _stored_source(span, dtype.name, elements, big_endian=self.header.big_endian)
 
     def _sliced(self, key: bytes, whole: BundleEntry, dtype: dtypes.DType) -> Source:
         if not dtype.itemsize:
@@ -545,6 +539,17 @@ class _BundleReader:
 
     def _shard_path(self, number: int) -> str:
         return f"{self._prefix}.data-{number:05d}-of-{self.header.shards:05d}"
+
+
+def _stored_source(span: Span, dtype: str, elements: int, *, big_endian: bool = False) -> Source:
+    """Return the source of a tensor stored in this span, whose checksum is the entry's."""
+    checksum = 0 if span.checksum is None else span.checksum.value
+    if dtype == "string":
+        return TensorFlowStrings(span._replace(checksum=None), elements, checksum, big_endian)
+    if dtype == "variant":
+        return TensorFlowVariants(span._replace(checksum=None), elements, checksum, big_endian)
+    width = dtypes.component_size(dtype)
+    return ByteSwappedSpan(span, width) if big_endian and width > 1 else span
 
 
 def _header(data: bytes) -> BundleHeader:
@@ -889,30 +894,49 @@ def pieces(
     Raise UnsupportedError, before anything is written, for values that are not tensors, for types
     that TensorFlow lacks, and for two tensors with the same name.
     """
+    plan = plan_shards(
+        tree, graph=graph, shards=shards, shard_bytes=shard_bytes, counter=counter, between=between
+    )
+    return shard_pieces(tree, plan)
+
+
+def plan_shards(
+    tree: Tree,
+    *,
+    graph: bool = True,
+    shards: int | None = None,
+    shard_bytes: int | None = None,
+    counter: int | None = None,
+    between: str | None = None,
+) -> ShardPlan:
+    """Return the shards and the index of a tree, with the options of `pieces`; raises as it does."""
     items = _list_items(_add_save_counter(tree, counter if graph else None), graph=graph)
-    dealt = _split_into_shards(items, shards, shard_bytes or SHARD_BYTES)
-    # Index entries of each shard's tensors, once that shard is filled.
-    entries: list[dict[bytes, bytes]] = [{} for _ in dealt]
+    dealt = [
+        tuple(_BundleRow.of(item, tree) for item in part)
+        for part in _split_into_shards(items, shards, shard_bytes or SHARD_BYTES)
+    ]
     count = len(dealt)
     larger = count + 1 if between is None else _free_count(between, count + 1)
     made = [
-        OutputFile(
+        Shard(
             _shard_suffix(number, count),
-            partial(_write_shard, number, part, entries),
-            meanwhile=_shard_suffix(number, larger),
+            tuple(row.path for row in rows if row.added is None),
+            partial(_write_shard, rows),
+            _shard_suffix(number, larger),
         )
-        for number, part in enumerate(dealt)
+        for number, rows in enumerate(dealt)
     ]
     empty = [_shard_suffix(number, larger) for number in range(count, larger)]
-    extra = (
-        *(OutputFile(suffix, _write_nothing, meanwhile=suffix, extra=True) for suffix in empty),
-        OutputFile(_INDEX, partial(_write_index, entries, larger), meanwhile=_INDEX, extra=True),
-    )
-    return (
-        *made,
-        *(extra if between is not None else ()),
-        OutputFile(_INDEX, partial(_write_index, entries, count), indexes=True),
-    )
+
+    def finish(recorded: Sequence[Any]) -> tuple[OutputFile, ...]:
+        extra = (
+            *(OutputFile(suffix, _write_nothing, meanwhile=suffix, extra=True) for suffix in empty),
+            OutputFile(_INDEX, partial(_write_index, dealt, recorded, larger), meanwhile=_INDEX, extra=True),
+        )
+        index = OutputFile(_INDEX, partial(_write_index, dealt, recorded, count), indexes=True)
+        return (*(extra if between is not None else ()), index)
+
+    return ShardPlan(tuple(made), _INDEX, finish, _read_shard)
 
 
 def stored(tree: Tree, *, graph: bool = True, counter: int | None = None) -> Tree:
@@ -1002,19 +1026,46 @@ def _require_count(shards: int) -> None:
 # The files.
 
 
-def _write_shard(
-    number: int, items: list[_BundleItem], entries: list[dict[bytes, bytes]], stream: IO[bytes]
-) -> None:
-    at = 0
-    found = {}
-    for key, leaf, path in items:
+class _BundleRow(NamedTuple):
+    """A tensor of a shard; `added` is one that the tree lacks (the object graph, a counter)."""
+
+    key: str
+    path: Path
+    dtype: str
+    shape: Shape
+    added: Leaf | None
+
+    @classmethod
+    def of(cls, item: _BundleItem, tree: Tree) -> _BundleRow:
+        """Return the row of a tensor."""
+        key, leaf, path = item
+        return cls(key, path, leaf.dtype, leaf.shape, None if tree.get(path) is leaf else leaf)
+
+
+def _write_shard(rows: Sequence[_BundleRow], tree: Tree, stream: IO[bytes]) -> list[tuple[int, int, int]]:
+    """Write the tensors; return the offset, length and checksum of each."""
+    at, recorded = 0, []
+    for row in rows:
+        leaf = row.added or tree[row.path]
         try:
-            size, checksum = _write_tensor(leaf, stream)
+            size, checksum = _write_tensor(cast(Leaf, leaf), stream)
         except CkpttoolError as error:
-            raise error.located(path=display(path)) from error
-        found[_bytes(key)] = _encode_entry(leaf, number, at, size, checksum)
+            raise error.located(path=display(row.path)) from error
+        recorded.append((at, size, checksum))
         at += size
-    entries[number] = found
+    return recorded
+
+
+def _read_shard(file: File, shard: Shard, recorded: Any) -> Mapping[Path, Leaf]:
+    """Return the tensors of a written shard, but for those that the tree lacked."""
+    rows: Sequence[_BundleRow] = shard.write.args[0]  # type: ignore[attr-defined]
+    leaves = {}
+    for row, (at, size, checksum) in zip(rows, recorded, strict=True):
+        if row.added is None:
+            span = Span(file, at, size, Checksum("crc32c", checksum))
+            stored = _stored_source(span, row.dtype, math.prod(row.shape))
+            leaves[row.path] = Leaf(row.dtype, row.shape, stored, row.key)
+    return leaves
 
 
 def _shard_suffix(number: int, count: int) -> str:
@@ -1033,17 +1084,23 @@ def _write_nothing(stream: IO[bytes]) -> None:
     stream.write(b"")
 
 
-def _write_index(entries: list[dict[bytes, bytes]], count: int, stream: IO[bytes]) -> None:
+def _write_index(
+    dealt: Sequence[Sequence[_BundleRow]], recorded: Sequence[Any], count: int, stream: IO[bytes]
+) -> None:
     header = protobuf.encode_int(1, count) + protobuf.encode_message(3, protobuf.encode_int(1, VERSION))
-    found = sorted(entry for part in entries for entry in part.items())
-    sstable.write_table([(b"", header), *found], stream)
+    entries = [
+        (_bytes(row.key), _encode_entry(row, number, *facts))
+        for number, (rows, places) in enumerate(zip(dealt, recorded, strict=True))
+        for row, facts in zip(rows, places, strict=True)
+    ]
+    sstable.write_table([(b"", header), *sorted(entries)], stream)
 
 
-def _encode_entry(leaf: Leaf, shard: int, offset: int, size: int, checksum: int) -> bytes:
+def _encode_entry(row: _BundleRow, shard: int, offset: int, size: int, checksum: int) -> bytes:
     """Return a BundleEntryProto; a dimension of size 0 is stored, with an empty value."""
-    shape = b"".join(protobuf.encode_message(2, protobuf.encode_int(1, extent)) for extent in leaf.shape)
+    shape = b"".join(protobuf.encode_message(2, protobuf.encode_int(1, extent)) for extent in row.shape)
     return (
-        protobuf.encode_int(1, dtypes.BY_NAME[leaf.dtype].tensorflow or 0)
+        protobuf.encode_int(1, dtypes.BY_NAME[row.dtype].tensorflow or 0)
         + protobuf.encode_message(2, shape)
         + protobuf.encode_int(3, shard)
         + protobuf.encode_int(4, offset)

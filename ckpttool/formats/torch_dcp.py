@@ -5,23 +5,39 @@ from __future__ import annotations
 import itertools
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NoReturn
+from functools import partial
+from typing import IO, Any, NoReturn, cast
 
 from ckpttool.core import deferred, dtypes, filesystem, limits
 from ckpttool.core.checkpoint import Checkpoint, Integrity
 from ckpttool.core.code_references import CodeReference, merge_references, relocate_references
 from ckpttool.core.deferred import NamedTuple
-from ckpttool.core.errors import CkpttoolError, FormatError, NotFoundError, TruncatedError, abbreviate_list
-from ckpttool.core.source import Buffer, File, Inline, MissingShard, Shape, Source
-from ckpttool.core.tree import Alias, Container, Leaf, Path, Record, Tree, ValueLeaf, index, key
+from ckpttool.core.errors import (
+    CkpttoolError,
+    FormatError,
+    NotFoundError,
+    TruncatedError,
+    UnsupportedError,
+    abbreviate_list,
+)
+from ckpttool.core.source import LARGE, Buffer, File, Inline, MissingShard, Shape, Source, iter_pieces
+from ckpttool.core.tree import Alias, Container, Leaf, Path, Record, Tree, ValueLeaf, display, index, key
 from ckpttool.encodings import pickle_reader
-from ckpttool.encodings.pickle_values import Global, PickleObject
-from ckpttool.formats import torch_legacy, torch_roles, torch_tree
+from ckpttool.encodings.pickle_values import NEW, Global, PickleObject, dumps
+from ckpttool.formats import torch_legacy, torch_roles, torch_tree, torch_zip
 from ckpttool.formats.file_listing import FileListing
 from ckpttool.formats.pickle_signatures import find_pickle_format
-from ckpttool.formats.probe import Probe
+from ckpttool.formats.probe import (
+    SHARD_BYTES,
+    OutputFile,
+    Probe,
+    Shard,
+    ShardPlan,
+    shard_pieces,
+    split_by_size,
+)
 from ckpttool.formats.tf_common import Box, IncompleteTensor, UnreadableSlices, assemble_slices, slice_box
 from ckpttool.formats.torch_tensors import BUILDERS, RANK
 
@@ -32,12 +48,12 @@ from ckpttool.formats.torch_tensors import BUILDERS, RANK
 
 NAME = "pytorch_dcp"
 TITLE = "PyTorch distributed checkpoint (folder of .metadata and .distcp)"
-WRITES = False
+WRITES = True
 FRAMEWORK = "torch"
 
 # filesystem.py, _get_metadata_path: one for all ranks, or one for each rank saved without collectives.
 _METADATA = deferred.compile(r"(__\d+)?\.metadata")
-_SHARD = ".distcp"
+_MAIN, _SHARD = ".metadata", ".distcp"
 
 
 def claims(probe: Probe) -> str | None:
@@ -65,7 +81,7 @@ def read(location: str) -> Checkpoint:
     # A pipe with the name of a file is never opened.
     names = [name for name in names if Probe(os.path.join(location, name)).kind == "file"]
     # The file for all ranks has priority: torch writes it when it writes for all.
-    chosen = [name for name in names if name == ".metadata"] or names
+    chosen = [name for name in names if name == _MAIN] or names
     try:
         listed, files = read_listing(location, chosen)
     except CkpttoolError as error:
@@ -352,9 +368,22 @@ class DcpSavedTensor(NamedTuple):
 
     def read(self) -> Buffer:
         """Return the tensor's bytes; raise FormatError if the item contains something else."""
-        held = torch_legacy.list_embedded(self.file, self.offset, self.length).tree.get(())
-        if not isinstance(held, Leaf) or (held.dtype, held.shape) != (self.dtype, self.shape):
-            found = f"{held.dtype}{list(held.shape)}" if isinstance(held, Leaf) else "no tensor"
+        return self._saved().read()
+
+    @property
+    def base(self) -> Source:
+        """The source of a large tensor's bytes in the item; a small one is only opened to be read."""
+        large = math.prod(self.shape) * dtypes.BY_NAME[self.dtype].itemsize >= LARGE
+        return self._saved().source if large else Inline(b"")
+
+    def pieces(self, *, verify: bool = True) -> Iterator[Buffer]:
+        """Yield the bytes of a large tensor in pieces."""
+        return iter_pieces(self.base, verify=verify)
+
+    def _saved(self) -> Leaf:
+        saved = torch_legacy.list_embedded(self.file, self.offset, self.length).tree.get(())
+        if not isinstance(saved, Leaf) or (saved.dtype, saved.shape) != (self.dtype, self.shape):
+            found = f"{saved.dtype}{list(saved.shape)}" if isinstance(saved, Leaf) else "no tensor"
             raise FormatError(
                 "an item is not the tensor described in the metadata",
                 file=self.file.path,
@@ -362,7 +391,7 @@ class DcpSavedTensor(NamedTuple):
                 expected=f"{self.dtype}{list(self.shape)}",
                 found=found,
             )
-        return held.read()
+        return saved
 
 
 # A distributed checkpoint as a tree: tensors from their chunks, values from their items, nested as saved.
@@ -542,3 +571,241 @@ class _DcpTreeBuilder:
 
 def _name(name: str, below: Path) -> str:
     return ".".join((name, *(str(step.value) for step in below)))
+
+
+# Write a tree: each tensor, and each value that is not nested further, saved by torch.save in a shard.
+#
+# Sources: torch/distributed/checkpoint/filesystem.py (`_write_item`), metadata.py and _traverse.py
+# (`traverse_state_dict`: a list without tensors and dicts is one value, as is any tuple).
+
+_METADATA_MODULE = "torch.distributed.checkpoint.metadata"
+_STORAGE_MODULE = "torch.distributed.checkpoint.filesystem"
+# The version that torch writes since 2.5 (`CURRENT_DCP_VERSION`).
+_VERSION = "1.0.0"
+
+
+class _DcpEntry(NamedTuple):
+    """One entry to write: its name, the steps of its path, and the entries of the tree below them.
+
+    `below` has the path of each, relative to the entry, with its path in the tree or its value.
+    """
+
+    name: str
+    steps: Steps
+    below: tuple[tuple[Path, Path | ValueLeaf], ...]
+    containers: Mapping[Path, Container]
+
+    @property
+    def tensor(self) -> Path | None:
+        """Path in the tree if the entry is a tensor, None for another value."""
+        (relative, entry), *_ = self.below or (((), ValueLeaf(None)),)
+        return None if relative or isinstance(entry, ValueLeaf) else entry
+
+    @property
+    def path(self) -> Path:
+        """Path of the entry when it is read back."""
+        return tuple(key(step) if isinstance(step, str) else index(step) for step in self.steps)
+
+    def tree(self, tree: Tree) -> Tree:
+        """Return what torch.save stores, with the tensors of the tree."""
+        leaves = {
+            relative: entry if isinstance(entry, ValueLeaf) else tree[entry] for relative, entry in self.below
+        }
+        return Tree(leaves, {}, self.containers)
+
+
+def pieces(tree: Tree, **options: Any) -> tuple[OutputFile, ...]:
+    """Return the shards and the metadata of a tree; raise UnsupportedError as `plan_shards` does."""
+    return shard_pieces(tree, plan_shards(tree, **options))
+
+
+def stored(tree: Tree) -> Tree:
+    """Return the tree as it is read back: dicts with text as keys, and each name of a shared tensor alone."""
+    leaves: dict[Path, Leaf | ValueLeaf] = {}
+    for entry in _list_entries(tree):
+        for path, leaf in torch_zip.stored(entry.tree(tree)).items():
+            name = _name(entry.name, path)
+            leaves[*entry.path, *path] = replace(leaf, key=name) if isinstance(leaf, Leaf) else leaf
+    containers = {
+        (*entry.path, *path): container
+        for entry in _list_entries(tree)
+        for path, container in entry.containers.items()
+    }
+    above, _ = nested_containers(entry.path for entry in _list_entries(tree))
+    return Tree(leaves, {}, {**above, **containers})
+
+
+def plan_shards(tree: Tree, *, shard_bytes: int = SHARD_BYTES) -> ShardPlan:
+    """Return the shards `__N_0.distcp`, one for each rank, and `.metadata`.
+
+    Raise UnsupportedError, before anything is written, for a tree that is no dict, for two entries with the
+    same name, and for values that a torch pickle cannot contain.
+    """
+    entries = _list_entries(tree)
+    sizes = ((entry, sum(leaf.nbytes for _, leaf in entry.tree(tree).tensors())) for entry in entries)
+    dealt = [tuple(part) for part in split_by_size(sizes, shard_bytes)]
+    shards = [
+        Shard(
+            f"/{_shard_name(number)}",
+            tuple(path for entry in part for _, path in entry.below if not isinstance(path, ValueLeaf)),
+            partial(_write_shard, part),
+        )
+        for number, part in enumerate(dealt)
+    ]
+    facts = {path: (leaf.dtype, leaf.shape) for path, leaf in tree.tensors()}
+
+    def finish(recorded: Sequence[Any]) -> tuple[OutputFile, ...]:
+        put = partial(_write_metadata, dealt, facts, recorded)
+        return (OutputFile(f"/{_MAIN}", put, indexes=True),)
+
+    return ShardPlan(tuple(shards), f"/{_MAIN}", finish, _read_shard)
+
+
+def _shard_name(number: int) -> str:
+    return f"__{number}_0{_SHARD}"
+
+
+def _list_entries(tree: Tree) -> list[_DcpEntry]:
+    """Return the entries of a tree in order; raise UnsupportedError for two with the same name."""
+    plan = torch_zip.PicklePlan(tree)
+    entries: dict[str, _DcpEntry] = {}
+
+    def visit(node: torch_zip.NestedNode, steps: Steps) -> None:
+        container = plan.containers.get(node.path) or torch_zip.infer_container(node)
+        named = container.kind in ("dict", "OrderedDict")
+        if not steps and (node.leaf is not None or not named):
+            raise UnsupportedError(
+                "a distributed checkpoint contains a dict of names",
+                hint="use --to torch, which stores any value",
+            )
+        if node.leaf is None and named:
+            for step, child in node.children.items():
+                visit(child, (*steps, str(step.value)))
+        elif node.leaf is None and container.kind == "list" and _is_nested(plan, node):
+            for number, child in enumerate(torch_zip.order_entries(node)):
+                visit(child, (*steps, number))
+        else:
+            name = ".".join(map(str, steps))
+            if name in entries:
+                raise UnsupportedError(
+                    "two entries would have the same name in a distributed checkpoint",
+                    path=display(node.path),
+                    found=name,
+                )
+            below = tuple(_list_below(node, len(node.path)))
+            inside = {
+                path[len(node.path) :]: each
+                for path, each in plan.containers.items()
+                if path[: len(node.path)] == node.path
+            }
+            entries[name] = _DcpEntry(name, steps, below, inside)
+
+    visit(plan.root, ())
+    return list(entries.values())
+
+
+def _is_nested(plan: torch_zip.PicklePlan, node: torch_zip.NestedNode) -> bool:
+    """Return whether a list contains a tensor or a dict, also in lists of it."""
+    for child in node.children.values():
+        container = plan.containers.get(child.path) or torch_zip.infer_container(child)
+        if isinstance(child.leaf, Leaf):
+            return True
+        if child.leaf is None and (
+            container.kind in ("dict", "OrderedDict")
+            or (container.kind == "list" and _is_nested(plan, child))
+        ):
+            return True
+    return False
+
+
+def _list_below(node: torch_zip.NestedNode, depth: int) -> Iterator[tuple[Path, Path | ValueLeaf]]:
+    if node.leaf is not None:
+        yield node.path[depth:], node.leaf if isinstance(node.leaf, ValueLeaf) else node.canonical
+    for child in node.children.values():
+        yield from _list_below(child, depth)
+
+
+class _CountedStream:
+    """A stream that counts what is written to it."""
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        self._stream, self.nbytes = stream, 0
+
+    def write(self, data: Buffer) -> int:
+        self.nbytes += memoryview(data).nbytes
+        return self._stream.write(data)
+
+
+def _write_shard(entries: Sequence[_DcpEntry], tree: Tree, stream: IO[bytes]) -> list[tuple[int, int]]:
+    """Write the entries; return the offset and length of each."""
+    counted, recorded = _CountedStream(stream), []
+    for entry in entries:
+        at = counted.nbytes
+        (piece,) = torch_zip.pieces(entry.tree(tree))
+        piece.write(cast(IO[bytes], counted))
+        recorded.append((at, counted.nbytes - at))
+    return recorded
+
+
+def _read_shard(file: File, shard: Shard, recorded: Any) -> Mapping[Path, Leaf]:
+    """Return the tensors of a written shard."""
+    leaves: dict[Path, Leaf] = {}
+    for entry, (at, length) in zip(shard.write.args[0], recorded, strict=True):  # type: ignore[attr-defined]
+        saved = torch_legacy.list_embedded(file, at, length).tree
+        for path, leaf in saved.tensors():
+            source = leaf.source
+            if entry.tensor is not None:
+                source = DcpSavedTensor(file, at, length, leaf.dtype, leaf.shape)
+                source = Inline(b"") if 0 in leaf.shape else source
+            leaves[*entry.path, *path] = replace(leaf, source=source)
+    return leaves
+
+
+def _write_metadata(
+    dealt: Sequence[Sequence[_DcpEntry]],
+    facts: Mapping[Path, tuple[str, Shape]],
+    recorded: Sequence[Any],
+    stream: IO[bytes],
+) -> None:
+    entries: dict[str, Any] = {}
+    storage: dict[PickleObject, PickleObject] = {}
+    for number, (part, places) in enumerate(zip(dealt, recorded, strict=True)):
+        for entry, (offset, length) in zip(part, places, strict=True):
+            at: dict[str, Any] = {"fqn": entry.name, "index": None}
+            if entry.tensor is None:
+                entries[entry.name] = _object("BytesStorageMetadata", None)
+            else:
+                dtype, shape = facts[entry.tensor]
+                entries[entry.name] = _describe_tensor(dtype, shape)
+                at |= {"offset": _size((0,) * len(shape)), "index": 0}
+            where = {"relative_path": _shard_name(number), "offset": offset, "length": length}
+            storage[_object("MetadataIndex", at)] = _object("_StorageInfo", where, _STORAGE_MODULE)
+    state = {
+        "state_dict_metadata": entries,
+        "planner_data": {entry.name: entry.steps for part in dealt for entry in part},
+        "storage_data": storage,
+        "version": _VERSION,
+    }
+    stream.write(dumps(_object("Metadata", state)))
+
+
+def _describe_tensor(dtype: str, shape: Shape) -> PickleObject:
+    # TensorProperties.__getstate__: type, layout, requires_grad, memory format, pinned.
+    layout = PickleObject(Global("torch.serialization", "_get_layout"), ("torch.strided",), 0)
+    memory = PickleObject(Global(_METADATA_MODULE, "_MEM_FORMAT_ENCODING"), (0,), 0)
+    kind = Global("torch", str(dtypes.BY_NAME[dtype].torch))
+    chunk = _object("ChunkStorageMetadata", {"offsets": _size((0,) * len(shape)), "sizes": _size(shape)})
+    state = {
+        "properties": _object("TensorProperties", (kind, layout, False, memory, False)),
+        "size": _size(shape),
+        "chunks": [chunk],
+    }
+    return _object("TensorStorageMetadata", state)
+
+
+def _object(name: str, state: object, module: str = _METADATA_MODULE) -> PickleObject:
+    return PickleObject(NEW, (Global(module, name),), 0, state=state)
+
+
+def _size(shape: Shape) -> PickleObject:
+    return PickleObject(Global("torch", "Size"), (shape,), 0)

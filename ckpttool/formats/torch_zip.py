@@ -284,7 +284,7 @@ def pieces(tree: Tree) -> tuple[OutputFile]:
     tensors; aliases share one storage. Raise UnsupportedError, before anything is written, for values
     that a torch pickle cannot contain.
     """
-    plan = _PicklePlan(tree)
+    plan = PicklePlan(tree)
     pickle = dumps(plan.value(plan.root))
     return (OutputFile("", lambda stream: _write(plan, pickle, stream)),)
 
@@ -295,12 +295,12 @@ def stored(tree: Tree) -> Tree:
     An attribute step is read back as a key. Raise UnsupportedError as `pieces` does, and if two
     entries would have the same path.
     """
-    plan = _PicklePlan(tree)
+    plan = PicklePlan(tree)
     moved: dict[Path, Path] = {(): ()}
     waiting = [plan.root]
     while waiting:
         node = waiting.pop()
-        kind = (plan.containers.get(node.path) or _infer_container(node)).kind
+        kind = (plan.containers.get(node.path) or infer_container(node)).kind
         for step, child in node.children.items():
             place = PathStep("key", step.value) if kind in ("dict", "OrderedDict") else step
             moved[child.path] = (*moved[node.path], place)
@@ -316,7 +316,7 @@ def stored(tree: Tree) -> Tree:
     )
 
 
-def _write(plan: _PicklePlan, pickle: bytes, stream: IO[bytes]) -> None:
+def _write(plan: PicklePlan, pickle: bytes, stream: IO[bytes]) -> None:
     archive = ZipWriter(stream, ALIGNMENT)
     archive.add(f"{TOP}/data.pkl", pickle)
     archive.add(f"{TOP}/.format_version", b"1")
@@ -338,21 +338,22 @@ def _archive_identity(checksums: tuple[int, ...]) -> bytes:
 
 
 @dataclass(slots=True)
-class _NestedNode:
+class NestedNode:
     """One place in the tree: its value, or its children."""
 
     path: Path
     leaf: Leaf | ValueLeaf | None = None
     canonical: Path = ()
-    children: dict[PathStep, _NestedNode] = field(default_factory=dict)
+    children: dict[PathStep, NestedNode] = field(default_factory=dict)
 
 
-class _PicklePlan:
+class PicklePlan:
     """The nested values for the pickle, and the leaves that become storages, in order."""
 
     def __init__(self, tree: Tree) -> None:
+        """Arrange the entries; raise UnsupportedError if two have one path, or one is inside another."""
         self.tree = tree
-        self.root = _NestedNode(())
+        self.root = NestedNode(())
         self.stored: dict[Path, int] = {}
         for path, leaf in tree.items():
             self._put(path, leaf, path)
@@ -364,13 +365,13 @@ class _PicklePlan:
             for alias in aliases:
                 self._put(alias.path, tree[path], path)
 
-    def _at(self, path: Path) -> _NestedNode:
+    def _at(self, path: Path) -> NestedNode:
         node = self.root
         for depth, step in enumerate(path):
             if node.leaf is not None:
                 _raise_unsupported("a tensor or value contains other entries", node.path)
             if step not in node.children:
-                node.children[step] = _NestedNode(path[: depth + 1])
+                node.children[step] = NestedNode(path[: depth + 1])
             node = node.children[step]
         return node
 
@@ -380,25 +381,25 @@ class _PicklePlan:
             _raise_unsupported("two entries have the same path", path)
         node.leaf, node.canonical = leaf, canonical
 
-    def value(self, node: _NestedNode) -> Any:
+    def value(self, node: NestedNode) -> Any:
         """Return the value at the node in the pickle's form."""
         if isinstance(node.leaf, Leaf):
             return self._tensor(node.leaf, node)
         if node.leaf is not None:
             return _plain(node.leaf, node.path)
-        kind = self.containers.get(node.path) or _infer_container(node)
+        kind = self.containers.get(node.path) or infer_container(node)
         if kind.kind == "record" and kind.name not in _SETS:
             _raise_unsupported(f"objects of class {kind.name} cannot be written", node.path)
         if kind.kind in ("dict", "OrderedDict"):
             return self._dict(node, kind)
-        items = [self.value(child) for child in _order_entries(node)]
+        items = [self.value(child) for child in order_entries(node)]
         if kind.kind == "record":
             return Set(str(kind.name), items)
         if kind.name == "torch.Size":
             return PickleObject(Global("torch", "Size"), (tuple(items),), 0)
         return tuple(items) if kind.kind == "tuple" else items
 
-    def _dict(self, node: _NestedNode, kind: Container) -> dict[Any, Any]:
+    def _dict(self, node: NestedNode, kind: Container) -> dict[Any, Any]:
         made: dict[Any, Any] = {}
         if kind.kind == "OrderedDict":
             made = Dict(_ORDERED)
@@ -409,7 +410,7 @@ class _PicklePlan:
             _raise_unsupported("two entries have keys that Python treats as equal", node.path)
         return made
 
-    def _tensor(self, leaf: Leaf, node: _NestedNode) -> PickleObject:
+    def _tensor(self, leaf: Leaf, node: NestedNode) -> PickleObject:
         row = dtypes.BY_NAME[leaf.dtype]
         if row.torch is None or not row.itemsize or row.torch.startswith(("qint", "quint")):
             _raise_unsupported(f"tensors of type {leaf.dtype} cannot be written to a PyTorch file", node.path)
@@ -454,14 +455,16 @@ def _plain(leaf: ValueLeaf, path: Path) -> Any:
     _raise_unsupported(f"objects of class {value.name} cannot be written", path)
 
 
-def _infer_container(node: _NestedNode) -> Container:
+def infer_container(node: NestedNode) -> Container:
+    """Return the container of a place for which the tree records none."""
     positions = {step.value for step in node.children if step.kind == "index"}
     # A list with missing items (such as layers without weights) keeps its numbers as keys.
     indexed = bool(positions) and positions == set(range(len(node.children)))
     return Container("list" if indexed else "dict")
 
 
-def _order_entries(node: _NestedNode) -> list[_NestedNode]:
+def order_entries(node: NestedNode) -> list[NestedNode]:
+    """Return the items of a list in order; raise UnsupportedError if one is missing."""
     found = {step.value: child for step, child in node.children.items()}
     if any(position not in found for position in range(len(found))):
         _raise_unsupported("a list's items are not numbered consecutively from 0", node.path)

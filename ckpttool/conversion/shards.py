@@ -1,0 +1,420 @@
+"""Write a target in shards: each is written, read back and recorded alone, so that a rerun continues."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shlex
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import IO, TYPE_CHECKING, Any, cast
+
+from ckpttool.conversion.readback import LeafChecksums, checksum_tensor
+from ckpttool.core import deferred, filesystem, limits, text
+from ckpttool.core.atomic_write import (
+    TEMPORARY,
+    Output,
+    Progress,
+    WorkerThread,
+    create_file,
+    describe_os_error,
+    hidden_path,
+    ignore_progress,
+    is_hidden_name,
+    lock_folders,
+    remove_files,
+    require_free_space,
+    require_new,
+)
+from ckpttool.core.checkpoint import Checkpoint
+from ckpttool.core.deferred import NamedTuple
+from ckpttool.core.digests import DigestRecorder
+from ckpttool.core.dtypes import np
+from ckpttool.core.errors import CkpttoolError, FormatError, TargetExistsError, UsageError, WorkerError
+from ckpttool.core.search_paths import change_directory
+from ckpttool.core.source import File
+from ckpttool.core.tree import Leaf, Path, Tree, ValueLeaf, display
+from ckpttool.formats.plain_json import decode_path, encode_path
+from ckpttool.formats.probe import OutputFile, Probe, Shard, ShardPlan, WritingFormat
+from ckpttool.verification.output_comparison import OutputMismatchError
+from ckpttool.version import __version__
+
+if TYPE_CHECKING:
+    from ckpttool.conversion.write import WriteOptions
+
+# The working folder beside the target: complete shards under their final names, a record beside each, and the
+# journal, which states what they are shards of. It is removed when the target has its name.
+
+_FOLDER = "shards"
+_JOURNAL = "journal.json"
+_RECORD = ".record"
+# The default representation of an object, which has no content, contains an address.
+_ADDRESS = deferred.compile(r" at 0x[0-9a-f]+")
+_SECONDS = 0.5
+
+
+class ShardedWrite(NamedTuple):
+    """What is written in shards: `stored` is the tree as it will be read back.
+
+    `target` is the checkpoint's path, `base` the beginning of its files' names.
+    """
+
+    writer: WritingFormat
+    plan: ShardPlan
+    stored: Tree
+    target: str
+    base: str
+    how: WriteOptions
+
+
+def plan_shards(writer: WritingFormat, stored: Tree, base: str, options: Mapping[str, Any]) -> ShardPlan:
+    """Return the shards of a tree; `base` is the target's name without the shards' suffixes."""
+    # The index of Hugging Face's shards contains their names.
+    names = {"stem": os.path.basename(base)} if writer.NAME == "sharded" else {}
+    plan: ShardPlan = cast(Any, writer).plan_shards(stored, **options, **names)
+    return plan
+
+
+class ShardRecord(NamedTuple):
+    """What is known of a complete shard.
+
+    `indexed` is what the index records about it, `tensors` the CRC-32C and SHA-256 of its tensors in the
+    shard's order, `read` the SHA-256 of the source's tensors that were read for it.
+    """
+
+    indexed: Any
+    tensors: list[tuple[int, str]]
+    read: Mapping[Path, str]
+
+    def encode(self) -> bytes:
+        """Return the record as JSON."""
+        read = [[encode_path(path), sha256] for path, sha256 in self.read.items()]
+        return json.dumps({"indexed": self.indexed, "tensors": self.tensors, "read": read}).encode()
+
+    @classmethod
+    def parse(cls, file: str) -> ShardRecord:
+        """Return the record in a file; raise FormatError if it is not a record."""
+        document = text.load_json(file, "the record of a shard", "header_bytes")
+        try:
+            tensors = [(int(crc), str(sha256)) for crc, sha256 in document["tensors"]]
+            read = {decode_path(path, {}): str(sha256) for path, sha256 in document["read"]}
+            return cls(document["indexed"], tensors, read)
+        except (KeyError, TypeError, ValueError) as error:
+            raise FormatError("the record of a shard is damaged", file=file) from error
+
+
+@contextlib.contextmanager
+def working_folder(write: ShardedWrite) -> Iterator[str]:
+    """Yield the locked working folder; it stays for a rerun if the block fails after a shard is complete.
+
+    Raise UsageError if it belongs to a conversion of another source, plan or version, TargetExistsError if a
+    file of the target exists.
+    """
+    suffixes = [*(shard.suffix for shard in write.plan.shards), write.plan.index_suffix]
+    for suffix in suffixes if not write.plan.index_suffix.startswith("/") else ():
+        require_new(write.base + suffix, write.how.sources, force=write.how.force)
+    folder = hidden_path(write.target, TEMPORARY, _FOLDER)
+    try:
+        os.makedirs(folder, exist_ok=True)
+        with lock_folders([folder]):
+            if os.path.islink(folder) or not os.path.isdir(folder):
+                raise TargetExistsError(
+                    "another program has replaced the folder of this conversion", file=folder
+                )
+            try:
+                _enter_journal(folder, write)
+                yield folder
+            except OutputMismatchError:
+                remove_files([folder])
+                raise
+            except BaseException:
+                if not any(name.endswith(_RECORD) for _, _, names in os.walk(folder) for name in names):
+                    remove_files([folder])
+                raise
+            remove_files([folder])
+    except OSError as error:
+        raise describe_os_error(error, write.target, (Output(write.target, _write_nothing),), ()) from error
+
+
+def _enter_journal(folder: str, write: ShardedWrite) -> None:
+    """Write the journal, or compare it with this conversion; remove what no record covers."""
+    journal = os.path.join(folder, _JOURNAL)
+    own = _describe_conversion(write)
+    known = text.load_json(journal, "the journal") if os.path.isfile(journal) else own
+    for what, value in own.items():
+        if known.get(what) != value:
+            raise UsageError(
+                f"an unfinished conversion to this target had another {what}",
+                file=folder,
+                hint=f"repeat that conversion to complete it, or begin anew: rm -r {shlex.quote(folder)}",
+            )
+    _write_small(journal, json.dumps(own).encode(), sync=write.how.sync)
+    for top, _, names in os.walk(folder):
+        remove_files(os.path.join(top, name) for name in names if is_hidden_name(name))
+
+
+def _describe_conversion(write: ShardedWrite) -> dict[str, Any]:
+    """Return what makes two runs the same conversion; names are words of the error."""
+    tree = write.stored
+    plan = hashlib.sha256()
+    # The tensors' sources contain their files, places and rules; an array in one is written out.
+    with np.printoptions(threshold=sys.maxsize, floatmode="unique"):
+        for each in (*tree.items(), *tree.aliases.items(), *tree.containers.items()):
+            words = repr(each)
+            # What is in memory, or does not show its content, is never the same in another run.
+            known = write.how.sources and not _ADDRESS.search(words)
+            plan.update((words if known else os.urandom(16).hex()).encode(errors="surrogatepass"))
+    for shard in write.plan.shards:
+        plan.update(repr((shard.suffix, shard.paths)).encode(errors="surrogatepass"))
+    return {
+        "version of ckpttool": __version__,
+        "format": write.writer.NAME,
+        "source": [[os.path.abspath(file.path), *file[1:]] for file in write.how.sources],
+        "plan": plan.hexdigest(),
+    }
+
+
+# One shard, written by any process.
+
+
+class ShardTask(NamedTuple):
+    """A shard to be completed as `file`; picklable. Paths of the source are relative to `directory`."""
+
+    shard: Shard
+    tree: Tree
+    leaves: Callable[[File, Shard, Any], Mapping[Path, Leaf]]
+    file: str
+    recorder: DigestRecorder | None
+    sync: bool
+    limits: limits.Limits
+    directory: str
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the tensors."""
+        return sum(leaf.nbytes for _, leaf in self.tree.tensors())
+
+    def run(self) -> ShardRecord | CkpttoolError:
+        """Complete the shard in a separate process; return the error that prevented it."""
+        with change_directory(self.directory), limits.using(self.limits), WorkerThread() as lane:
+            if self.recorder is not None:
+                self.recorder.attach(lane)
+            try:
+                return self.complete(lane)
+            except CkpttoolError as error:
+                return error
+
+    def complete(self, lane: WorkerThread, progress: Progress = ignore_progress) -> ShardRecord:
+        """Return the record of the shard, which is written unless it is complete."""
+        return self._intact() or self._write(lane, progress)
+
+    def _intact(self) -> ShardRecord | None:
+        """Return the record of a shard that an earlier run completed, if its tensors still match it."""
+        if not os.path.isfile(self.file) or not os.path.isfile(self.file + _RECORD):
+            return None
+        try:
+            record = ShardRecord.parse(self.file + _RECORD)
+            leaves = self._read(self.file, record.indexed)
+            checksums = [checksum_tensor(leaves[path]) for path in self.shard.paths]
+        except CkpttoolError:
+            return None
+        return record if checksums == [crc for crc, _ in record.tensors] else None
+
+    def _read(self, file: str, indexed: Any) -> Mapping[Path, Leaf]:
+        """Return the tensors of a written shard; raise FormatError unless they are of the expected types."""
+        leaves = self.leaves(File.stamp(file), self.shard, indexed)
+        for path, leaf in self.tree.tensors():
+            _require_same(leaves.get(path), leaf, path, whole=False)
+        return leaves
+
+    def _write(self, lane: WorkerThread, progress: Progress) -> ShardRecord:
+        temporary = hidden_path(self.file, TEMPORARY, os.urandom(6).hex())
+        try:
+            record = self._fill(temporary, lane, progress)
+            remove_files([self.file + _RECORD])
+            filesystem.rename(temporary, self.file, replace=True)
+            _write_small(self.file + _RECORD, record.encode(), sync=self.sync)
+        except OSError as error:
+            outputs = (Output(self.file, _write_nothing, nbytes=self.nbytes),)
+            raise describe_os_error(error, self.file, outputs, (temporary,)) from error
+        finally:
+            remove_files([temporary])
+        return record
+
+    def _fill(self, temporary: str, lane: WorkerThread, progress: Progress) -> ShardRecord:
+        """Write the file under its temporary name and read it back."""
+        checksums = LeafChecksums(lane)
+        with WorkerThread() as disk, create_file(temporary, disk if self.sync else None) as stream:
+            indexed = self.shard.write(checksums.watch(self.tree, progress), stream)
+        written = Checkpoint(temporary, "", Tree(self._read(temporary, indexed)), (File.stamp(temporary),))
+        sha256 = checksums.compared_tensors(written)
+        tensors = [(checksums.crc32c[path], sha256[path]) for path in self.shard.paths]
+        return ShardRecord(indexed, tensors, {} if self.recorder is None else self.recorder.take())
+
+
+def _write_small(file: str, data: bytes, *, sync: bool) -> None:
+    """Replace a small file; with `sync`, flush it and the folder to the disk."""
+    temporary = hidden_path(file, TEMPORARY, os.urandom(6).hex())
+    with open(temporary, "xb") as stream:
+        stream.write(data)
+    if sync:
+        filesystem.fsync_path(temporary)
+    filesystem.rename(temporary, file, replace=True)
+    if sync:
+        filesystem.fsync_path(os.path.dirname(file))
+
+
+# All shards, in this process or in several, and the index.
+
+
+def complete_shards(
+    write: ShardedWrite, folder: str, lane: WorkerThread
+) -> tuple[Checkpoint, dict[Path, str], list[Output]]:
+    """Complete all shards and the index in the working folder.
+
+    Return the checkpoint in it, the SHA-256 of its tensors, and the outputs that give its files their names,
+    the index last. Raise the error of a shard: the complete ones stay.
+    """
+    base = os.path.join(folder, os.path.basename(write.base))
+    tasks = [_task(write, shard, base + shard.suffix) for shard in write.plan.shards]
+    left = [task for task in tasks if not os.path.isfile(task.file)]
+    require_free_space([Output(task.file, _write_nothing, nbytes=task.nbytes) for task in left])
+    for parent in {os.path.dirname(task.file) for task in tasks}:
+        os.makedirs(parent, exist_ok=True)
+    run = (
+        _run_here(write, tasks, lane)
+        if (write.how.jobs, write.how.ray) == (None, None)
+        else _spread(write, tasks, folder)
+    )
+    records = list(run)
+    if write.how.recorder is not None:
+        for record in records:
+            write.how.recorder.learn(record.read)
+    listed = write.plan.finish([record.indexed for record in records])
+    index = next(each for each in listed if each.indexes)
+    remove_files([base + index.suffix])
+    with WorkerThread() as disk, create_file(base + index.suffix, disk if write.how.sync else None) as stream:
+        index.write(stream)
+    name = os.path.join(folder, os.path.basename(write.target))
+    checkpoint = write.writer.read(write.writer.claims(Probe(name)) or name)
+    hashes: dict[Path, str] = {}
+    for task, record in zip(tasks, records, strict=True):
+        for path, leaf in task.leaves(File.stamp(task.file), task.shard, record.indexed).items():
+            _require_same(checkpoint.tree.get(path), leaf, path)
+        hashes |= {path: sha256 for path, (_, sha256) in zip(task.shard.paths, record.tensors, strict=True)}
+    if hashes.keys() != {path for path, _ in checkpoint.tree.tensors()}:
+        raise FormatError("the index does not list the tensors of the shards", file=write.target)
+    return checkpoint, hashes, list(_outputs(write, base, listed))
+
+
+def _task(write: ShardedWrite, shard: Shard, file: str) -> ShardTask:
+    tree = Tree({path: write.stored[path] for path in shard.paths})
+    how = write.how
+    return ShardTask(
+        shard, tree, write.plan.leaves, file, how.recorder, how.sync, limits.current(), os.getcwd()
+    )
+
+
+def _require_same(listed: Leaf | ValueLeaf | None, leaf: Leaf, path: Path, *, whole: bool = True) -> None:
+    """Raise FormatError unless a tensor has the expected type, shape and, as a `whole`, source."""
+    if not isinstance(listed, Leaf) or (
+        (listed.dtype, listed.shape) != (leaf.dtype, leaf.shape) or (whole and listed.source != leaf.source)
+    ):
+        raise FormatError("a tensor is not listed as it was written", path=display(path))
+
+
+def _run_here(write: ShardedWrite, tasks: Sequence[ShardTask], lane: WorkerThread) -> Iterator[ShardRecord]:
+    total, done = sum(task.nbytes for task in tasks), 0
+    for task in tasks:
+        yield task.complete(lane, partial(_report_within, write.how.progress, done, total))
+        done += task.nbytes
+        write.how.progress(done, total)
+
+
+def _report_within(
+    progress: Progress, before: int, total: int, done: int, _: int, steps: int | None = None
+) -> None:
+    """Report the bytes of a shard as a part of all shards."""
+    progress(before + done, total, steps)
+
+
+def _spread(write: ShardedWrite, tasks: Sequence[ShardTask], folder: str) -> Iterator[ShardRecord]:
+    """Yield the records of all shards; where a process ended twice, complete the others first."""
+    from ckpttool.evaluation import scheduling  # the pool needs modules that no other conversion needs
+
+    lost: WorkerError | None = None
+    total = sum(task.nbytes for task in tasks)
+    with _watch_growth(folder, total, write.how.progress):
+        jobs, ray = write.how.jobs, write.how.ray
+        results = (
+            scheduling.map_in_processes(ShardTask.run, tasks, jobs or 1)
+            if ray is None
+            else scheduling.map_on_cluster(ShardTask.run, tasks, ray, jobs)
+        )
+        for result in results:
+            if isinstance(result, ShardRecord):
+                yield result
+            elif isinstance(result, WorkerError):
+                lost = result
+            else:
+                raise result
+    if lost is not None:
+        lost.hint = "run the same command again: it continues after the complete shards"
+        raise lost.located(file=write.target)
+
+
+@contextlib.contextmanager
+def _watch_growth(folder: str, total: int, progress: Progress) -> Iterator[None]:
+    """Report the size of the shards in the folder, which other processes write, until the block ends."""
+    if progress is ignore_progress:
+        yield
+        return
+    ended = threading.Event()
+
+    def watch() -> None:
+        while not ended.wait(_SECONDS):
+            progress(min(total, _shard_bytes(folder)), total)
+
+    thread = threading.Thread(target=watch, name="ckpttool-progress")
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def _shard_bytes(folder: str) -> int:
+    """Return the size of all files in the folder; one may disappear meanwhile."""
+    files = [os.path.join(top, name) for top, _, names in os.walk(folder) for name in names]
+    nbytes = 0
+    for file in files:
+        with contextlib.suppress(OSError):
+            nbytes += os.path.getsize(file)
+    return nbytes
+
+
+def _outputs(write: ShardedWrite, base: str, listed: Sequence[OutputFile]) -> Iterator[Output]:
+    """Yield the outputs that give the files in the working folder their names."""
+    for shard in write.plan.shards:
+        ready = base + shard.suffix
+        yield Output(write.base, _write_nothing, suffix=shard.suffix, meanwhile=shard.meanwhile, ready=ready)
+    for each in listed:
+        ready = base + each.suffix if each.indexes else ""
+        yield Output(
+            write.base,
+            each.write,
+            suffix=each.suffix,
+            indexes=each.indexes,
+            meanwhile=each.meanwhile,
+            extra=each.extra,
+            ready=ready,
+        )
+
+
+def _write_nothing(_: IO[bytes]) -> None:
+    """Write nothing: the file is complete."""
