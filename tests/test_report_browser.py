@@ -6,6 +6,7 @@ Screens are kept in build/screens, or where CKPTTOOL_SCREENS says.
 from __future__ import annotations
 
 import base64
+import itertools
 import json
 import os
 import shutil
@@ -17,6 +18,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ckpttool.cli.drawings import write_drawing
+from ckpttool.commands.inspect import summary
 from ckpttool.commands.run_history import find_run
 from ckpttool.report import write_report, write_run_report
 from ckpttool.report.pages import render_page
@@ -426,6 +429,61 @@ def test_a_run_is_shown_and_used_by_keyboard(browser: Browser, run: Path) -> Non
     browser.screen("run-dark")
     assert browser.complaints() == []
     assert {url for url in browser.requests() if not url.startswith("data:")} == {run.as_uri()}
+
+
+@pytest.fixture(scope="module")
+def long_graph(folder: Path) -> Path:
+    """An ONNX file of two hundred operations, each with a connection around the next."""
+    onnx = pytest.importorskip("onnx")
+    helper, kind = onnx.helper, onnx.TensorProto.FLOAT
+    nodes = [helper.make_node("Relu", ["x"], ["v0"])]
+    nodes += [helper.make_node("Add", [f"v{at}", f"v{max(at - 1, 0)}"], [f"v{at + 1}"]) for at in range(200)]
+    ends = [helper.make_tensor_value_info(name, kind, [1, 3]) for name in ("x", "v200")]
+    file = folder / "long.onnx"
+    onnx.save(helper.make_model(helper.make_graph(nodes, "long", ends[:1], ends[1:])), str(file))
+    return file
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize("source", ["agent", "long"])
+def test_a_graph_page_opens_on_the_computation(
+    browser: Browser, folder: Path, long_graph: Path, source: str, width: int
+) -> None:
+    from selenium.webdriver.common.keys import Keys
+
+    file = folder / f"{source}-graph.html"
+    write_drawing(summary(str(TF_SAMPLE if source == "agent" else long_graph)), str(file), force=True)
+    browser.open(file, width)
+    assert browser.complaints() == []
+    assert browser.run("return document.getElementById('tree').hidden")
+    # Letters of 12 pixels are drawn with 10 at least, and the first box is in sight.
+    scale, first, area = browser.run(
+        "const svg = document.querySelector('.drawing svg'), at = (e) => e.getBoundingClientRect().toJSON();"
+        "return [svg.getScreenCTM().a, at(document.querySelector('.box')), at(svg.parentElement)]"
+    )
+    assert scale >= 0.83
+    assert area["left"] <= first["left"] < first["right"] <= area["right"]
+    assert area["top"] <= first["top"] < first["bottom"] <= area["bottom"]
+    boxes = browser.run(
+        "return [...document.querySelectorAll('.box rect')].map((each) => each.getBBox())"
+        ".map((box) => [box.x, box.y, box.x + box.width, box.y + box.height])"
+    )
+    assert len(boxes) == (19 if source == "agent" else 202)
+    for a, b in itertools.combinations(boxes, 2):
+        assert a[2] <= b[0] + 1 or b[2] <= a[0] + 1 or a[3] <= b[1] + 1 or b[3] <= a[1] + 1
+    # By pointer and keyboard: a panel for each box, and along the edges.
+    browser.run("document.querySelectorAll('.box')[1].dispatchEvent(new Event('click'))")
+    panel = "return document.querySelector('.box-panel').innerText"
+    opened = browser.run(panel)
+    assert "shape" in opened or "output" in opened
+    browser.press(Keys.ARROW_DOWN)
+    assert browser.run("return document.activeElement.classList.contains('chosen')")
+    assert browser.run(panel) != opened
+    browser.screen(f"graph-{source}-{width}")
+    browser.run("document.getElementById('show-tree').click()")
+    assert browser.run("return document.getElementById('computation').hidden")
+    assert browser.run("return document.documentElement.scrollWidth") <= width
+    assert browser.complaints() == []
 
 
 @pytest.mark.slow

@@ -309,6 +309,9 @@ def render_listing(
         return "\n".join([*([] if view.quiet else lines), f"wrote {clean(drawn['file'])}"])
     if drawn is not None:
         lines = [f"{format_count(drawn['modules'], 'module')}, {format_count(drawn['edges'], 'edge')}"]
+        if computed := drawn.get("computation"):
+            sizes = (format_count(computed["boxes"], "box", "boxes"), format_count(computed["edges"], "edge"))
+            lines.append(f"computation: {', '.join(sizes)}")
         lines += [wrap_sentence(f"note: {clean(note)}") for note in drawn["notes"]]
         return "\n".join([*([] if view.quiet else lines), f"wrote {clean(drawn['file'])}"])
     if view.quiet or len(found.checkpoints) < 2:

@@ -14,7 +14,6 @@ from typing import Any
 from markupsafe import Markup
 
 from ckpttool.commands import audit
-from ckpttool.commands.dataflow import FlowStrip
 from ckpttool.commands.diff import DiffSide, align_checkpoints, compare_alignment
 from ckpttool.commands.doctor import Diagnosis, examine_agent
 from ckpttool.commands.inspect import CheckpointSummary, summary
@@ -51,7 +50,7 @@ from ckpttool.core.errors import CkpttoolError, FormatError
 from ckpttool.core.source import File, StreamedArray
 from ckpttool.core.text import clean, shorten
 from ckpttool.core.tree import Leaf, Path, ValueLeaf, display, json_value
-from ckpttool.report.dataflow import find_page_strips, render_dataflow
+from ckpttool.report.computation import Computation, find_computation
 from ckpttool.report.rendering import (
     HEIGHT,
     NAME_LENGTH,
@@ -918,10 +917,10 @@ class ReportContents:
     pictures: str
     signs: int
     files: tuple[File, ...]
-    networks: tuple[FlowStrip, ...] = ()
+    networks: Computation | None = None
     verification: VerificationSection | None = None
-    others: tuple[FlowStrip, ...] | None = None
-    """networks of the second checkpoint; None if they are the same, or there is no second one"""
+    others: Computation | None = None
+    """those of the second checkpoint, without boxes if unknown; None if they are the same, or without one"""
 
 
 def gather_contents(
@@ -956,7 +955,7 @@ def gather_contents(
         changes = compare_alignment(
             align_checkpoints(*sides, glob=glob), progress=_stage_progress(progress, 1, stages)
         )
-        others = find_page_strips(second.checkpoint, second.binding, None)
+        others = find_computation(second.checkpoint, second.binding, None) or Computation(())
         drawn += _OF_A_CHANGE * min(PICTURED, len(changes.changed)) + len(changes.only_right)
     pictures = HeatMapBuffer(cell_budget(drawn))
     values, readings = _read_tensors(listing, glob, pictures, _stage_progress(progress, stages - 1, stages))
@@ -964,7 +963,7 @@ def gather_contents(
     rows = list(tree_rows(listing, readings, {} if comparison is None else comparison.marks))
     if changes is not None and second is not None:
         rows += rows_only_right(changes, second, pictures, len(listing.tensors))
-    networks = find_page_strips(checkpoint, listing.binding, sha256)
+    networks = find_computation(checkpoint, listing.binding, sha256)
     return ReportContents(
         listing,
         sha256,
@@ -1023,13 +1022,14 @@ def _load_conversion(path: str, sha256: str, file: str | None) -> ConversionSect
 
 # Page rendering: templates, styles and scripts become one self-contained file.
 
-_STYLES = ("page.css", "tree.css", "verification.css", "print.css")
+_STYLES = ("page.css", "tree.css", "computation.css", "verification.css", "print.css")
 # In dependency order.
-_SCRIPTS = ("theme.js", "pictures.js", "drawing.js", "panel.js", "rows.js", "tree.js", "search.js", "page.js")
+_SCRIPTS = (
+    *("theme.js", "elements.js", "dagre.min.js", "computation.js", "pictures.js", "drawing.js", "panel.js"),
+    *("rows.js", "tree.js", "search.js", "page.js"),
+)
 # Characters per line of signatures; maximum number of format details.
 _COLUMNS, _TOLD = 100, 24
-# Width of the networks' dataflow, in pixels.
-_FLOW = 1120.0
 
 
 def render_page(found: ReportContents) -> bytes:
@@ -1048,9 +1048,7 @@ def render_page(found: ReportContents) -> bytes:
         strips=strips,
         strip_ends=ends,
         owners=_mark_own_results(found),
-        networks=Markup(render_dataflow(found.networks, "", width=_FLOW, alone=False)),  # noqa: S704  # escaped
         agent=found.summary.binding is not None,
-        others=Markup(render_dataflow(found.others or (), "", width=_FLOW, alone=False)),  # noqa: S704  # escaped
         most=SHOWN,
         style=Markup(style),  # noqa: S704  # our own file
         script=Markup(script),  # noqa: S704  # our own file

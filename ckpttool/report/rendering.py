@@ -130,6 +130,7 @@ def template_environment() -> Environment:
         counter=lambda title: "In name" if title == "name" else title.capitalize(),
         decimal=format_number,
         breakable=lambda text: Markup("/<wbr>").join(text.split("/")),
+        compact=lambda value: json.dumps(value, separators=(",", ":")),
         quoted=lambda path: clean(shlex.quote(urls.display_url(path))),
         when=lambda ns: f"{datetime.fromtimestamp(ns // 10**9, UTC):%Y-%m-%d %H:%M}",
     )

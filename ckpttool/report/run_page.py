@@ -11,7 +11,6 @@ from typing import Any
 
 from markupsafe import Markup
 
-from ckpttool.commands.dataflow import FlowStrip
 from ckpttool.commands.run_history import (
     FindingHistory,
     LayerHistory,
@@ -29,7 +28,7 @@ from ckpttool.core.errors import FormatError
 from ckpttool.core.source import File
 from ckpttool.core.text import clean, format_count, format_size
 from ckpttool.report import rendering
-from ckpttool.report.dataflow import find_page_strips, render_dataflow
+from ckpttool.report.computation import Computation, find_computation
 from ckpttool.report.rendering import (
     EvaluationEntry,
     EvaluationSection,
@@ -106,7 +105,7 @@ class RunContents:
     scores: dict[int, EvaluationEntry]
     best: BestResult | None
     film: Film | None
-    networks: tuple[FlowStrip, ...]
+    networks: Computation | None
     layers: tuple[LayerHistory, ...]
     depth: int
     files: tuple[File, ...]
@@ -136,7 +135,7 @@ def gather_run(
         best = replace(best, by_name=True)
     film = _find_film(inputs.film, films, history, best)
     binding = history.latest.binding
-    strips = find_page_strips(history.latest.checkpoint, binding, history.sha256)
+    strips = find_computation(history.latest.checkpoint, binding, history.sha256)
     layers, depth = fold_layers(history.layers, _MOST_ROWS)
     files = (*history.files, *map(File.stamp, filter(filesystem.isfile, inputs.evaluations)))
     if inputs.film is not None:
@@ -607,9 +606,8 @@ def _changing_texts(found: Sequence[Sequence[str]], steps: Sequence[str]) -> Ite
 
 # The page.
 
-_STYLES = ("page.css", "run.css", "print.css")
-_SCRIPTS = ("theme.js", "run.js")
-_FLOW = 1120.0
+_STYLES = ("page.css", "run.css", "computation.css", "print.css")
+_SCRIPTS = ("theme.js", "elements.js", "dagre.min.js", "computation.js", "run.js")
 
 
 def render_run(found: RunContents) -> bytes:
@@ -635,7 +633,6 @@ def render_run(found: RunContents) -> bytes:
         strips=strips,
         strip_ends=ends,
         owners=_mark_foreign_results(history.checkpoints, found.results.results),
-        networks=Markup(render_dataflow(found.networks, "", width=_FLOW, alone=False)),  # noqa: S704  # escaped
         agent=history.latest.binding is not None,
         most=rendering.SHOWN,
         style=Markup(style),  # noqa: S704  # our own file
