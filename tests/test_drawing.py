@@ -276,7 +276,7 @@ COMPUTATION = Computation((DrawnBox("layer", (HOSTILE[0],), (), ((HOSTILE[2], HO
 def test_a_page_needs_nothing_and_runs_only_its_own_script(computation: Computation | None) -> None:
     strange = "</script><img src=x onerror=alert(1)>\"'"
     rows = [ColumnLine(level, strange, strange, "1", "4 B", strange, below=(strange,)) for level in (0, 1, 0)]
-    text = render_page(strange, rows, strange, computation=computation)
+    text = render_page(strange, rows, strange, computation=computation).decode()
     page = Page(text)
     names = [tag for tag, _ in page.tags]
     assert names.count("script") == 1

@@ -404,7 +404,14 @@ def test_a_run_is_shown_and_used_by_keyboard(browser: Browser, run: Path) -> Non
 
     browser.open(run)
     assert browser.driver.title.startswith("run ")
-    assert browser.number(".cells rect") > 100
+    assert browser.number(".cells path") > 100
+    # A strip has the tooltip of the cell below the pointer.
+    title = browser.run(
+        "const strip = document.querySelector('.drift .cells'), box = strip.getBoundingClientRect();"
+        "strip.dispatchEvent(new PointerEvent('pointermove', { bubbles: true, clientX: box.right - 2 }));"
+        "return strip.querySelector('title').textContent"
+    )
+    assert title.startswith("9,000: norm ")  # the last checkpoint's counter
     # The film plays, and can be stopped from the keyboard.
     assert browser.run("return document.getElementById('film').complete && film.naturalWidth > 0")
     for _ in range(20):
@@ -429,6 +436,68 @@ def test_a_run_is_shown_and_used_by_keyboard(browser: Browser, run: Path) -> Non
     browser.screen("run-dark")
     assert browser.complaints() == []
     assert {url for url in browser.requests() if not url.startswith("data:")} == {run.as_uri()}
+
+
+@pytest.fixture(scope="module")
+def long_run(folder: Path) -> Path:
+    """A page of a run of two hundred checkpoints, each played for a hundred episodes."""
+    place, random = folder / "long", np.random.default_rng(0)
+    place.mkdir()
+    names = [f"block{n}/layer{at}/{w}" for n in range(6) for at in range(6) for w in ("kernel", "bias")]
+    evaluations = []
+    for step in range(1, 201):
+        arrays = {name: random.standard_normal((3, 3)).astype(np.float32) * step for name in names}
+        arrays["block0/layer0/bias"][0] = np.nan if step % 7 == 0 else 1
+        np.savez(place / f"ckpt-{step}.npz", **arrays)
+        returns = (step * 3 % 200 + random.standard_normal(100)).tolist()
+        summary = dict.fromkeys(("mean", "median", "iqm"), step * 3 % 200)
+        verdict = {"sentence": "a sentence of many words about this checkpoint " * 3}
+        file = {"checkpoint": str(place / f"ckpt-{step}.npz"), "env": "E-v0", "judgement": verdict}
+        evaluations.append({**file, "returns": returns, "std": 1.0, **summary})
+    (folder / "long.json").write_text(json.dumps({"evaluations": evaluations, "notes": []}))
+    history = find_run(str(place))
+    assert history is not None
+    inputs = RunInputs([str(folder / "long.json")])
+    write_run_report(history, out=str(folder / "long-run.html"), inputs=inputs)
+    return folder / "long-run.html"
+
+
+def test_the_page_of_a_long_run_ends(browser: Browser, long_run: Path) -> None:
+    browser.open(long_run)
+    browser.run("document.getElementById('networks')?.scrollIntoView()")
+    assert browser.run("return document.documentElement.scrollHeight") < 4000
+    assert browser.number("*") < 5000
+    rows = "return [...document.querySelectorAll('#returns tbody tr')].filter((row) => !row.hidden)"
+    names = f"{rows}.map((row) => row.cells[0].querySelector('bdi').textContent)"
+    # The best first: step 133 has 199 as its mean, step 66 has 198.
+    assert browser.run(names)[:2] == ["ckpt-133.npz", "ckpt-66.npz"]
+    assert len(browser.run(names)) == 10
+    assert browser.run("return document.querySelector('.best-row bdi').textContent") == "ckpt-133.npz"
+    browser.screen("long-run")
+    # By keyboard: all rows, and sorted by a column up and down.
+    from selenium.webdriver.common.keys import Keys
+
+    browser.run("document.querySelector('#returns .all').focus()")
+    browser.press(Keys.ENTER)
+    assert len(browser.run(names)) == 200
+    browser.run("document.querySelector('#returns .sort').focus()")
+    browser.press(Keys.ENTER)
+    assert browser.run(names)[:3] == ["ckpt-1.npz", "ckpt-2.npz", "ckpt-3.npz"]
+    browser.press(Keys.ENTER)
+    assert browser.run(names)[:2] == ["ckpt-200.npz", "ckpt-199.npz"]
+    assert browser.run("return document.querySelector('#returns th').ariaSort") == "descending"
+    means = f"{rows}.map((row) => Number(row.querySelector('.strong').textContent))"
+    browser.run(
+        "[...document.querySelectorAll('#returns .sort')].find((e) => e.textContent === 'Mean').click()"
+    )
+    assert browser.run(means) == sorted(browser.run(means), reverse=True)
+    browser.run("document.querySelector('#returns .all').click()")
+    assert len(browser.run(names)) == 10
+    # Curves are as wide as the tables.
+    wide = "return document.querySelector(arguments[0]).getBoundingClientRect().width"
+    assert browser.run(wide, ".chart") == browser.run(wide, "#returns table")
+    assert browser.run("return document.documentElement.scrollWidth") <= 1280
+    assert browser.complaints() == []
 
 
 @pytest.fixture(scope="module")

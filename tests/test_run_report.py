@@ -246,8 +246,9 @@ def test_findings_that_change_are_in_the_table(tmp_path: Path) -> None:
     # Sentences that differ only in their numbers are one finding.
     assert [each is None for each in changing["sentences"]] == [True, True, False, True, False]
     assert changing["sentences"][2] != changing["sentences"][4]
-    marks = [attributes["class"] for tag, attributes in page.elements if tag == "rect"]
-    assert [each for each in marks if each in ("found", "none")] == ["none", "none", "found", "found"]
+    # One path for each of the strip's shades, of all its cells.
+    marks = {attributes["class"]: attributes["d"] for tag, attributes in page.elements if tag == "path"}
+    assert (marks["none"], marks["found"]) == ("M0 0h2v1h-2z", "M2 0h1v1h-1zM4 0h1v1h-1z")
 
 
 def test_findings_that_differ_in_the_notation_of_numbers_are_one() -> None:
@@ -297,10 +298,13 @@ def test_the_best_by_the_given_results_with_its_film(tmp_path: Path) -> None:
     assert "img-src data:; " in policy
     assert "between random and solved: 2500 %" in page.words
     assert "episode 0: return \u22123.50" in page.words
-    # The points of the curve are at the steps of the run.
-    assert (
-        len([1 for tag, attributes in page.elements if tag == "circle" and attributes.get("r") == "3"]) == 3
-    )
+    # The points of the curve are at the steps of the run: the first dots are those of the curve.
+    dots = [attributes["d"] or "" for _, attributes in page.elements if attributes.get("class") == "dots"]
+    assert [path.count("M") for path in dots] == [3, 2, 2, 2]
+    # The table has the best first.
+    start = page.text.index("3 checkpoints played in Pendulum-v1")
+    names = [line for line in page.text[start:] if line.startswith("ckpt-") and line.endswith(".pt")]
+    assert names[:3] == ["ckpt-12500.pt", "ckpt-15000.pt", "ckpt-2500.pt"]
 
 
 def test_results_of_several_files_are_not_said_to_be_compared(tmp_path: Path) -> None:

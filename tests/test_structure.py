@@ -43,9 +43,9 @@ MOST = {
     "verification": (5_000, 49),
     "conversion": (8_000, 51),
     "commands": (12_300, 105),
-    "report": (2_700, 34),
+    "report": (3_000, 37),
     "browser": (2_800, 33),
-    "cli": (4_900, 23),
+    "cli": (4_700, 23),
 }
 SHORTEST = 50
 MOST_LINES = 80

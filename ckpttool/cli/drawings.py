@@ -174,7 +174,7 @@ def render_page(
     remark: str = "",
     depth: int | None = None,
     computation: Computation | None = None,
-) -> str:
+) -> bytes:
     """Return the page; its policy allows only our own scripts and no network requests.
 
     Args:
@@ -185,23 +185,19 @@ def render_page(
         computation: what is computed, None if no file records it.
 
     """
-    from markupsafe import Markup
-
-    from ckpttool.report import rendering
+    from ckpttool.report.rendering import Markup, render_template
 
     # The page of a checkpoint without a known computation needs no layout.
     scripts = _PAGE_SCRIPTS if computation is not None else ("elements.js", "modules.js")
-    style, script = rendering.join_templates(_PAGE_STYLES), rendering.join_templates(scripts)
-    items = "".join(_tree_items(rows, depth or _fitting_level(rows)))
-    template = rendering.template_environment().get_template("graph.html")
-    return template.render(
+    items = Markup("".join(_tree_items(rows, depth or _fitting_level(rows))))  # escaped
+    return render_template(
+        "graph.html",
+        _PAGE_STYLES,
+        scripts,
         title=title,
         remark=remark,
         computation=computation,
-        items=Markup(items),  # noqa: S704  # escaped
-        style=Markup(style),  # noqa: S704  # our own file
-        script=Markup(script),  # noqa: S704  # our own file
-        policy=rendering.content_security_policy(style, script),
+        items=items,
     )
 
 
@@ -235,7 +231,9 @@ def _tree_items(rows: Sequence[ColumnLine], depth: int) -> Iterator[str]:
     yield "</ul></details></li>" * len(open_levels)
 
 
-def _render_module_page(found: CheckpointSummary, depth: int | None, computation: Computation | None) -> str:
+def _render_module_page(
+    found: CheckpointSummary, depth: int | None, computation: Computation | None
+) -> bytes:
     whole = len(found.tensors) + len(found.values) <= _MOST_LISTED
     totals = found.totals
     remark = (
@@ -270,10 +268,10 @@ def write_drawing(
         from ckpttool.report.computation import find_computation
 
         computation = find_computation(found.checkpoint, found.binding, None)
-        text = _render_module_page(found, depth, computation)
+        content = _render_module_page(found, depth, computation)
     else:
-        text = render_svg(graph) if suffix == ".svg" else render_dot(graph)
-    write_file(target, text.encode("utf-8", "backslashreplace"), force=force)
+        content = (render_svg(graph) if suffix == ".svg" else render_dot(graph)).encode()
+    write_file(target, content, force=force)
     sizes = None if computation is None else {"boxes": len(computation.boxes), "edges": computation.edges}
     return {
         "file": target,

@@ -11,8 +11,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from markupsafe import Markup
-
 from ckpttool.commands import audit
 from ckpttool.commands.diff import DiffSide, align_checkpoints, compare_alignment
 from ckpttool.commands.doctor import Diagnosis, examine_agent
@@ -52,27 +50,23 @@ from ckpttool.core.text import clean, shorten
 from ckpttool.core.tree import Leaf, Path, ValueLeaf, display, json_value
 from ckpttool.report.computation import Computation, find_computation
 from ckpttool.report.rendering import (
-    HEIGHT,
+    FIRST,
     NAME_LENGTH,
-    SHOWN,
-    WIDTH,
     EvaluationSection,
     build_chart,
     build_strips,
-    content_security_policy,
     embed_json,
     find_results,
     format_exactly,
     format_name,
     format_path,
-    join_templates,
     pack_objects,
     parse_number,
+    rank_results,
     read_evaluations,
-    template_environment,
+    render_template,
     typeset_minus,
 )
-from ckpttool.version import __version__
 
 # Heat maps of tensors, one byte per cell: small enough for a page with one per tensor.
 
@@ -1026,7 +1020,7 @@ _STYLES = ("page.css", "tree.css", "computation.css", "verification.css", "print
 # In dependency order.
 _SCRIPTS = (
     *("theme.js", "elements.js", "dagre.min.js", "computation.js", "pictures.js", "drawing.js", "panel.js"),
-    *("rows.js", "tree.js", "search.js", "page.js"),
+    *("rows.js", "tree.js", "search.js", "tables.js", "page.js"),
 )
 # Characters per line of signatures; maximum number of format details.
 _COLUMNS, _TOLD = 100, 24
@@ -1034,29 +1028,24 @@ _COLUMNS, _TOLD = 100, 24
 
 def render_page(found: ReportContents) -> bytes:
     """Return the page in UTF-8; the same contents give the same bytes."""
-    style, script = (join_templates(names) for names in (_STYLES, _SCRIPTS))
     strips, ends = build_strips(found.results.results)
-    text = template_environment().get_template("page.html").render(
+    return render_template(
+        "page.html",
+        _STYLES,
+        _SCRIPTS,
         found=found,
         checkpoint=found.summary.checkpoint,
         audit=audit.build_audit_document(found.summary.checkpoint.code_references),
         signatures=signature_lines(found.summary.checkpoint.details, _COLUMNS),
         details=_format_details(found.summary.checkpoint.details),
         chart=build_chart(found.results.curves),
-        chart_width=WIDTH,
-        chart_height=HEIGHT,
+        ranks=rank_results(found.results.results, best_first=len(found.results.results) > FIRST),
         strips=strips,
         strip_ends=ends,
         owners=_mark_own_results(found),
         agent=found.summary.binding is not None,
-        most=SHOWN,
-        style=Markup(style),  # noqa: S704  # our own file
-        script=Markup(script),  # noqa: S704  # our own file
-        policy=content_security_policy(style, script),
         data=embed_json(_page_data(found)),
-        version=__version__,
-    )  # fmt: skip
-    return text.encode("utf-8", "backslashreplace")
+    )
 
 
 def _mark_own_results(found: ReportContents) -> dict[int, tuple[str, str]]:
