@@ -596,3 +596,41 @@ def test_what_is_printed(tmp_path: Path, golden: Golden) -> None:
     ran: Ran = in_process("report", "run", "--force", "-q", cwd=tmp_path)
     assert (ran.out, ran.err) == ("wrote run.report.html\n", "")
     golden(refused(in_process("report", "run", "-q", cwd=tmp_path)))
+
+
+# --- Played for the page -----------------------------------------------------------------------------
+
+
+def test_a_run_is_played_scored_and_filmed_for_its_page(tmp_path: Path) -> None:
+    pytest.importorskip("gymnasium")
+    pytest.importorskip("pygame")
+    words = ("--env", "Pendulum-v1", "--episodes", "2", "--out", tmp_path / "page.html", "--json")
+    ran = in_process("report", TORCH_SAMPLE.parent, *words)
+    assert ran.status == 0, ran.err
+    document = ran.json()
+    known = in_process(
+        "eval", TORCH_SAMPLE.parent, "--env", "Pendulum-v1", "--episodes", "2", "--json"
+    ).json()
+    assert document["evaluations"] == 6
+    assert document["run"]["best"]["mean"] == max(each["mean"] for each in known["evaluations"])
+    assert document["run"]["film"]["checkpoint"] == document["run"]["best"]["checkpoint"].rpartition("/")[2]
+    page = Page.of(tmp_path / "page.html")
+    assert sum(attributes.get("id") == "film" for _, attributes in page.elements) == 1
+    # Nothing but the page is left.
+    assert [file.name for file in tmp_path.iterdir()] == ["page.html"]
+
+
+def test_playing_needs_an_environment_and_a_free_name(tmp_path: Path) -> None:
+    (tmp_path / "page.html").write_text("mine")
+    taken = ("--env", "Pendulum-v1", "--out", tmp_path / "page.html")
+    for words in (("--episodes", "3"), taken, ("--env", "NoSuch-v0", "--out", tmp_path / "other.html")):
+        ran = in_process("report", TORCH_SAMPLE.parent, *words, cwd=tmp_path)
+        assert (ran.status, ran.out) == (2, "")
+    assert [file.name for file in tmp_path.iterdir()] == ["page.html"]
+    assert (tmp_path / "page.html").read_text() == "mine"
+
+
+def test_one_checkpoint_is_played_for_its_page(tmp_path: Path) -> None:
+    pytest.importorskip("gymnasium")
+    words = ("--env", "Pendulum-v1", "--episodes", "1", "--out", tmp_path / "page.html", "--json")
+    assert in_process("report", TORCH_SAMPLE, *words).json()["evaluations"] == 1
