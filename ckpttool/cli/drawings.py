@@ -185,11 +185,11 @@ def render_page(
         computation: what is computed, None if no file records it.
 
     """
-    from ckpttool.report.rendering import Markup, render_template
+    from ckpttool.report.rendering import render_template, trusted_markup
 
     # The page of a checkpoint without a known computation needs no layout.
     scripts = _PAGE_SCRIPTS if computation is not None else ("elements.js", "modules.js")
-    items = Markup("".join(_tree_items(rows, depth or _fitting_level(rows))))  # escaped
+    items = trusted_markup("".join(_tree_items(rows, depth or _fitting_level(rows))))
     return render_template(
         "graph.html",
         _PAGE_STYLES,

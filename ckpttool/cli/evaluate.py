@@ -176,7 +176,9 @@ class OutputOptions(OptionPanel, title="Output"):
 
     out: Annotated[
         str | None,
-        typer.Option(metavar="FILE", help="Save the JSON document; .jsonl or a folder: resumable."),
+        typer.Option(
+            "--out", "-o", metavar="FILE", help="Save the JSON document; .jsonl or a folder: resumable."
+        ),
     ] = None
     csv: Annotated[
         str | None, typer.Option(metavar="FILE", help="Write one line per episode to a new CSV file.")

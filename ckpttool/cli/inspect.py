@@ -205,6 +205,7 @@ def overview(path: PathArgument, as_json: AsJson = False, quiet: Quiet = False) 
     with show_progress("doctor", quiet=quiet) as moving:
         diagnosis = doctor.diagnose(found.checkpoint.path, progress=moving)
     verdict = tables.render_diagnosis(diagnosis, quiet=quiet, alone=False)
+    view = replace(view, models=find_architecture(found, ()))
     if view.screen is not None:
         view = replace(view, screen=view.screen - verdict.count("\n") - 2)
     console.page_text("\n\n".join(filter(None, (render_listing(found, view, None), verdict))))
@@ -552,7 +553,9 @@ class ReportOptions(OptionPanel, title="Report"):
 
     out: Annotated[
         str | None,
-        typer.Option(metavar="FILE", help="File to write. Default: PATH's name and .report.html."),
+        typer.Option(
+            "--out", "-o", metavar="FILE", help="File to write. Default: PATH's name and .report.html."
+        ),
     ] = None
     force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False
     evaluation: Annotated[
