@@ -40,6 +40,29 @@ def node(layer: str, inputs: list[str], cls: str, **config: Any) -> dict[str, An
     return {**document, "name": layer, "inbound_nodes": called}
 
 
+def write_functional(
+    folder: Path, layers: list[dict[str, Any]], inputs: list[str], output: str, arrays: dict[str, list[Any]]
+) -> Path:
+    """Write a functional model of Keras 3 with these weights, by the names in its file of weights."""
+    ends = {"input_layers": [[name, 0, 0] for name in inputs], "output_layers": [[output, 0, 0]]}
+    config = {"name": "functional", "layers": layers, **ends}
+    file = keras_file(folder, {"class_name": "Functional", "config": config})
+    weights = file.with_name("w.h5")
+    with h5py.File(weights, "w") as stored:
+        for name, of_layer in arrays.items():
+            for number, array in enumerate(of_layer):
+                stored[f"layers/{name}/vars/{number}"] = np.asarray(array, np.float32)
+    with zipfile.ZipFile(file) as archive:
+        entries = {name: archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile(file, "w") as archive:
+        for name, content in {**entries, "model.weights.h5": weights.read_bytes()}.items():
+            archive.writestr(name, content)
+    return file
+
+
+WEIGHTS = {"dense": (4, 4), "dense_1": (8, 2)}
+
+
 @pytest.fixture(scope="module")
 def branched(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A functional model with two inputs and a connection around a layer."""
@@ -51,20 +74,9 @@ def branched(tmp_path_factory: pytest.TempPathFactory) -> Path:
         node("both", ["sum", "right"], "Concatenate", axis=-1),
         node("out", ["both"], "Dense", units=2, activation="linear"),
     ]
-    ends = {"input_layers": [["left", 0, 0], ["right", 0, 0]], "output_layers": [["out", 0, 0]]}
-    config = {"name": "branched", "layers": layers, **ends}
-    file = keras_file(tmp_path_factory.mktemp("keras"), {"class_name": "Functional", "config": config})
-    weights = file.with_name("w.h5")
-    with h5py.File(weights, "w") as stored:
-        for name, shape in {"dense": (4, 4), "dense_1": (8, 2)}.items():
-            stored[f"layers/{name}/vars/0"] = np.zeros(shape, np.float32)
-            stored[f"layers/{name}/vars/1"] = np.zeros(shape[1], np.float32)
-    with zipfile.ZipFile(file) as archive:
-        entries = {name: archive.read(name) for name in archive.namelist()}
-    with zipfile.ZipFile(file, "w") as archive:
-        for name, content in {**entries, "model.weights.h5": weights.read_bytes()}.items():
-            archive.writestr(name, content)
-    return file
+    folder = tmp_path_factory.mktemp("keras")
+    arrays = {name: [np.zeros(shape), np.zeros(shape[1])] for name, shape in WEIGHTS.items()}
+    return write_functional(folder, layers, ["left", "right"], "out", arrays)
 
 
 def test_a_keras_model_is_drawn_by_its_layers_and_branches(branched: Path) -> None:

@@ -41,7 +41,7 @@ MOST = {
     "networks": (9_500, 86),
     "evaluation": (11_600, 115),
     "verification": (5_000, 49),
-    "conversion": (8_000, 51),
+    "conversion": (8_300, 52),
     "commands": (12_300, 105),
     "report": (3_000, 37),
     "browser": (2_800, 33),

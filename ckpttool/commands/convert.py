@@ -22,7 +22,7 @@ from ckpttool.conversion.options import (
 )
 from ckpttool.conversion.plan import ConversionPlan, ConversionResult, plan_conversion
 from ckpttool.conversion.reverse import ReverseRecord, record_reverse
-from ckpttool.conversion.targets import EXPORTS, infer_target_word, parse_target_kind, target_stem
+from ckpttool.conversion.targets import EXPORTS, TARGETS, infer_target_word, parse_target_kind, target_stem
 from ckpttool.conversion.write import WriteOptions
 from ckpttool.core import plugins, sidecar, urls
 from ckpttool.core.atomic_write import (
@@ -51,6 +51,7 @@ from ckpttool.evaluation.restore import (
     select_network_leaves,
 )
 from ckpttool.formats.detect import note_other_shards, open_checkpoint
+from ckpttool.graphs.graph import Graph, read_graph
 from ckpttool.libraries import schema
 from ckpttool.libraries.optimizer_settings import format_framework
 from ckpttool.libraries.recognize import recognize_checkpoint
@@ -62,6 +63,7 @@ from ckpttool.verification.output_comparison import (
     prepared_source_agent,
     verify_outputs,
 )
+from ckpttool.version import __version__
 
 # `convert`: map a checkpoint to another framework, write it, read it back, and write a receipt.
 
@@ -432,15 +434,38 @@ class _TargetWriter:
             made = replace(made, obs_norm=None, provenance=recorded)
         made = _with_scores_of(made, self.request.kind.layout)
         if options.code is not None:
-            self.code = self._agent_code(made, (own.sha256, written.sha256), found)
+            self.code = self._code(made, (own.sha256, written.sha256), found)
         if not options.verify or binding is None:
             return made
         before = prepared_source_agent(self.checkpoint, self.plan.ready.tree, binding, own)
         self.proof = verify_outputs(before, found, self.target, made)
         return replace(made, parity=self.proof.entry())
 
-    def _agent_code(self, made: Sidecar, digests: tuple[str | None, str], found: Checkpoint) -> str:
-        """Return the code of the written file's networks; raise UnsupportedError without an agent."""
+    def _code(self, made: Sidecar, digests: tuple[str | None, str], found: Checkpoint) -> str:
+        """Return the code of the written file's networks: of its agent, else of the source's graph.
+
+        Raise UnsupportedError without either, and for what cannot be written exactly.
+        """
+        source = urls.display_url(self.checkpoint.path)
+        try:
+            return self._agent_code(made, digests, found, source)
+        except UnsupportedError:
+            if (graph := self._graph()) is None:
+                raise
+        from ckpttool.conversion.graph_code import write_graph_code
+
+        about = (
+            f"Written by ckpttool {__version__} from {source} (sha256 {digests[0]})",
+            f"for {os.path.basename(self.target)} (sha256 {digests[1]}).",
+        )
+        try:
+            return write_graph_code(graph, self.plan.ready.tree, self.plan.moves, found.tree, about)
+        except CkpttoolError as error:
+            raise error.located(file=self.target) from error.__cause__
+
+    def _agent_code(
+        self, made: Sidecar, digests: tuple[str | None, str], found: Checkpoint, source: str
+    ) -> str:
         from ckpttool.conversion.model_code import write_code
 
         file = replace(found, path=self.target)
@@ -458,9 +483,13 @@ class _TargetWriter:
                 file=self.target,
                 hint="use --to torch, or --to onnx for a model with a graph",
             )
-        agent = replace(agent, checkpoint=file)
-        source = urls.display_url(self.checkpoint.path)
-        return write_code(agent, self.request.kind, source, digests)
+        return write_code(replace(agent, checkpoint=file), self.request.kind, source, digests)
+
+    def _graph(self) -> Graph | None:
+        """Return what the source computes, if the target is a state dictionary under the source's names."""
+        if self.plan.binding is not None or self.request.kind is not TARGETS["torch"]:
+            return None
+        return read_graph(self.checkpoint)
 
     def _statistics(self) -> list[Output]:
         """Return the statistics file that the target's library reads beside its own file, if any."""
