@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ckpttool.formats.detect import open_checkpoint
-from ckpttool.graphs.graph import read_graph
-from ckpttool.graphs.interpreter import evaluate
+from ckpttool.formats import open_checkpoint
+from ckpttool.graphs import evaluate, read_graph
 from tests.conftest import in_process, refused
 
 torch = pytest.importorskip("torch")

@@ -272,11 +272,9 @@ def _convolution(writer: _GraphWriter, node: OperatorNode, arguments: Arguments)
     if axes not in (1, 2, 3):
         raise _refusal("a convolution whose kernel is computed", node.title)
     get, ones = node.attributes.get, (1,) * axes
-    if get("auto_pad") == "SAME_UPPER" and tuple(get("strides", ones)) == ones:
-        # PyTorch, too, pads more at the end.
-        pads, uneven = python_literal("same"), ""
-    else:
-        pads, uneven = _padding(node, axes)
+    # PyTorch, too, pads more at the end.
+    same = get("auto_pad") == "SAME_UPPER" and tuple(get("strides", ones)) == ones
+    pads, uneven = (python_literal("same"), "") if same else _padding(node, axes)
     bias = arguments[2] if len(arguments) > 2 and arguments[2] else "None"
     source = f"F.pad({arguments[0]}, {uneven})" if uneven else arguments[0]
     return (
