@@ -1,26 +1,30 @@
-"""`inspect --graph`: which boxes and edges there are, where they stand, and that names stay names."""
+"""`inspect --graph`: which modules and edges there are, where they are drawn, and that names stay names."""
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import html.parser
 import itertools
 import re
 import time
 import xml.etree.ElementTree as ET
-from collections.abc import Sequence
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.cells import cell_len
 
 from ckpttool.cli import drawings
 from ckpttool.cli.columns import ColumnLine
-from ckpttool.cli.drawings import GraphDrawing, lay_out_graph, render_dot, render_page, render_svg, text_width
+from ckpttool.cli.drawings import render_dot, render_page, render_svg
 from ckpttool.commands.inspect import summary
 from ckpttool.conversion.write import save
 from ckpttool.core import Container, TargetExistsError, UsageError, limits
 from ckpttool.listing.module_graph import COMFORTABLE, MOST, ModuleGraph, build_module_graph
+from ckpttool.report.computation import Computation, DrawnBox
 from tests.conftest import TF_SAMPLE, TORCH_SAMPLE, in_process, refused
 from tests.golden_texts import Golden
 from tests.test_inspect import listing, rows
@@ -128,7 +132,7 @@ def test_a_large_checkpoint_is_drawn_in_seconds(tmp_path: Path, golden: Golden) 
     found = listing(rows(*((name, (4,), {}) for name in names)))
     start = time.process_time()
     small, large = build_module_graph(found), build_module_graph(found, 9)
-    text = render_svg(lay_out_graph(large))
+    text = render_svg(large)
     assert time.process_time() - start < 20
     assert len(small.nodes) == 101 <= COMFORTABLE
     golden(small.notes[0])
@@ -148,12 +152,12 @@ def test_a_deep_tree_needs_no_recursion() -> None:
     with limits.using(replace(limits.Limits(), path_depth=1500)):
         found = listing(rows(*((f"{'s/' * n}w", (1,), {}) for n in range(1500))))
     assert len(build_module_graph(found, 5000).nodes) == 1500
-    lay_out_graph(build_module_graph(found, 5000))
+    render_svg(build_module_graph(found, 5000))
 
 
 def test_an_empty_listing_is_one_box() -> None:
-    drawn = lay_out_graph(build_module_graph(listing([])))
-    assert len(drawn.boxes) == 1
+    drawn = build_module_graph(listing([]))
+    assert len(drawn.nodes) == 1
     ET.fromstring(render_svg(drawn))
 
 
@@ -180,62 +184,40 @@ def shared_and_strange() -> ModuleGraph:
     )
 
 
-def require_geometry(drawn: GraphDrawing) -> None:
-    boxes = drawn.boxes
-    by_column: dict[float, list[tuple[float, float]]] = {}
-    for box in boxes:
-        by_column.setdefault(box.x, []).append((box.y, box.y + box.height))
-        assert 0 <= box.x < box.x + box.width <= drawn.width
-        assert 0 <= box.y < box.y + box.height <= drawn.height
-        for text in box.texts:
-            assert box.x <= text.left, text
-            assert text.left + text_width(text.text) <= box.x + box.width, text
-            assert box.y < text.y < box.y + box.height, text
-        on_a_line: dict[float, list[tuple[float, float]]] = {}
-        for text in box.texts:
-            on_a_line.setdefault(text.y, []).append((text.left, text.left + text_width(text.text)))
-        for spans in on_a_line.values():
-            require_apart(spans)
-    lefts = sorted(by_column)
-    for column in by_column.values():
-        require_apart(column)
-    for left, right in itertools.pairwise(lefts):
-        assert max(box.x + box.width for box in boxes if box.x == left) < right
-    labels = [curve.label for curve in drawn.curves if curve.label is not None]
-    for text in (*drawn.texts, *labels):
-        assert text.left >= 0
-        assert text.left + text_width(text.text) <= drawn.width
-        assert 0 <= text.y <= drawn.height
-    for label in labels:
-        spots = [(b.x, b.x + b.width) for b in boxes if b.y < label.y < b.y + b.height]
-        spots.append((label.left, label.left + text_width(label.text)))
-        require_apart(spots)
-    for curve in drawn.curves:
-        numbers = [float(n) for n in re.findall(r"-?\d+\.\d", curve.path)]
-        assert all(0 <= n <= max(drawn.width, drawn.height) for n in numbers)
-
-
-def require_apart(spans: Sequence[tuple[float, float]]) -> None:
-    spans = sorted(spans)
-    assert all(a[1] <= b[0] for a, b in itertools.pairwise(spans)), spans
-
-
 @pytest.mark.parametrize("which", ["td3", "torch", "strange", "folded"])
-def test_nothing_overlaps_and_everything_is_inside(which: str) -> None:
-    found = {
+def test_lines_are_below_one_another_and_inside(which: str) -> None:
+    graph = {
         "td3": lambda: build_module_graph(summary(str(TF_SAMPLE))),
         "torch": lambda: build_module_graph(summary(str(TORCH_SAMPLE))),
         "strange": shared_and_strange,
         "folded": lambda: build_module_graph(summary(str(TF_SAMPLE)), 1),
     }[which]()
-    require_geometry(lay_out_graph(found))
+    root = ET.fromstring(render_svg(graph))
+    width, height = (float(root.get(side, "")) for side in ("width", "height"))
+    lines = list(root.iter(SVG + "text"))
+    heights = [float(line.get("y", "")) for line in lines]
+    assert all(below - above >= 12 for above, below in itertools.pairwise(heights))
+    assert 0 < heights[0] < heights[-1] < height
+    for line in lines:
+        cells = sum(cell_len(part.text or "") for part in line)
+        assert float(line.get("x", "")) + cells * 7.3 < width
+    names = [part.text for part in root.iter(SVG + "tspan") if part.get("class") == "name"]
+    assert len(names) == len(graph.nodes)
 
 
-def test_boxes_stand_beside_what_holds_them(td3: ModuleGraph) -> None:
-    drawn = lay_out_graph(td3)
-    for edge in td3.edges:
-        if edge.kind == "child":
-            assert drawn.boxes[edge.source].x < drawn.boxes[edge.target].x
+def test_modules_are_below_what_contains_them(td3: ModuleGraph) -> None:
+    root = ET.fromstring(render_svg(td3))
+    rows = [
+        (float(line.get("x", "")), line[0].text)
+        for line in root.iter(SVG + "text")
+        if line[0].get("class") == "name"
+    ]
+    chain: list[tuple[float, str | None]] = []
+    paths = []
+    for x, name in rows:
+        chain = [*(each for each in chain if each[0] < x), (x, name)]
+        paths.append("/".join(str(step) for _, step in chain[1:]))
+    assert sorted(paths) == sorted(node.module.path for node in td3.nodes)
 
 
 # --- What is written --------------------------------------------------------------------------------
@@ -259,29 +241,20 @@ def hostile() -> ModuleGraph:
     )
 
 
-def test_an_svg_is_xml_with_its_boxes_and_no_script(td3: ModuleGraph) -> None:
-    for found in (td3, hostile(), shared_and_strange()):
-        root = ET.fromstring(render_svg(lay_out_graph(found)))
+def test_an_svg_is_xml_with_its_modules_and_no_script(td3: ModuleGraph) -> None:
+    for graph in (td3, hostile(), shared_and_strange()):
+        root = ET.fromstring(render_svg(graph))
         tags = {element.tag for element in root.iter()}
-        assert tags <= {
-            SVG + t for t in ("svg", "title", "style", "defs", "marker", "path", "rect", "text", "g")
-        }
-        assert len([r for r in root.iter(SVG + "rect") if "box" in r.get("class", "")]) == len(found.nodes)
-        width, height = (float(root.get(side, "")) for side in ("width", "height"))
-        assert root.get("viewBox") == f"0 0 {width:.0f} {height:.0f}"
+        assert tags <= {SVG + t for t in ("svg", "title", "style", "path", "rect", "text", "tspan")}
         assert not [a for e in root.iter() for a in e.attrib if a.startswith("on") or "href" in a]
         urls = re.findall(r"url\([^)]*\)|https?:[^\"' ]*", ET.tostring(root, "unicode"))
-        assert set(urls) <= {"url(#end-alias)", "url(#end-slot)", "http://www.w3.org/2000/svg"}
-
-
-def test_the_styles_of_edges(td3: ModuleGraph) -> None:
-    root = ET.fromstring(render_svg(lay_out_graph(shared_and_strange())))
-    drawn = [e.get("class") for e in root.iter(SVG + "path") if "edge" in e.get("class", "")]
-    assert {"edge child", "edge alias", "edge slot"} <= set(drawn)
-    style = root.find(SVG + "style")
-    assert style is not None
-    assert style.text is not None
-    assert "prefers-color-scheme" in style.text
+        assert set(urls) <= {"http://www.w3.org/2000/svg"}
+        kinds = Counter(part.get("class") for part in root.iter(SVG + "tspan"))
+        for kind in ("alias", "slot"):
+            assert kinds[kind] == sum(edge.kind == kind for edge in graph.edges)
+        style = root.find(SVG + "style")
+        assert style is not None
+        assert "prefers-color-scheme" in (style.text or "")
 
 
 class Page(html.parser.HTMLParser):
@@ -296,25 +269,28 @@ class Page(html.parser.HTMLParser):
         self.tags.append((tag, dict(attributes)))
 
 
-def test_a_page_needs_nothing_and_runs_only_its_own_script() -> None:
+COMPUTATION = Computation((DrawnBox("layer", (HOSTILE[0],), (), ((HOSTILE[2], HOSTILE[6]),)),), (HOSTILE[0],))
+
+
+@pytest.mark.parametrize("computation", [None, COMPUTATION])
+def test_a_page_needs_nothing_and_runs_only_its_own_script(computation: Computation | None) -> None:
     strange = "</script><img src=x onerror=alert(1)>\"'"
     rows = [ColumnLine(level, strange, strange, "1", "4 B", strange, below=(strange,)) for level in (0, 1, 0)]
-    text = render_page(lay_out_graph(hostile()), rows, strange)
-    found = Page(text)
-    names = [tag for tag, _ in found.tags]
+    text = render_page(strange, rows, strange, computation=computation).decode()
+    page = Page(text)
+    names = [tag for tag, _ in page.tags]
     assert names.count("script") == 1
     assert not set(names) & {"img", "link", "iframe", "object", "a", "image", "use"}
-    assert not [a for _, attributes in found.tags for a in attributes if a in ("src", "href")]
-    (policy,) = (a["content"] for tag, a in found.tags if tag == "meta" and "http-equiv" in a)
-    import base64
-    import hashlib
-
-    (script,) = re.findall(r"<script>(.*?)</script>", text, re.DOTALL)
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    assert dict(each.split() for each in policy.split(";")) == {
+    assert not [a for _, attributes in page.tags for a in attributes if a in ("src", "href")]
+    (policy,) = (a["content"] for tag, a in page.tags if tag == "meta" and "http-equiv" in a)
+    style, script = (re.findall(rf"<{tag}>(.*?)</{tag}>", text, re.DOTALL)[0] for tag in ("style", "script"))
+    digests = [base64.b64encode(hashlib.sha256(each.encode()).digest()).decode() for each in (style, script)]
+    assert dict(each.split() for each in str(policy).split(";")) == {
         "default-src": "'none'",
-        "style-src": "'unsafe-inline'",
-        "script-src": f"'sha256-{digest}'",
+        "style-src": f"'sha256-{digests[0]}'",
+        "script-src": f"'sha256-{digests[1]}'",
+        "base-uri": "'none'",
+        "form-action": "'none'",
     }
 
 
@@ -349,7 +325,8 @@ def test_the_command_writes_a_new_file(tmp_path: Path, suffix: str, golden: Gold
     golden(refused(in_process("inspect", TF_SAMPLE, "--graph", target)))
     document = in_process("inspect", TF_SAMPLE, "--graph", target, "--force", "--depth", "2", "--json").json()
     notes = document["graph"].pop("notes")
-    assert document["graph"] == {"file": str(target), "modules": 8, "edges": 9}
+    computed = {"computation": {"boxes": 19, "edges": 15}} if suffix == ".html" else {}
+    assert document["graph"] == {"file": str(target), "modules": 8, "edges": 9, **computed}
     golden("\n".join(notes))
     assert len(document["tensors"]) == 78
     assert target.read_text() != content

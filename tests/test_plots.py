@@ -475,7 +475,7 @@ def points(*means: float, run: str = "a", interval: float | None = None) -> list
 
 def inked(lines: list[str]) -> np.ndarray:
     """Return which cells of a chart [rows, columns] are drawn on, without its frame."""
-    inner = [line for line in lines if re.match(r"\s*[-\d.]*[│┤|+]", line) and not re.search("--|──", line)]
+    inner = [line for line in lines if re.match(r"\s*[-\d.,]*[│┤|+]", line) and not re.search("--|──", line)]
     rows = [re.split(r"[│┤|+]", line)[1:] for line in inner]
     assert {len(row) for row in rows} == {2}, "a line is not framed"
     return np.array([[cell not in " \u2800" for cell in row] for row, _ in rows])
@@ -491,7 +491,7 @@ def test_a_line_goes_from_corner_to_corner(encoding: str) -> None:
     heights = found.argmax(axis=0)
     assert (heights[0], heights[-1]) == (len(found) - 1, 0)
     assert (np.diff(heights) <= 0).all()
-    assert [line.strip() for line in lines[-2:]] == [f"1,000{'':45}4,000", "training steps"]
+    assert [line.split() for line in lines[-2:]] == [["1,000", "4,000"], ["training", "steps"]]
     assert figures.render_learning_curve(points(0, 1, 2, 3), 60, "updates")[-1].strip() == "updates"
 
 
@@ -537,3 +537,15 @@ def test_a_pipe_gets_a_chart_when_asked_in_ascii_where_it_must(tmp_path: Path) -
     assert all(line.isascii() and len(line) <= 80 for line in lines)
     assert any("###" in line for line in lines)
     assert "\\u" not in asked.out
+
+
+@needs_plotext
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e9])
+def test_axis_numbers_are_round_and_without_exponents(scale: float) -> None:
+    lines = figures.render_learning_curve(points(-1348 * scale, -556 * scale, -1.8 * scale), 80)
+    numbers = [match[1] for line in lines if (match := re.match(r"\s*([-\d.,e+]+)[┤+]", line))]
+    assert len(numbers) >= 2
+    assert not any("e" in number for number in numbers)
+    values = [float(number.replace(",", "")) for number in numbers]
+    steps = {round((a - b) / scale) for a, b in itertools.pairwise(values)}
+    assert steps == {500}

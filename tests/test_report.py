@@ -309,7 +309,8 @@ def test_networks_of_both_are_shown_where_they_differ(tmp_path: Path) -> None:
     assert alike.networks
     assert alike.others is None
     unlike = pages.gather_contents(str(TORCH_SAMPLE), str(tmp_path / "other.npz"), inputs=inputs)
-    assert unlike.others == ()
+    assert unlike.others is not None
+    assert unlike.others.boxes == ()
     page, _ = made(tmp_path, "unlike.html", TORCH_SAMPLE, tmp_path / "other.npz")
     ids = [attributes.get("id") for _, attributes in page.elements]
     assert "networks-a" in ids
@@ -446,8 +447,8 @@ def test_returns_and_learning_curves_are_shown(tmp_path: Path) -> None:
     assert "7 checkpoints" in page.words
     one = json.loads((tmp_path / "one.json").read_text())
     assert rendering.format_number(one["mean"]) in page.words
-    circles = [attributes for tag, attributes in page.elements if tag == "circle"]
-    assert len(circles) == 6 + 7 * 3
+    dots = [attributes["d"] or "" for _, attributes in page.elements if attributes.get("class") == "dots"]
+    assert [path.count("M") for path in dots] == [6, *[3] * 7]
     assert page.text.count("this checkpoint") == 2
     results = rendering.read_evaluations([str(files[3])]).results
     assert rendering.find_results([str(TORCH_SAMPLE)], results) == ({0: 0}, frozenset())

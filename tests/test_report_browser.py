@@ -6,6 +6,7 @@ Screens are kept in build/screens, or where CKPTTOOL_SCREENS says.
 from __future__ import annotations
 
 import base64
+import itertools
 import json
 import os
 import shutil
@@ -17,6 +18,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ckpttool.cli.drawings import write_drawing
+from ckpttool.commands.inspect import summary
 from ckpttool.commands.run_history import find_run
 from ckpttool.report import write_report, write_run_report
 from ckpttool.report.pages import render_page
@@ -401,7 +404,14 @@ def test_a_run_is_shown_and_used_by_keyboard(browser: Browser, run: Path) -> Non
 
     browser.open(run)
     assert browser.driver.title.startswith("run ")
-    assert browser.number(".cells rect") > 100
+    assert browser.number(".cells path") > 100
+    # A strip has the tooltip of the cell below the pointer.
+    title = browser.run(
+        "const strip = document.querySelector('.drift .cells'), box = strip.getBoundingClientRect();"
+        "strip.dispatchEvent(new PointerEvent('pointermove', { bubbles: true, clientX: box.right - 2 }));"
+        "return strip.querySelector('title').textContent"
+    )
+    assert title.startswith("9,000: norm ")  # the last checkpoint's counter
     # The film plays, and can be stopped from the keyboard.
     assert browser.run("return document.getElementById('film').complete && film.naturalWidth > 0")
     for _ in range(20):
@@ -426,6 +436,123 @@ def test_a_run_is_shown_and_used_by_keyboard(browser: Browser, run: Path) -> Non
     browser.screen("run-dark")
     assert browser.complaints() == []
     assert {url for url in browser.requests() if not url.startswith("data:")} == {run.as_uri()}
+
+
+@pytest.fixture(scope="module")
+def long_run(folder: Path) -> Path:
+    """A page of a run of two hundred checkpoints, each played for a hundred episodes."""
+    place, random = folder / "long", np.random.default_rng(0)
+    place.mkdir()
+    names = [f"block{n}/layer{at}/{w}" for n in range(6) for at in range(6) for w in ("kernel", "bias")]
+    evaluations = []
+    for step in range(1, 201):
+        arrays = {name: random.standard_normal((3, 3)).astype(np.float32) * step for name in names}
+        arrays["block0/layer0/bias"][0] = np.nan if step % 7 == 0 else 1
+        np.savez(place / f"ckpt-{step}.npz", **arrays)
+        returns = (step * 3 % 200 + random.standard_normal(100)).tolist()
+        summary = dict.fromkeys(("mean", "median", "iqm"), step * 3 % 200)
+        verdict = {"sentence": "a sentence of many words about this checkpoint " * 3}
+        file = {"checkpoint": str(place / f"ckpt-{step}.npz"), "env": "E-v0", "judgement": verdict}
+        evaluations.append({**file, "returns": returns, "std": 1.0, **summary})
+    (folder / "long.json").write_text(json.dumps({"evaluations": evaluations, "notes": []}))
+    history = find_run(str(place))
+    assert history is not None
+    inputs = RunInputs([str(folder / "long.json")])
+    write_run_report(history, out=str(folder / "long-run.html"), inputs=inputs)
+    return folder / "long-run.html"
+
+
+def test_the_page_of_a_long_run_ends(browser: Browser, long_run: Path) -> None:
+    browser.open(long_run)
+    browser.run("document.getElementById('networks')?.scrollIntoView()")
+    assert browser.run("return document.documentElement.scrollHeight") < 4000
+    assert browser.number("*") < 5000
+    rows = "return [...document.querySelectorAll('#returns tbody tr')].filter((row) => !row.hidden)"
+    names = f"{rows}.map((row) => row.cells[0].querySelector('bdi').textContent)"
+    # The best first: step 133 has 199 as its mean, step 66 has 198.
+    assert browser.run(names)[:2] == ["ckpt-133.npz", "ckpt-66.npz"]
+    assert len(browser.run(names)) == 10
+    assert browser.run("return document.querySelector('.best-row bdi').textContent") == "ckpt-133.npz"
+    browser.screen("long-run")
+    # By keyboard: all rows, and sorted by a column up and down.
+    from selenium.webdriver.common.keys import Keys
+
+    browser.run("document.querySelector('#returns .all').focus()")
+    browser.press(Keys.ENTER)
+    assert len(browser.run(names)) == 200
+    browser.run("document.querySelector('#returns .sort').focus()")
+    browser.press(Keys.ENTER)
+    assert browser.run(names)[:3] == ["ckpt-1.npz", "ckpt-2.npz", "ckpt-3.npz"]
+    browser.press(Keys.ENTER)
+    assert browser.run(names)[:2] == ["ckpt-200.npz", "ckpt-199.npz"]
+    assert browser.run("return document.querySelector('#returns th').ariaSort") == "descending"
+    means = f"{rows}.map((row) => Number(row.querySelector('.strong').textContent))"
+    browser.run(
+        "[...document.querySelectorAll('#returns .sort')].find((e) => e.textContent === 'Mean').click()"
+    )
+    assert browser.run(means) == sorted(browser.run(means), reverse=True)
+    browser.run("document.querySelector('#returns .all').click()")
+    assert len(browser.run(names)) == 10
+    # Curves are as wide as the tables.
+    wide = "return document.querySelector(arguments[0]).getBoundingClientRect().width"
+    assert browser.run(wide, ".chart") == browser.run(wide, "#returns table")
+    assert browser.run("return document.documentElement.scrollWidth") <= 1280
+    assert browser.complaints() == []
+
+
+@pytest.fixture(scope="module")
+def long_graph(folder: Path) -> Path:
+    """An ONNX file of two hundred operations, each with a connection around the next."""
+    onnx = pytest.importorskip("onnx")
+    helper, kind = onnx.helper, onnx.TensorProto.FLOAT
+    nodes = [helper.make_node("Relu", ["x"], ["v0"])]
+    nodes += [helper.make_node("Add", [f"v{at}", f"v{max(at - 1, 0)}"], [f"v{at + 1}"]) for at in range(200)]
+    ends = [helper.make_tensor_value_info(name, kind, [1, 3]) for name in ("x", "v200")]
+    file = folder / "long.onnx"
+    onnx.save(helper.make_model(helper.make_graph(nodes, "long", ends[:1], ends[1:])), str(file))
+    return file
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize("source", ["agent", "long"])
+def test_a_graph_page_opens_on_the_computation(
+    browser: Browser, folder: Path, long_graph: Path, source: str, width: int
+) -> None:
+    from selenium.webdriver.common.keys import Keys
+
+    file = folder / f"{source}-graph.html"
+    write_drawing(summary(str(TF_SAMPLE if source == "agent" else long_graph)), str(file), force=True)
+    browser.open(file, width)
+    assert browser.complaints() == []
+    assert browser.run("return document.getElementById('tree').hidden")
+    # Letters of 12 pixels are drawn with 10 at least, and the first box is in sight.
+    scale, first, area = browser.run(
+        "const svg = document.querySelector('.drawing svg'), at = (e) => e.getBoundingClientRect().toJSON();"
+        "return [svg.getScreenCTM().a, at(document.querySelector('.box')), at(svg.parentElement)]"
+    )
+    assert scale >= 0.83
+    assert area["left"] <= first["left"] < first["right"] <= area["right"]
+    assert area["top"] <= first["top"] < first["bottom"] <= area["bottom"]
+    boxes = browser.run(
+        "return [...document.querySelectorAll('.box rect')].map((each) => each.getBBox())"
+        ".map((box) => [box.x, box.y, box.x + box.width, box.y + box.height])"
+    )
+    assert len(boxes) == (19 if source == "agent" else 202)
+    for a, b in itertools.combinations(boxes, 2):
+        assert a[2] <= b[0] + 1 or b[2] <= a[0] + 1 or a[3] <= b[1] + 1 or b[3] <= a[1] + 1
+    # By pointer and keyboard: a panel for each box, and along the edges.
+    browser.run("document.querySelectorAll('.box')[1].dispatchEvent(new Event('click'))")
+    panel = "return document.querySelector('.box-panel').innerText"
+    opened = browser.run(panel)
+    assert "shape" in opened or "output" in opened
+    browser.press(Keys.ARROW_DOWN)
+    assert browser.run("return document.activeElement.classList.contains('chosen')")
+    assert browser.run(panel) != opened
+    browser.screen(f"graph-{source}-{width}")
+    browser.run("document.getElementById('show-tree').click()")
+    assert browser.run("return document.getElementById('computation').hidden")
+    assert browser.run("return document.documentElement.scrollWidth") <= width
+    assert browser.complaints() == []
 
 
 @pytest.mark.slow

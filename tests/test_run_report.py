@@ -246,8 +246,9 @@ def test_findings_that_change_are_in_the_table(tmp_path: Path) -> None:
     # Sentences that differ only in their numbers are one finding.
     assert [each is None for each in changing["sentences"]] == [True, True, False, True, False]
     assert changing["sentences"][2] != changing["sentences"][4]
-    marks = [attributes["class"] for tag, attributes in page.elements if tag == "rect"]
-    assert [each for each in marks if each in ("found", "none")] == ["none", "none", "found", "found"]
+    # One path for each of the strip's shades, of all its cells.
+    marks = {attributes["class"]: attributes["d"] for tag, attributes in page.elements if tag == "path"}
+    assert (marks["none"], marks["found"]) == ("M0 0h2v1h-2z", "M2 0h1v1h-1zM4 0h1v1h-1z")
 
 
 def test_findings_that_differ_in_the_notation_of_numbers_are_one() -> None:
@@ -297,10 +298,13 @@ def test_the_best_by_the_given_results_with_its_film(tmp_path: Path) -> None:
     assert "img-src data:; " in policy
     assert "between random and solved: 2500 %" in page.words
     assert "episode 0: return \u22123.50" in page.words
-    # The points of the curve are at the steps of the run.
-    assert (
-        len([1 for tag, attributes in page.elements if tag == "circle" and attributes.get("r") == "3"]) == 3
-    )
+    # The points of the curve are at the steps of the run: the first dots are those of the curve.
+    dots = [attributes["d"] or "" for _, attributes in page.elements if attributes.get("class") == "dots"]
+    assert [path.count("M") for path in dots] == [3, 2, 2, 2]
+    # The table has the best first.
+    start = page.text.index("3 checkpoints played in Pendulum-v1")
+    names = [line for line in page.text[start:] if line.startswith("ckpt-") and line.endswith(".pt")]
+    assert names[:3] == ["ckpt-12500.pt", "ckpt-15000.pt", "ckpt-2500.pt"]
 
 
 def test_results_of_several_files_are_not_said_to_be_compared(tmp_path: Path) -> None:
@@ -592,3 +596,41 @@ def test_what_is_printed(tmp_path: Path, golden: Golden) -> None:
     ran: Ran = in_process("report", "run", "--force", "-q", cwd=tmp_path)
     assert (ran.out, ran.err) == ("wrote run.report.html\n", "")
     golden(refused(in_process("report", "run", "-q", cwd=tmp_path)))
+
+
+# --- Played for the page -----------------------------------------------------------------------------
+
+
+def test_a_run_is_played_scored_and_filmed_for_its_page(tmp_path: Path) -> None:
+    pytest.importorskip("gymnasium")
+    pytest.importorskip("pygame")
+    words = ("--env", "Pendulum-v1", "--episodes", "2", "--out", tmp_path / "page.html", "--json")
+    ran = in_process("report", TORCH_SAMPLE.parent, *words)
+    assert ran.status == 0, ran.err
+    document = ran.json()
+    known = in_process(
+        "eval", TORCH_SAMPLE.parent, "--env", "Pendulum-v1", "--episodes", "2", "--json"
+    ).json()
+    assert document["evaluations"] == 6
+    assert document["run"]["best"]["mean"] == max(each["mean"] for each in known["evaluations"])
+    assert document["run"]["film"]["checkpoint"] == document["run"]["best"]["checkpoint"].rpartition("/")[2]
+    page = Page.of(tmp_path / "page.html")
+    assert sum(attributes.get("id") == "film" for _, attributes in page.elements) == 1
+    # Nothing but the page is left.
+    assert [file.name for file in tmp_path.iterdir()] == ["page.html"]
+
+
+def test_playing_needs_an_environment_and_a_free_name(tmp_path: Path) -> None:
+    (tmp_path / "page.html").write_text("mine")
+    taken = ("--env", "Pendulum-v1", "--out", tmp_path / "page.html")
+    for words in (("--episodes", "3"), taken, ("--env", "NoSuch-v0", "--out", tmp_path / "other.html")):
+        ran = in_process("report", TORCH_SAMPLE.parent, *words, cwd=tmp_path)
+        assert (ran.status, ran.out) == (2, "")
+    assert [file.name for file in tmp_path.iterdir()] == ["page.html"]
+    assert (tmp_path / "page.html").read_text() == "mine"
+
+
+def test_one_checkpoint_is_played_for_its_page(tmp_path: Path) -> None:
+    pytest.importorskip("gymnasium")
+    words = ("--env", "Pendulum-v1", "--episodes", "1", "--out", tmp_path / "page.html", "--json")
+    assert in_process("report", TORCH_SAMPLE, *words).json()["evaluations"] == 1

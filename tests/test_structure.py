@@ -46,7 +46,7 @@ MOST = {
     "commands": (7_800, 61),
     "report": (2_700, 34),
     "browser": (2_800, 33),
-    "cli": (4_900, 23),
+    "cli": (4_700, 23),
 }
 SHORTEST = 50
 MOST_LINES = 80

@@ -6,6 +6,8 @@ import os
 import re
 import shlex
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -131,7 +133,10 @@ def test_a_ranking_and_a_folder_fit_whatever_their_paths_are(place: Path, tmp_pa
 
 
 def next_of(ran: Ran) -> list[list[str]]:
-    lines = [line for line in STYLE.sub("", ran.out).splitlines() if line.startswith("next: ")]
+    whole = STYLE.sub("", ran.out)
+    assert max((len(line) for line in whole.partition("next: ")[2].splitlines()), default=0) <= 80
+    # As a shell reads them: a line that ends with a backslash continues.
+    lines = [line for line in whole.replace("\\\n", "").splitlines() if line.startswith("next: ")]
     assert len(lines) <= 2
     return [shlex.split(line.removeprefix("next: ckpttool ")) for line in lines]
 
@@ -156,6 +161,41 @@ def test_what_comes_next_is_said_with_the_paths_as_they_are(place: Path, tmp_pat
     assert next_of(shown(place, "diff", "agent.pt", "new.pt")) == []
     assert next_of(shown(place, "doctor", "agent.pt")) == [["eval", "agent.pt"]]
     assert next_of(shown(place, "inspect", "new.pt"))[1] == ["eval", "new.pt", "--env", "Pendulum-v1"]
+
+
+def test_a_command_with_a_long_path_is_broken_between_its_steps(place: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "a_folder_with_a_name_of_thirty/another folder with a name of so many letters/runs"
+    folder.mkdir(parents=True)
+    shutil.copy(place / "agent.pt", folder)
+    shutil.copy(place / "agent.pt.ckpttool.json", folder)
+    ran = shown(tmp_path, "inspect", folder / "agent.pt")
+    assert [words[1] for words in next_of(ran)] == [str(folder / "agent.pt")] * 2
+
+
+@pytest.mark.parametrize("words", [["inspect", "agent.pt"], ["inspect", "runs/ckpt-15000"], ["agent.pt"]])
+def test_a_small_terminal_shows_what_the_networks_compute(place: Path, words: list[str]) -> None:
+    lines = STYLE.sub("", shown(place, *words, COLUMNS="80", LINES="24").out).splitlines()
+    flow = next(number for number, line in enumerate(lines) if line.startswith("actor") and "obs [3]" in line)
+    tree = next(number for number, line in enumerate(lines) if line.split() == ["parameters", "size"])
+    assert flow < tree
+    assert "action [1] in -2 to 2 (4,481 parameters)" in "\n".join(lines)
+    assert len(lines) <= 23
+
+
+@pytest.mark.parametrize("name", ["-V", "--version"])
+@pytest.mark.parametrize("words", [[], ["inspect"], ["convert"], ["eval", "no.pt"], ["report", "no.pt"]])
+def test_every_command_prints_the_version(words: list[str], name: str) -> None:
+    ran = in_process(*words, name)
+    assert (ran.status, ran.out) == (0, in_process("--version").out)
+
+
+def test_a_variable_forces_the_colors_of_help() -> None:
+    for name in ("FORCE_COLOR", "CLICOLOR_FORCE"):
+        command = [sys.executable, "-m", "ckpttool", "inspect", "--help"]
+        plain = {key: value for key, value in os.environ.items() if "COLOR" not in key}
+        for variables, colored in (({name: "1"}, True), ({name: "1", "NO_COLOR": "1"}, False), ({}, False)):
+            out = subprocess.run(command, env=plain | variables, capture_output=True, check=True).stdout
+            assert (b"\x1b[1" in out) == colored, variables
 
 
 def test_a_pattern_filters_wherever_tensors_are_listed(place: Path) -> None:

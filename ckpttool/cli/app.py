@@ -74,7 +74,7 @@ class _CliCommand(_RichHelp, typer.core.TyperCommand):
         return shown
 
     def get_params(self, ctx: Any) -> list[Any]:
-        """Return the parameters, with `-h`, which every command has."""
+        """Return the parameters, with `-h` and `-V`, which every command has."""
         known = super().get_params(ctx)
         whole = self.get_help_option(ctx)
         if whole is None:
@@ -82,7 +82,10 @@ class _CliCommand(_RichHelp, typer.core.TyperCommand):
         short = copy.copy(whole)
         short.name, short.opts, short.hidden = "short_help", [_SHORT_HELP], True
         short.callback = _print_short_help
-        return [*known, short]
+        version = copy.copy(short)
+        version.name, version.opts = "version", ["--version", "-V"]
+        version.callback = lambda _, __, requested: _print_version(requested)
+        return [*known, short, version]
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the options under their panel titles when rich does not draw the help."""

@@ -165,11 +165,17 @@ def render_with_rich() -> Iterator[None]:
     """Let rich print our own text, such as --help; its styles reach the terminal like those of `style`."""
     require_stdout()
     before, drawn = sys.stdout, _RichCapture(sys.stdout)
+    # typer's help reads only one of the variables that force colors.
+    forced = os.environ.get("FORCE_COLOR")
+    if forced is None and has_colors() and not sys.stdout.isatty():
+        os.environ["FORCE_COLOR"] = "1"
     sys.stdout = drawn
     try:
         yield
     finally:
         sys.stdout = before
+        if forced is None:
+            os.environ.pop("FORCE_COLOR", None)
     print_text(adopt_rich_styles(drawn.getvalue()).removesuffix("\n"))
 
 

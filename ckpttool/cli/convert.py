@@ -107,11 +107,13 @@ class MappingOptions(OptionPanel, title="Mapping"):
     ] = None
     flatten: Annotated[
         Texts,
-        typer.Option(metavar="PATTERN=H,W,C", help="Shape of the image that a layer receives flattened."),
+        typer.Option(
+            metavar="PATTERN=H,W,C", help="Image that a layer receives flattened: 'actor/l1=7,7,64'."
+        ),
     ] = None
     unflatten: Annotated[
         Texts,
-        typer.Option(metavar="PATTERN=H,W,C", help="Image shape that a dense layer's output is reshaped to."),
+        typer.Option(metavar="PATTERN=H,W,C", help="Image that a dense output is reshaped to: 'fc=7,7,64'."),
     ] = None
     from_: Annotated[
         str | None,

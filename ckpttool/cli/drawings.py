@@ -2,31 +2,27 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import itertools
 import os
-import unicodedata
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from html import escape
-from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from ckpttool.cli.columns import ColumnLine
 from ckpttool.cli.tree_tables import list_rows
 from ckpttool.core.atomic_write import require_new, write_file
-from ckpttool.core.deferred import NamedTuple, dataclass, field
+from ckpttool.core.deferred import NamedTuple
 from ckpttool.core.errors import UsageError
 from ckpttool.core.text import clean, format_count, format_size, shorten
 from ckpttool.listing.contents import CheckpointSummary
 from ckpttool.listing.dataflow import restore_strips
 from ckpttool.listing.layers import architecture_strips
-from ckpttool.listing.module_graph import ModuleEdge, ModuleGraph, ModuleNode, build_module_graph
+from ckpttool.listing.module_graph import ModuleGraph, ModuleNode, build_module_graph
 from ckpttool.listing.modules import describe_module_kind
 
 if TYPE_CHECKING:
     from ckpttool.listing.layers import Architecture
+    from ckpttool.report.computation import Computation
 
 
 # A graph in Graphviz's language (https://graphviz.org/doc/info/lang.html), to use Graphviz's layout.
@@ -52,15 +48,20 @@ def render_dot(graph: ModuleGraph) -> str:
     return "\n".join([*lines, "}\n"])
 
 
-def _dot_lines(node: ModuleNode) -> list[str]:
+def _node_lines(node: ModuleNode) -> tuple[tuple[str, str, str], list[str]]:
+    """Return name, kind and size of a module, and the lines below them: variables, and what has no box."""
     module = node.module
-    lines = [clean(node.name) or "(root)", describe_module_kind(module)]
-    lines.append(f"{format_count(module.parameters, 'parameter')}, {format_size(module.nbytes)}")
-    lines += [f"{clean(v.name)}  {v.dtype}{list(v.shape)}" for v in node.variables]
-    lines += [f"and {node.left_out:,} more"] if node.left_out else []
-    lines += [format_count(node.slots, "slot variable")] if node.slots else []
-    lines += [f"{format_count(node.folded, 'tensor')} below"] if node.folded else []
-    return [line for line in lines if line]
+    size = f"{format_count(module.parameters, 'parameter')}, {format_size(module.nbytes)}"
+    rows = [f"{clean(v.name)}  {v.dtype}{list(v.shape)}" for v in node.variables]
+    rows += [f"and {node.left_out:,} more"] if node.left_out else []
+    rows += [format_count(node.slots, "slot variable")] if node.slots else []
+    rows += [f"{format_count(node.folded, 'tensor')} below"] if node.folded else []
+    return (clean(node.name) or "(root)", describe_module_kind(module), size), rows
+
+
+def _dot_lines(node: ModuleNode) -> list[str]:
+    head, rows = _node_lines(node)
+    return [line for line in (*head, *rows) if line]
 
 
 def _quote_lines(lines: list[str]) -> str:
@@ -69,420 +70,135 @@ def _quote_lines(lines: list[str]) -> str:
     return '"' + "".join(f"{line}\\l" for line in escaped) + '"' if len(lines) > 1 else f'"{escaped[0]}"'
 
 
-# Layout of a drawing: boxes in columns from left to right, children beside their parent.
-#
-# All lengths are in pixels, from the upper left corner.
+# The modules as SVG, an indented list: only text and lines, readable in light and dark mode.
 
-# The widest of the common monospaced fonts has an advance of 0.602 of its size.
-FONT = 12
-ADVANCE = 0.61 * FONT
-LINE = 17.0
-PADDING = 10.0
-GAP, GUTTER, MARGIN = 14.0, 64.0, 24.0
-_NARROWEST = 96.0
-_NAME, _LABEL = 36, 24
+_LINE, _INDENT, _MARGIN, _ADVANCE, _LONGEST = 17, 22, 24, 7.4, 100
+_SVG_STYLE = """
+text { font: 12px ui-monospace, "SF Mono", Menlo, "DejaVu Sans Mono", monospace; fill: #1f2328 }
+.paper { fill: #ffffff } .title, .name { font-weight: bold } .kind { fill: #0a5cad } .dim { fill: #59636e }
+.edge { fill: none; stroke: #8c959f } .alias { fill: #1a7f37 } .slot { fill: #9a6700 }
+@media (prefers-color-scheme: dark) {
+text { fill: #e6edf3 } .paper { fill: #0d1117 } .kind { fill: #79c0ff } .dim { fill: #9198a1 }
+.edge { stroke: #6e7681 } .alias { fill: #3fb950 } .slot { fill: #d29922 }
+}
+"""
 
 
-class TextLine(NamedTuple):
-    """One line of text: its left end (or middle, or right end, depending on `anchor`) and baseline."""
+class SvgLine(NamedTuple):
+    """One line of text: its level, its baseline, and its pieces with their style."""
 
-    x: float
-    y: float
-    text: str
-    style: str
-    anchor: str = "start"
-    whole: str = ""
+    level: int
+    y: int
+    pieces: tuple[tuple[str, str], ...]
 
     @property
-    def left(self) -> float:
-        """Return where the text begins, estimated without the font."""
-        return self.x - {"start": 0.0, "middle": 0.5, "end": 1.0}[self.anchor] * text_width(self.text)
+    def x(self) -> int:
+        """Where the line begins."""
+        return _MARGIN + _INDENT * self.level
+
+    def render(self) -> str:
+        """Return the text element; a piece that is too long has a tooltip."""
+        parts = []
+        for number, (text, style) in enumerate(self.pieces):
+            short = shorten(text, _LONGEST)
+            whole = f"<title>{escape(text)}</title>" if short != text else ""
+            gap = ' dx="14"' if number else ""
+            parts.append(f'<tspan class="{style}"{gap}>{escape(short)}{whole}</tspan>')
+        return f'<text x="{self.x}" y="{self.y}">{"".join(parts)}</text>'
 
 
-class NodeBox(NamedTuple):
-    """Rectangle of a node; `rule` is the height of the line between its head and its variables."""
+def render_svg(graph: ModuleGraph) -> str:
+    """Return the SVG document: each module below the one that contains it, with what it shares and trains."""
+    from rich.cells import cell_len
 
-    x: float
-    y: float
-    width: float
-    height: float
-    rule: float | None
-    texts: tuple[TextLine, ...]
-    optimizer: bool
-
-
-class EdgeCurve(NamedTuple):
-    """Edge: an SVG path and its label."""
-
-    path: str
-    kind: str
-    label: TextLine | None
-
-
-@dataclass(frozen=True, slots=True)
-class GraphDrawing:
-    """Drawing ready for output: `texts` are its title and legend."""
-
-    width: float
-    height: float
-    texts: tuple[TextLine, ...]
-    legend: tuple[tuple[str, float, float], ...]
-    boxes: tuple[NodeBox, ...]
-    curves: tuple[EdgeCurve, ...]
-
-
-@dataclass(slots=True)
-class _LevelColumns:
-    """Position of each level: left ends, widths, and the width of the gap after it."""
-
-    left: list[float] = field(default_factory=list)
-    width: list[float] = field(default_factory=list)
-    gutter: list[float] = field(default_factory=list)
-
-    def right(self, level: int) -> float:
-        return self.left[level] + self.width[level]
-
-
-def text_width(text: str) -> float:
-    """Return the maximum width of a text; East Asian wide characters take two cells."""
-    cells = sum(2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)
-    return cells * ADVANCE
-
-
-def lay_out_graph(graph: ModuleGraph) -> GraphDrawing:
-    """Lay out the graph; nodes precede their children, so that no recursion is needed."""
-    heads, legend, top = _layout_head(graph)
-    sizes = [_box_size(node) for node in graph.nodes]
-    tops, height = _layout_tops(graph, [height for _, height in sizes])
-    columns = _layout_columns(graph, [width for width, _ in sizes])
-    boxes = [
-        _layout_box(node, columns.left[node.level], top + y, *size)
-        for node, y, size in zip(graph.nodes, tops, sizes, strict=True)
-    ]
-    curves = _layout_curves(graph, boxes, columns)
-    labels = [curve.label for curve in curves if curve.label is not None]
-    right = max(
-        [columns.right(len(columns.left) - 1) + columns.gutter[-1]]
-        + [text.left + text_width(text.text) for text in (*heads, *labels)]
+    lines, paths = _svg_lines(graph)
+    ends = (
+        line.x + sum(14 + cell_len(shorten(text, _LONGEST)) * _ADVANCE for text, _ in line.pieces)
+        for line in lines
     )
-    lowest = max([top + height, *(label.y + LINE for label in labels)])
-    return GraphDrawing(
-        right + MARGIN, lowest + MARGIN, tuple(heads), tuple(legend), tuple(boxes), tuple(curves)
-    )
+    size = f'width="{max(ends) + _MARGIN:.0f}" height="{lines[-1].y + _MARGIN}"'
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img">'
+    title = f"<title>{escape(clean(graph.title))}</title><style>{_SVG_STYLE}</style>"
+    paper = '<rect class="paper" width="100%" height="100%"/>'
+    return "\n".join([head, title, paper, *paths, *(line.render() for line in lines), "</svg>\n"])
 
 
-def _layout_head(graph: ModuleGraph) -> tuple[list[TextLine], list[tuple[str, float, float]], float]:
-    """Return the title, the legend's texts and lines, and the top of the drawing."""
-    title = clean(graph.title)
-    texts = [TextLine(MARGIN, MARGIN + FONT, shorten(title, 90), "title", whole=title)]
-    y = MARGIN + FONT + LINE + 4
-    x, legend = MARGIN, []
-    for style, line in (
-        ("child", "holds"),
-        ("alias", "also holds (alias)"),
-        ("slot", "optimizer state for"),
-    ):
-        if style == "child" or any(edge.kind == style for edge in graph.edges):
-            legend.append((style, x, y - 4))
-            texts.append(TextLine(x + 40, y, line, "dim"))
-            x += 40 + text_width(line) + 24
-    for note in graph.notes:
-        y += LINE
-        texts.append(TextLine(MARGIN, y, clean(note), "dim"))
-    return texts, legend, y + LINE
-
-
-def _node_texts(node: ModuleNode) -> tuple[list[tuple[str, str, str]], list[tuple[str, str]]]:
-    """Return the head's lines (text, style, whole text) and the variables' (name, what)."""
-    module = node.module
-    whole = clean(module.path or node.name)
-    name = clean(node.name) or "(root)"
-    head = [(shorten(name, _NAME), "name", whole)]
-    if described := describe_module_kind(module):
-        head.append((shorten(described, _NAME), "kind", described))
-    trained = f"{format_count(module.parameters, 'parameter')}, " if module.parameters else ""
-    head.append((f"{trained}{format_size(module.nbytes)}", "dim", ""))
-    rows = [
-        (shorten(clean(v.name), _NAME), shorten(f"{v.dtype}{list(v.shape)}", _NAME)) for v in node.variables
-    ]
-    if node.left_out:
-        rows.append((f"and {node.left_out:,} more", ""))
-    if node.slots:
-        rows.append((format_count(node.slots, "slot variable"), ""))
-    if node.folded:
-        rows.append((f"{format_count(node.folded, 'tensor')} below", ""))
-    return head, rows
-
-
-def _box_size(node: ModuleNode) -> tuple[float, float]:
-    head, rows = _node_texts(node)
-    texts = [text_width(text) for text, _, _ in head]
-    texts += [text_width(f"{name}  {what}" if what else name) for name, what in rows]
-    height = LINE * (len(head) + len(rows)) + 2 * PADDING - 4 + (8 if rows else 0)
-    return max(_NARROWEST, *texts) + 2 * PADDING, height
-
-
-def _layout_tops(graph: ModuleGraph, heights: Sequence[float]) -> tuple[list[float], float]:
-    """Return the top of each box, and the total height: the children of a node share a band with it."""
-    parents = {edge.target: edge.source for edge in graph.edges if edge.kind == "child"}
-    below = [0.0] * len(heights)
-    bands = [0.0] * len(heights)
-    for node in reversed(range(len(heights))):
-        bands[node] = max(heights[node] + GAP, below[node])
-        if node in parents:
-            below[parents[node]] += bands[node]
-    # Top of the next child of each node.
-    free = [0.0] * len(heights)
-    tops = [0.0] * len(heights)
-    for node in range(len(heights)):
-        band = 0.0
-        if node in parents:
-            band = free[parents[node]]
-            free[parents[node]] += bands[node]
-        tops[node] = band + (bands[node] - heights[node]) / 2
-        free[node] = band + (bands[node] - below[node]) / 2
-    return tops, bands[0]
-
-
-def _layout_columns(graph: ModuleGraph, widths: Sequence[float]) -> _LevelColumns:
-    columns = _LevelColumns()
-    levels = max(node.level for node in graph.nodes) + 1
-    columns.width = [0.0] * levels
-    for node, width in zip(graph.nodes, widths, strict=True):
-        columns.width[node.level] = max(columns.width[node.level], width)
-    # The gap after a level holds the labels of the edges that bend there.
-    columns.gutter = [GUTTER] * (levels - 1) + [0.0]
+def _svg_lines(graph: ModuleGraph) -> tuple[list[SvgLine], list[str]]:
+    """Return the lines from top to bottom, and the paths from each module to those that it contains."""
+    below: dict[int, list[int]] = {}
+    links: dict[int, list[tuple[str, str]]] = {}
     for edge in graph.edges:
-        if edge.kind != "child":
-            at = _bend_level(graph, edge)
-            room = text_width(_edge_label(edge)) + 40
-            columns.gutter[at] = max(columns.gutter[at], room, GUTTER)
-    x = MARGIN
-    for width, gutter in zip(columns.width, columns.gutter, strict=True):
-        columns.left.append(x)
-        x += width + gutter
-    return columns
-
-
-def _bend_level(graph: ModuleGraph, edge: ModuleEdge) -> int:
-    """Return the level whose gap holds the bend of the edge: before its target, or after both."""
-    source, target = graph.nodes[edge.source].level, graph.nodes[edge.target].level
-    return target - 1 if target > source else target
-
-
-def _edge_label(edge: ModuleEdge) -> str:
-    return shorten(clean(edge.label), _LABEL)
-
-
-def _layout_box(node: ModuleNode, x: float, y: float, width: float, height: float) -> NodeBox:
-    head, rows = _node_texts(node)
-    texts = []
-    line = y + PADDING + FONT - 2
-    for text, style, whole in head:
-        texts.append(TextLine(x + PADDING, line, text, style, whole=whole))
-        line += LINE
-    rule = line - FONT + 2 if rows else None
-    line += 8 if rows else 0
-    for name, what in rows:
-        texts.append(TextLine(x + PADDING, line, name, "row" if what else "dim"))
-        if what:
-            texts.append(TextLine(x + width - PADDING, line, what, "dim", "end"))
-        line += LINE
-    return NodeBox(x, y, width, height, rule, tuple(texts), bool(node.slots))
-
-
-def _layout_curves(graph: ModuleGraph, boxes: Sequence[NodeBox], columns: _LevelColumns) -> list[EdgeCurve]:
-    curves = []
-    taken: dict[int, list[float]] = defaultdict(list)
-    for edge in graph.edges:
-        source, target = boxes[edge.source], boxes[edge.target]
-        start, end = source.y + source.height / 2, target.y + target.height / 2
-        at = _bend_level(graph, edge)
-        left, right = columns.right(at), columns.right(at) + columns.gutter[at]
-        if edge.kind != "child":
-            # Beside the existing edge to the same box, not on top of it.
-            start, end = start + 8, end + 8
-        middle = (left + right) / 2
-        before = graph.nodes[edge.target].level > graph.nodes[edge.source].level
-        if before:
-            path = (
-                f"M{source.x + source.width:.1f} {start:.1f}H{left:.1f}"
-                f"C{middle:.1f} {start:.1f} {middle:.1f} {end:.1f} {right:.1f} {end:.1f}H{target.x:.1f}"
-            )
-            x = middle
+        target, label = graph.nodes[edge.target].module.path or "(root)", clean(edge.label)
+        if edge.kind == "child":
+            below.setdefault(edge.source, []).append(edge.target)
         else:
-            # To a box in the same column or further left: out into the gap behind it, and back.
-            out = left + min(columns.gutter[at] - 8, GUTTER) - 12 * (len(taken[at]) % 4)
-            begin = source.x if source.x > right else source.x + source.width
-            path = (
-                f"M{begin:.1f} {start:.1f}H{left:.1f}"
-                f"C{out:.1f} {start:.1f} {out:.1f} {end:.1f} {left:.1f} {end:.1f}"
-                f"H{target.x + target.width:.1f}"
+            text = (
+                f"{label} is {clean(target)} (alias)"
+                if edge.kind == "alias"
+                else f"optimizes {clean(target)}: {label}"
             )
-            x = max(left + (out - left) * 0.75, left + text_width(_edge_label(edge)) / 2 + 8)
-        curves.append(EdgeCurve(path, edge.kind, _place_label(edge, x, (start + end) / 2, taken[at])))
-    return curves
+            links.setdefault(edge.source, []).append((text, edge.kind))
+    texts = [(clean(graph.title), "title"), *((clean(note), "dim") for note in graph.notes)]
+    lines = [SvgLine(0, _MARGIN + _LINE * at, (text,)) for at, text in enumerate(texts)]
+    paths, heads = [], dict[int, int]()
+    waiting: list[tuple[int, int | None]] = [(0, None)]
+    while waiting:
+        at, parent = waiting.pop()
+        node, y = graph.nodes[at], lines[-1].y + _LINE + 4
+        heads[at] = y
+        if parent is not None:
+            x = _MARGIN + _INDENT * (node.level - 1) + 4
+            paths.append(f'<path class="edge" d="M{x} {heads[parent] + 5}V{y - 4}h{_INDENT - 8}"/>')
+        (name, kind, size), rows = _node_lines(node)
+        pieces = ((name, "name"), (kind, "kind"), (size, "dim"))
+        lines.append(SvgLine(node.level, y, tuple(each for each in pieces if each[0])))
+        for number, row in enumerate([*((text, "dim") for text in rows), *links.get(at, ())], 1):
+            lines.append(SvgLine(node.level + 1, y + _LINE * number, (row,)))
+        waiting += [(child, at) for child in reversed(below.get(at, []))]
+    return lines, paths
 
 
-def _place_label(edge: ModuleEdge, x: float, y: float, taken: list[float]) -> TextLine | None:
-    """Return the edge's label at the middle of its bend, lower if another label is in the way."""
-    if not edge.label:
-        return None
-    for other in sorted(taken):
-        if abs(other - y) < LINE:
-            y = other + LINE
-    taken.append(y)
-    return TextLine(x, y + 4, _edge_label(edge), "label", "middle", whole=clean(edge.label))
-
-
-# SVG output: only text and lines, no script, no network requests, readable in light and dark mode.
-
-_SVG_STYLE = f"""
-text {{ font: {FONT}px ui-monospace, "SF Mono", Menlo, "DejaVu Sans Mono", monospace; fill: #1f2328 }}
-.paper {{ fill: #ffffff }} .box {{ fill: #f6f8fa; stroke: #8c959f }} .optimizer {{ fill: #fff8e5 }}
-.rule {{ stroke: #d0d7de }} .title {{ font-size: 15px; font-weight: bold }} .name {{ font-weight: bold }}
-.kind {{ fill: #0a5cad }} .dim {{ fill: #59636e }}
-.label {{ fill: #59636e }}
-.edge {{ fill: none; stroke: #8c959f; stroke-width: 1.3 }}
-.alias {{ stroke: #1a7f37; stroke-dasharray: 7 4 }} .slot {{ stroke: #9a6700; stroke-dasharray: 1.5 4 }}
-.slot {{ stroke-width: 2; stroke-linecap: round }}
-@media (prefers-color-scheme: dark) {{
-text {{ fill: #e6edf3 }} .paper {{ fill: #0d1117 }} .box {{ fill: #161b22; stroke: #6e7681 }}
-.optimizer {{ fill: #272115 }} .rule {{ stroke: #30363d }} .kind {{ fill: #79c0ff }} .dim {{ fill: #9198a1 }}
-.label {{ fill: #9198a1 }} .edge {{ stroke: #6e7681 }}
-.alias {{ stroke: #3fb950 }} .slot {{ stroke: #d29922 }}
-}}
-"""
-_ARROWS = "".join(
-    f'<marker id="end-{kind}" viewBox="0 0 8 8" refX="8" refY="4" markerWidth="8" markerHeight="8" '
-    f'markerUnits="userSpaceOnUse" orient="auto"><path d="M0 0L8 4L0 8" class="edge {kind}" '
-    f'style="stroke-dasharray: none"/></marker>'
-    for kind in ("alias", "slot")
-)
-
-
-def render_svg(drawing: GraphDrawing) -> str:
-    """Return the SVG document, without an XML declaration so that a page can embed it."""
-    width, height = f"{drawing.width:.0f}", f"{drawing.height:.0f}"
-    title = drawing.texts[0]
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
-        f'viewBox="0 0 {width} {height}" role="img">',
-        f"<title>{escape(title.whole)}</title><style>{_SVG_STYLE}</style><defs>{_ARROWS}</defs>",
-        '<rect class="paper" width="100%" height="100%"/>',
-        *(
-            f'<path class="edge {kind}" d="M{x:.1f} {y:.1f}h32"{_arrow_attribute(kind)}/>'
-            for kind, x, y in drawing.legend
-        ),
-        *(_svg_text(text) for text in drawing.texts),
-        *(
-            f'<path class="edge {curve.kind}" d="{curve.path}"{_arrow_attribute(curve.kind)}/>'
-            for curve in drawing.curves
-        ),
-        *(_svg_box(box) for box in drawing.boxes),
-        *(_svg_label(curve.label) for curve in drawing.curves if curve.label is not None),
-        "</svg>\n",
-    ]
-    return "\n".join(parts)
-
-
-def _arrow_attribute(kind: str) -> str:
-    return "" if kind == "child" else f' marker-end="url(#end-{kind})"'
-
-
-def _svg_box(box: NodeBox) -> str:
-    style = "box optimizer" if box.optimizer else "box"
-    rule = ""
-    if box.rule is not None:
-        rule = f'<path class="rule" d="M{box.x:.1f} {box.rule:.1f}h{box.width:.1f}"/>'
-    return (
-        f'<g><rect class="{style}" x="{box.x:.1f}" y="{box.y:.1f}" width="{box.width:.1f}" '
-        f'height="{box.height:.1f}" rx="6"/>{rule}{"".join(map(_svg_text, box.texts))}</g>'
-    )
-
-
-def _svg_label(text: TextLine) -> str:
-    # The lines below would cross it out.
-    width = text_width(text.text) + 6
-    return (
-        f'<rect class="paper" x="{text.left - 3:.1f}" y="{text.y - FONT:.1f}" width="{width:.1f}" '
-        f'height="{FONT + 4}"/>{_svg_text(text)}'
-    )
-
-
-def _svg_text(text: TextLine) -> str:
-    anchor = "" if text.anchor == "start" else f' text-anchor="{text.anchor}"'
-    # Tooltip with text that was too long for the drawing.
-    whole = f"<title>{escape(text.whole)}</title>" if text.whole and text.whole != text.text else ""
-    return (
-        f'<text class="{text.style}" x="{text.x:.1f}" y="{text.y:.1f}"{anchor} '
-        f'xml:space="preserve">{whole}{escape(text.text)}</text>'
-    )
-
-
-# Page of a checkpoint's modules: the whole tree, whose modules fold, and the drawing, which moves and zooms.
+# Page of a checkpoint: the drawing of its computation, and the whole tree, whose modules fold.
 
 # With more entries, alike siblings share a row, as in the terminal: the page stays below a few megabytes.
 _MOST_LISTED = 20_000
 # Modules are open at first as far as this many rows are visible.
 _FIRST_ROWS = 40
-# Width and height up to which the text of a drawing that is scaled to a window can be read.
-_LEGIBLE = (1700.0, 1000.0)
+_PAGE_STYLES = ("modules.css", "computation.css")
+_PAGE_SCRIPTS = ("elements.js", "dagre.min.js", "computation.js", "modules.js")
 
 
 def render_page(
-    drawing: GraphDrawing,
+    title: str,
     rows: Sequence[ColumnLine] = (),
     remark: str = "",
     depth: int | None = None,
-    *,
-    drawing_first: bool = True,
-) -> str:
-    """Return the page; its policy allows only our own script and no network requests.
+    computation: Computation | None = None,
+) -> bytes:
+    """Return the page; its policy allows only our own scripts and no network requests.
 
     Args:
-        drawing: the drawing of the modules.
+        title: the name of the checkpoint.
         rows: the rows of the tree, from top to bottom.
         remark: the line below the title.
         depth: the levels that are open at first; by default those that fit a screen.
-        drawing_first: whether the page shows the drawing at first, not the tree.
+        computation: what is computed, None if no file records it.
 
     """
-    folder = resources.files("ckpttool.report") / "templates"
-    script, style = ((folder / name).read_text(encoding="utf-8") for name in ("modules.js", "modules.css"))
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
-    title = escape(drawing.texts[0].whole)
-    first = "drawing" if drawing_first else "tree"
-    return (
-        f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">\n'
-        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
-        f'<meta name="viewport" content="width=device-width">\n'
-        f"<title>{title}</title><style>{style}</style></head>\n"
-        f'<body data-first="{first}">\n<header><h1>{title}</h1><p>{escape(remark)}</p>{_PAGE_BAR}</header>\n'
-        f'<main>\n<section id="tree" aria-label="Modules and tensors">{_PAGE_HEADS}'
-        f"<ul>{''.join(_tree_items(rows, depth or _fitting_level(rows)))}</ul></section>\n"
-        f'<section id="drawing" aria-label="Drawing">{render_svg(drawing)}</section>\n'
-        f"</main>\n<script>{script}</script>\n</body></html>\n"
+    from ckpttool.report.rendering import render_template, trusted_markup
+
+    # The page of a checkpoint without a known computation needs no layout.
+    scripts = _PAGE_SCRIPTS if computation is not None else ("elements.js", "modules.js")
+    items = trusted_markup("".join(_tree_items(rows, depth or _fitting_level(rows))))
+    return render_template(
+        "graph.html",
+        _PAGE_STYLES,
+        scripts,
+        title=title,
+        remark=remark,
+        computation=computation,
+        items=items,
     )
-
-
-_PAGE_BAR = (
-    '<div class="bar"><span role="group" aria-label="View">'
-    '<button type="button" id="show-tree">Tree</button>'
-    '<button type="button" id="show-drawing">Drawing</button></span>'
-    '<span id="tree-tools"><button type="button" id="unfold">Expand all</button>'
-    '<button type="button" id="fold">Collapse all</button>'
-    '<input type="search" id="search" placeholder="Search paths (/)" aria-label="Search paths" '
-    'autocomplete="off" spellcheck="false"><span id="count" role="status"></span></span>'
-    '<span id="drawing-tools"><button type="button" id="nearer" aria-label="Zoom in">+</button>'
-    '<button type="button" id="farther" aria-label="Zoom out">&minus;</button>'
-    '<button type="button" id="all">Whole drawing</button></span></div>'
-)
-_PAGE_HEADS = (
-    '<div class="row heads" aria-hidden="true"><span>name</span><span>type</span>'
-    "<span>parameters</span><span>size</span><span></span></div>"
-)
 
 
 def _fitting_level(rows: Sequence[ColumnLine]) -> int:
@@ -515,7 +231,9 @@ def _tree_items(rows: Sequence[ColumnLine], depth: int) -> Iterator[str]:
     yield "</ul></details></li>" * len(open_levels)
 
 
-def _render_module_page(found: CheckpointSummary, made: ModuleGraph, depth: int | None) -> str:
+def _render_module_page(
+    found: CheckpointSummary, depth: int | None, computation: Computation | None
+) -> bytes:
     whole = len(found.tensors) + len(found.values) <= _MOST_LISTED
     totals = found.totals
     remark = (
@@ -523,19 +241,14 @@ def _render_module_page(found: CheckpointSummary, made: ModuleGraph, depth: int 
         f"{format_size(totals.nbytes)}; "
         f"format {found.checkpoint.format}, layout {found.layout or 'none recognised'}"
     )
-    drawing = lay_out_graph(made)
-    # A note names modules that have no box.
-    legible = not made.notes and drawing.width <= _LEGIBLE[0] and drawing.height <= _LEGIBLE[1]
-    return render_page(drawing, list_rows(found, whole=whole), remark, depth, drawing_first=legible)
+    title = clean(os.path.basename(os.path.normpath(found.checkpoint.path)))
+    return render_page(title, list_rows(found, whole=whole), remark, depth, computation)
 
 
-# Output of `inspect --graph`: SVG, an HTML page around it, or Graphviz's language.
+# Output of `inspect --graph`: SVG, an HTML page, or Graphviz's language.
 
-_WRITERS: dict[str, Callable[[CheckpointSummary, ModuleGraph, int | None], str]] = {
-    ".svg": lambda _, made, __: render_svg(lay_out_graph(made)),
-    ".html": _render_module_page,
-    ".dot": lambda _, made, __: render_dot(made),
-}
+_SUFFIXES = (".svg", ".html", ".dot")
+_NAMES = f"use a file name that ends in {', '.join(_SUFFIXES)}"
 
 
 def write_drawing(
@@ -546,17 +259,26 @@ def write_drawing(
     The suffix selects the format. Raise UsageError for another suffix, TargetExistsError if the file
     exists and `force` is not given.
     """
-    writer = _WRITERS.get(os.path.splitext(target)[1].lower())
-    if writer is None:
-        raise UsageError("cannot infer the drawing format from the file name", file=target, hint=f"{_NAMES}")
+    suffix = os.path.splitext(target)[1].lower()
+    if suffix not in _SUFFIXES:
+        raise UsageError("cannot infer the drawing format from the file name", file=target, hint=_NAMES)
     require_new(target, found.checkpoint.files, force=force)
-    made = build_module_graph(found, depth)
-    write_file(target, writer(found, made, depth).encode(), force=force)
+    graph, computation = build_module_graph(found, depth), None
+    if suffix == ".html":
+        from ckpttool.report.computation import find_computation
+
+        computation = find_computation(found.checkpoint, found.binding, None)
+        content = _render_module_page(found, depth, computation)
+    else:
+        content = (render_svg(graph) if suffix == ".svg" else render_dot(graph)).encode()
+    write_file(target, content, force=force)
+    sizes = None if computation is None else {"boxes": len(computation.boxes), "edges": computation.edges}
     return {
         "file": target,
-        "modules": len(made.nodes),
-        "edges": len(made.edges),
-        "notes": list(made.notes),
+        "modules": len(graph.nodes),
+        "edges": len(graph.edges),
+        "notes": list(graph.notes),
+        **({"computation": sizes} if suffix == ".html" else {}),
     }
 
 
@@ -579,6 +301,3 @@ def write_dataflow(
     title = os.path.basename(os.path.normpath(found.checkpoint.path))
     write_file(target, render_dataflow(strips, title).encode(), force=force)
     return {"file": target, "networks": [strip.document() for strip in strips]}
-
-
-_NAMES = f"use a file name that ends in {', '.join(_WRITERS)}"

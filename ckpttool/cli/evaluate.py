@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import sys
 import time
 from collections import Counter
@@ -22,7 +23,7 @@ from ckpttool.cli.tables import labeled_lines, merge_default_sentences
 from ckpttool.core import sidecar, urls
 from ckpttool.core.deferred import dataclass, field
 from ckpttool.core.errors import CkpttoolError, NotACheckpointError, UsageError
-from ckpttool.core.text import clean, format_count
+from ckpttool.core.text import clean, describe_error, format_count
 from ckpttool.listing.training_counters import ANY_UNIT, TITLES, UNITS, step_columns
 
 if TYPE_CHECKING:
@@ -176,7 +177,9 @@ class OutputOptions(OptionPanel, title="Output"):
 
     out: Annotated[
         str | None,
-        typer.Option(metavar="FILE", help="Save the JSON document; .jsonl or a folder: resumable."),
+        typer.Option(
+            "--out", "-o", metavar="FILE", help="Save the JSON document; .jsonl or a folder: resumable."
+        ),
     ] = None
     csv: Annotated[
         str | None, typer.Option(metavar="FILE", help="Write one line per episode to a new CSV file.")
@@ -409,7 +412,7 @@ def _exit_status(found: Sweep, shown: DisplayOutput, mean: float | None, min_ret
     for failure in shown.failures:
         console.print_error(failure, as_json=False)
     if found.failed:
-        _print_failures(found.failed)
+        print_failures(found.failed)
     if found.failed or shown.failures:
         return 2
     if found.interrupted or shown.interrupted:
@@ -420,7 +423,7 @@ def _exit_status(found: Sweep, shown: DisplayOutput, mean: float | None, min_ret
     return 1 if low or any(sidecar.has_open_entries(each.ledger) for each in found.evaluations) else 0
 
 
-def _print_failures(failed: Sequence[EvaluationFailure]) -> None:
+def print_failures(failed: Sequence[EvaluationFailure]) -> None:
     """Print why checkpoints were not played, each distinct reason once."""
     alike: dict[tuple[str, str | None], list[EvaluationFailure]] = {}
     for each in failed:
@@ -974,6 +977,41 @@ def _record_best(
             *_take_lines(filmed, alone=alone, quiet=quiet),
             f"wrote {clean(filmed.file)} ({filmed.frames} frames, {filmed.fps:g} per second)",
         ]
+
+
+# `report --env`: the same episodes, for a page.
+
+# Pages are read beside text: a film of this width has about a megabyte.
+_FILM_WIDTH = 320
+
+
+def play_for_page(
+    paths: Sequence[str], options: EvaluationOptions, folder: str, *, quiet: bool
+) -> tuple[str, tuple[EvaluationFailure, ...]]:
+    """Play checkpoints and film the best one; return the file of results in the folder, and who did not play.
+
+    A film that cannot be recorded is a note on stderr. Raise the first error if nothing was played.
+    """
+    from ckpttool.commands import sweep
+
+    make_importable(options.env)
+    with show_progress("eval", quiet=quiet, unit="episodes") as moving:
+        found = sweep.sweep(
+            paths, options.env, options.protocol, layout=options.layout, facts=options.facts, progress=moving
+        )
+    if not found.scored and found.failed:
+        raise found.failed[0].error
+    shown = DisplayOutput()
+    film = OutputOptions(video=os.path.join(folder, "best.gif"), video_width=_FILM_WIDTH)
+    try:
+        require_display(film, [found.evaluations[0].checkpoint], options)
+        _record_best(shown, film, found, options, quiet=quiet)
+    except CkpttoolError as error:
+        console.print_note(f"note: no film: {describe_error(error)}")
+    content = found.document()["evaluations"][0] if found.alone else found.document()
+    file = os.path.join(folder, "results.json")
+    sweep.save_document(file, console.render_document({**content, **shown.document}))
+    return file, tuple(found.failed)
 
 
 def _take_lines(filmed: EpisodeVideo | EpisodeStrip, *, alone: bool, quiet: bool) -> list[str]:

@@ -103,6 +103,8 @@ def render_learning_curve(curve: Sequence[LearningCurvePoint], width: int, unit:
     """Return a plot of the mean over steps, one line per run; a single run has intervals."""
     import plotext
 
+    from ckpttool.report.rendering import round_ticks
+
     figure = plotext.figure
     figure.clear()
     figure.plot_size(width, _CURVE_HEIGHT)
@@ -111,12 +113,19 @@ def render_learning_curve(curve: Sequence[LearningCurvePoint], width: int, unit:
     figure.ruler("x").ticks(ends, [f"{step:,}" for step in ends])
     lines = _can_encode("⣿│")
     runs = [[p for p in curve if p.run == run] for run in dict.fromkeys(point.run for point in curve)]
+    ends_of_intervals = (value for p in curve if len(runs) == 1 and p.ci95 is not None for value in p.ci95)
+    values = [*(point.mean for point in curve), *ends_of_intervals]
+    ticks = round_ticks(min(values), max(values))
+    figure.ruler("y").ticks(ticks, [f"{tick + 0.0:,.15g}" for tick in ticks])
+    for axis, numbers in (("x", ends), ("y", values)):
+        if min(numbers) < max(numbers):
+            figure.ruler(axis).lim(min(numbers), max(numbers))
     for run in runs:
         strokes = [([point.step for point in run], [point.mean for point in run])]
         if len(runs) == 1:
             strokes += [([point.step] * 2, list(point.ci95)) for point in run if point.ci95 is not None]
-        for steps, values in strokes:
-            figure.draw(figure.signal(steps, values, marker="braille" if lines else "*").lines())
+        for steps, heights in strokes:
+            figure.draw(figure.signal(steps, heights, marker="braille" if lines else "*").lines())
     text: str = figure.build().string(colorless=True)
     return [line.rstrip() for line in (text if lines else text.translate(_FRAME)).splitlines()]
 

@@ -50,6 +50,8 @@ if TYPE_CHECKING:
     from ckpttool.cli.tree_tables import TreeView
     from ckpttool.commands.check import CheckpointVerdict, CheckResult
     from ckpttool.commands.inspect import CheckpointFolder
+    from ckpttool.commands.run_history import RunFiles
+    from ckpttool.commands.sweep import EvaluationFailure
     from ckpttool.listing.layers import Architecture
     from ckpttool.report import HtmlReport, RunReport
     from ckpttool.report.run_page import RunContents
@@ -204,6 +206,7 @@ def overview(path: PathArgument, as_json: AsJson = False, quiet: Quiet = False) 
     with show_progress("doctor", quiet=quiet) as moving:
         diagnosis = doctor.diagnose(found.checkpoint.path, progress=moving)
     verdict = tables.render_diagnosis(diagnosis, quiet=quiet, alone=False)
+    view = replace(view, models=find_architecture(found, ()))
     if view.screen is not None:
         view = replace(view, screen=view.screen - verdict.count("\n") - 2)
     console.page_text("\n\n".join(filter(None, (render_listing(found, view, None), verdict))))
@@ -314,6 +317,9 @@ def render_listing(
         return "\n".join([*([] if view.quiet else lines), f"wrote {clean(drawn['file'])}"])
     if drawn is not None:
         lines = [f"{format_count(drawn['modules'], 'module')}, {format_count(drawn['edges'], 'edge')}"]
+        if computed := drawn.get("computation"):
+            sizes = (format_count(computed["boxes"], "box", "boxes"), format_count(computed["edges"], "edge"))
+            lines.append(f"computation: {', '.join(sizes)}")
         lines += [wrap_sentence(f"note: {clean(note)}") for note in drawn["notes"]]
         return "\n".join([*([] if view.quiet else lines), f"wrote {clean(drawn['file'])}"])
     if view.quiet or len(found.checkpoints) < 2:
@@ -552,12 +558,25 @@ class ReportOptions(OptionPanel, title="Report"):
 
     out: Annotated[
         str | None,
-        typer.Option(metavar="FILE", help="File to write. Default: PATH's name and .report.html."),
+        typer.Option(
+            "--out", "-o", metavar="FILE", help="File to write. Default: PATH's name and .report.html."
+        ),
     ] = None
     force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False
     evaluation: Annotated[
         list[str] | None,
         typer.Option("--eval", metavar="FILE", help="Results of eval --json or --out; repeatable."),
+    ] = None
+    env: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ID",
+            help="Play in this environment, score, and film the best.",
+            autocompletion=completion.complete_environments,
+        ),
+    ] = None
+    episodes: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Episodes to play with --env. Default: 10.")
     ] = None
     video: Annotated[
         str | None,
@@ -572,6 +591,11 @@ class ReportOptions(OptionPanel, title="Report"):
     ] = None
     glob: Glob = None
     layout: LayoutOption = None
+
+    def __post_init__(self) -> None:
+        """Raise UsageError for episodes that nothing plays."""
+        if self.episodes is not None and self.env is None:
+            raise UsageError("--episodes requires --env", hint="add --env ID, e.g. --env Pendulum-v1")
 
 
 def report(
@@ -592,41 +616,62 @@ def report(
     layers, findings and counters over training.
     """
     import gc
+    import tempfile
 
-    from ckpttool import report
-    from ckpttool.report import pages
+    from ckpttool.cli.evaluate import print_failures
+    from ckpttool.commands import run_history
 
     # Rows are many objects but no garbage: see `inspect`.
     gc.disable()
     _require_page_name(options.out)
-    if other is None and (made_run := _report_run(path, options, quiet=quiet or as_json)) is not None:
-        console.print_text(
-            console.render_document(made_run.document()) if as_json else _run_text(made_run, quiet=quiet)
+    quiet = quiet or as_json
+    run = None if other is not None else run_history.find_run(path, options.layout)
+    if run is not None:
+        _require_run_options(run, options)
+    else:
+        if options.video is not None:
+            hint = "omit --video"
+            raise UsageError(
+                "--video requires a folder with several checkpoints of one run", file=path, hint=hint
+            )
+        path = use_checkpoint(path, quiet=quiet)
+        other = None if other is None else use_checkpoint(other, quiet=quiet)
+    with tempfile.TemporaryDirectory() as folder:
+        played = () if run is None else [each.path for each in run.members]
+        played = played or [each for each in (path, other) if each is not None]
+        options, failed = _play(played, path, other, options, folder, quiet=quiet)
+        made = (
+            _report_run(run, options, quiet=quiet)
+            if run is not None
+            else _report_checkpoint(path, other, options, quiet=quiet)
         )
-        return 0
-    if options.video is not None:
-        raise UsageError(
-            "--video requires a folder with several checkpoints of one run", file=path, hint="omit --video"
-        )
-    path = use_checkpoint(path, quiet=quiet or as_json)
-    other = None if other is None else use_checkpoint(other, quiet=quiet or as_json)
-    with show_progress("report", quiet=quiet or as_json) as moving:
-        made = report.write_report(
-            path,
-            other,
-            out=options.out,
-            inputs=pages.ReportInputs(
-                tuple(options.evaluation or ()), options.conversion, options.verification
-            ),
-            glob=options.glob,
-            layout=options.layout,
-            force=options.force,
-            progress=moving,
-        )
-    console.print_text(
-        console.render_document(made.document()) if as_json else _report_text(made, quiet=quiet)
-    )
-    return 0
+    if as_json:
+        console.print_text(console.render_document(made.document()))
+    else:
+        console.print_text(render_page_text(made, quiet=quiet))
+    if failed:
+        print_failures(failed)
+    return 2 if failed else 0
+
+
+def _play(
+    played: Sequence[str], path: str, other: str | None, options: ReportOptions, folder: str, *, quiet: bool
+) -> tuple[ReportOptions, Sequence[EvaluationFailure]]:
+    """Play with --env; return the options with the results, and the checkpoints that did not play."""
+    if options.env is None:
+        return options, ()
+    from ckpttool.cli.evaluate import play_for_page
+    from ckpttool.core.atomic_write import require_new
+    from ckpttool.evaluation.playing import EvaluationOptions
+    from ckpttool.evaluation.protocol import Protocol
+    from ckpttool.report import default_report_name
+
+    # Before hours of playing.
+    require_new(options.out or default_report_name(path, other), force=options.force)
+    protocol = Protocol(options.episodes or 10)
+    asked = EvaluationOptions(options.env, protocol, options.layout)
+    file, failed = play_for_page(played, asked, folder, quiet=quiet)
+    return replace(options, evaluation=[*(options.evaluation or ()), file]), failed
 
 
 # Kinds of files that people expect --out to choose.
@@ -639,21 +684,21 @@ def _require_page_name(out: str | None) -> None:
         raise UsageError("a report is an HTML page", file=out, hint=hint)
 
 
-def _report_run(path: str, options: ReportOptions, *, quiet: bool) -> RunReport | None:
-    """Write the page of the run in a folder; None if there is no run."""
-    from ckpttool import report
-    from ckpttool.commands import run_history
-    from ckpttool.report import run_page
-
-    run = run_history.find_run(path, options.layout)
-    if run is None:
-        return None
+def _require_run_options(run: RunFiles, options: ReportOptions) -> None:
+    """Raise UsageError for an option that needs one checkpoint."""
     for option, file in (("--conversion", options.conversion), ("--verification", options.verification)):
         if file is not None:
             hint = format_command("report", run.members[-1].path, option, file)
-            raise UsageError(f"{option} requires one checkpoint, not a run", file=path, hint=hint)
+            raise UsageError(f"{option} requires one checkpoint, not a run", file=run.path, hint=hint)
+
+
+def _report_run(run: RunFiles, options: ReportOptions, *, quiet: bool) -> RunReport:
+    """Write the page of a run."""
+    from ckpttool import report
+    from ckpttool.report import run_page
+
     if not quiet:
-        console.print_note(f"using {format_count(len(run.members), 'checkpoint')} of {path}")
+        console.print_note(f"using {format_count(len(run.members), 'checkpoint')} of {run.path}")
     with show_progress("report", quiet=quiet) as moving:
         return report.write_run_report(
             run,
@@ -664,6 +709,32 @@ def _report_run(path: str, options: ReportOptions, *, quiet: bool) -> RunReport 
             force=options.force,
             progress=moving,
         )
+
+
+def _report_checkpoint(path: str, other: str | None, options: ReportOptions, *, quiet: bool) -> HtmlReport:
+    """Write the page of a checkpoint, or of two."""
+    from ckpttool import report
+    from ckpttool.report import pages
+
+    given = (tuple(options.evaluation or ()), options.conversion, options.verification)
+    with show_progress("report", quiet=quiet) as moving:
+        return report.write_report(
+            path,
+            other,
+            out=options.out,
+            inputs=pages.ReportInputs(*given),
+            glob=options.glob,
+            layout=options.layout,
+            force=options.force,
+            progress=moving,
+        )
+
+
+def render_page_text(made: HtmlReport | RunReport, *, quiet: bool) -> str:
+    """Return what the command prints about a page."""
+    from ckpttool.report import RunReport
+
+    return _run_text(made, quiet=quiet) if isinstance(made, RunReport) else _report_text(made, quiet=quiet)
 
 
 def _run_text(made: RunReport, *, quiet: bool) -> str:

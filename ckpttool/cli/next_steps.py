@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import shlex
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -11,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from ckpttool.cli.console import print_text
 from ckpttool.cli.panels import given_options
-from ckpttool.cli.styles import DIM, PLAIN, has_colors
+from ckpttool.cli.styles import DIM, PLAIN, has_colors, wrap_command
 from ckpttool.core import sidecar, urls
 from ckpttool.core.errors import CkpttoolError
-from ckpttool.core.text import clean
 
 if TYPE_CHECKING:
     from ckpttool.cli.evaluate import PlayOptions
@@ -38,7 +36,7 @@ def print_next_steps(after: Callable[..., Steps], *found: Any, quiet: bool) -> N
     if quiet or not sys.stdout.isatty():
         return
     for words in after(*found):
-        line = f"next: {clean(shlex.join(('ckpttool', *words)))}"
+        line = wrap_command("next: ", ("ckpttool", *words))
         print_text(f"{DIM}{line}{PLAIN}" if has_colors() else line)
 
 

@@ -146,7 +146,7 @@ HeadOption = Annotated[
 ]
 BoundsOption = Annotated[
     tuple[str, str] | None,
-    typer.Option(metavar="LOW HIGH", help="Action bounds: two numbers or two comma-separated lists."),
+    typer.Option(metavar="LOW HIGH", help="Action bounds, for all or by dimension: -2 2, or -1,-3 1,3."),
 ]
 ObsNormOption = Annotated[
     str | None,

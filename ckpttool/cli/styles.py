@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import sys
 import textwrap
+from collections.abc import Iterable
 from typing import TextIO
 
 from ckpttool.core import deferred
@@ -61,6 +63,30 @@ def wrap_sentence(sentence: str, stream: TextIO | None = None) -> str:
     return textwrap.fill(
         sentence, terminal_width(), subsequent_indent=_HANGING, break_long_words=False, break_on_hyphens=False
     )
+
+
+def wrap_command(label: str, words: Iterable[str]) -> str:
+    """Return a labelled command whose lines fit the terminal and end with a backslash: it can be pasted.
+
+    Lines end between words; within one only after a slash, if the word is longer than a line. The rest of
+    such a word is not indented, because the shell would end the word there.
+    """
+    width = terminal_width() - 2
+    lines = [label]
+    for number, word in enumerate(map(clean, map(shlex.quote, words))):
+        if number and len(lines[-1]) + 1 + len(word) > width:
+            lines[-1] += " \\"
+            lines.append(_HANGING)
+        elif number:
+            lines[-1] += " "
+        steps = word.split("/") if len(lines[-1]) + len(word) > width else [word]
+        for step, text in enumerate(steps):
+            piece = f"{text}/" if step < len(steps) - 1 else text
+            if step and len(lines[-1]) + len(piece) > width:
+                lines[-1] += "\\"
+                lines.append("")
+            lines[-1] += piece
+    return "\n".join(lines)
 
 
 def has_colors() -> bool:

@@ -77,7 +77,8 @@ class TreeView:
 _MOST_VALUES, _MOST_TENSORS = 1000, 10_000
 # Rows of the tree on the smallest screens.
 _FEWEST_ROWS = 4
-_LEAST_ROOM = 10  # lines for the tree on a terminal; with fewer, the dataflow is left out
+# Lines for the tree on a terminal with which everything is printed; those of the dataflow in any case.
+_LEAST_ROOM, _LEAST_FLOW = 10, 4
 
 
 def render_tree(found: CheckpointSummary, view: TreeView) -> str:
@@ -85,8 +86,12 @@ def render_tree(found: CheckpointSummary, view: TreeView) -> str:
     around = [] if view.quiet else _surrounding_parts(found, view)
     room = None if view.screen is None else _remaining_lines(view.screen, around)
     if around and room is not None and room < _LEAST_ROOM:
-        # The tree comes before the dataflow, which `report` and `--graph --dataflow` draw as well.
-        around = [[*_header_lines(found), *_network_lines(found, view, short=True)], *around[1:]]
+        # What the networks compute comes before the numbers of each role, which --json and pipes list.
+        head, flow = _header_lines(found, roles=False), _network_lines(found, view, short=True)
+        most = max(_LEAST_FLOW, _remaining_lines(view.screen or 0, [head, *around[1:]]) - _FEWEST_ROWS - 2)
+        if len(flow) > most:
+            flow = [*flow[: most - 1], f"{format_count(len(flow) - most + 1, 'more line')}: --all shows them"]
+        around = [[*head, *flow], *around[1:]]
         room = _remaining_lines(view.screen or 0, around)
     body = _TreeRows(found, view, room).render()
     parts = [*around[:1], body, *around[1:]]
@@ -109,13 +114,13 @@ def _surrounding_parts(found: CheckpointSummary, view: TreeView) -> list[list[st
 
 
 def _network_lines(found: CheckpointSummary, view: TreeView, *, short: bool = False) -> list[str]:
-    """Return the dataflow of an agent, which `short` omits, else the layers of models."""
+    """Return the dataflow of an agent, else the layers of models, of which `short` lists the classes."""
     if found.binding is None and not view.models:
         return []
     from ckpttool.cli import layer_tables
 
     if dataflow := layer_tables.dataflow_lines(found):
-        return [] if short else dataflow
+        return dataflow
     return layer_tables.outline_lines(view) if short else layer_tables.architecture_lines(view)
 
 
@@ -123,7 +128,7 @@ def _screen_lines(part: list[str]) -> list[str]:
     return [line for text in part for line in text.split("\n")]
 
 
-def _header_lines(found: CheckpointSummary) -> list[str]:
+def _header_lines(found: CheckpointSummary, *, roles: bool = True) -> list[str]:
     checkpoint, totals = found.checkpoint, found.totals
     layout = found.layout or "none recognised"
     checks = "no checksums" if checkpoint.integrity == "none" else f"{checkpoint.integrity} checksums"
@@ -136,7 +141,7 @@ def _header_lines(found: CheckpointSummary) -> list[str]:
         f"{format_count(totals.tensors, 'tensor')}, {format_count(totals.parameters, 'parameter')}{_frozen_suffix(found)}, "  # noqa: E501
         f"{format_size(totals.nbytes)} ({format_size(totals.stored_nbytes)} on disk)",
     ]
-    if sum(1 for sums in totals.roles.values() if sums.nbytes) > 1:
+    if roles and sum(1 for sums in totals.roles.values() if sums.nbytes) > 1:
         # List the roles separately: replay data may outweigh everything else.
         rows = [(role, *sums) for role, sums in totals.roles.items()]
         lines += [

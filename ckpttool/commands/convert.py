@@ -24,6 +24,7 @@ from ckpttool.conversion.plan import ConversionPlan, ConversionResult, plan_conv
 from ckpttool.conversion.reverse import ReverseRecord, record_reverse
 from ckpttool.conversion.targets import (
     EXPORTS,
+    TARGETS,
     infer_target_word,
     parse_target_kind,
     sharded_kind,
@@ -57,11 +58,13 @@ from ckpttool.evaluation.restore import (
     select_network_leaves,
 )
 from ckpttool.formats.detect import note_other_shards, open_checkpoint
+from ckpttool.graphs.graph import Graph, read_graph
 from ckpttool.libraries import schema
 from ckpttool.libraries.optimizer_settings import format_framework
 from ckpttool.libraries.recognize import recognize_checkpoint
 from ckpttool.libraries.schema import layer_widths
 from ckpttool.mapping.layers import LayerOption
+from ckpttool.version import __version__
 
 if TYPE_CHECKING:
     from ckpttool.verification.output_comparison import OutputMismatchError, OutputVerification
@@ -458,7 +461,7 @@ class _TargetWriter:
             made = replace(made, obs_norm=None, provenance=recorded)
         made = _with_scores_of(made, self.request.kind.layout)
         if options.code is not None:
-            self.code = self._agent_code(made, (own.sha256, written.sha256), found)
+            self.code = self._code(made, (own.sha256, written.sha256), found)
         if not options.verify or binding is None:
             return made
         # Not a top-level import: most checkpoints that are no agents need it for nothing.
@@ -476,8 +479,31 @@ class _TargetWriter:
             raise
         return replace(made, parity=self.proof.entry())
 
-    def _agent_code(self, made: Sidecar, digests: tuple[str | None, str], found: Checkpoint) -> str:
-        """Return the code of the written file's networks; raise UnsupportedError without an agent."""
+    def _code(self, made: Sidecar, digests: tuple[str | None, str], found: Checkpoint) -> str:
+        """Return the code of the written file's networks: of its agent, else of the source's graph.
+
+        Raise UnsupportedError without either, and for what cannot be written exactly.
+        """
+        source = urls.display_url(self.checkpoint.path)
+        try:
+            return self._agent_code(made, digests, found, source)
+        except UnsupportedError:
+            if (graph := self._graph()) is None:
+                raise
+        from ckpttool.conversion.graph_code import write_graph_code
+
+        about = (
+            f"Written by ckpttool {__version__} from {source} (sha256 {digests[0]})",
+            f"for {os.path.basename(self.target)} (sha256 {digests[1]}).",
+        )
+        try:
+            return write_graph_code(graph, self.plan.ready.tree, self.plan.moves, found.tree, about)
+        except CkpttoolError as error:
+            raise error.located(file=self.target) from error.__cause__
+
+    def _agent_code(
+        self, made: Sidecar, digests: tuple[str | None, str], found: Checkpoint, source: str
+    ) -> str:
         from ckpttool.conversion.model_code import write_code
 
         file = replace(found, path=self.target)
@@ -495,9 +521,13 @@ class _TargetWriter:
                 file=self.target,
                 hint="use --to torch, or --to onnx for a model with a graph",
             )
-        agent = replace(agent, checkpoint=file)
-        source = urls.display_url(self.checkpoint.path)
-        return write_code(agent, self.request.kind, source, digests)
+        return write_code(replace(agent, checkpoint=file), self.request.kind, source, digests)
+
+    def _graph(self) -> Graph | None:
+        """Return what the source computes, if the target is a state dictionary under the source's names."""
+        if self.plan.binding is not None or self.request.kind is not TARGETS["torch"]:
+            return None
+        return read_graph(self.checkpoint)
 
     def _statistics(self) -> list[Output]:
         """Return the statistics file that the target's library reads beside its own file, if any."""

@@ -54,28 +54,37 @@ from ckpttool.version import __version__
 Names = tuple[str, ...]
 """Names of the modules above a tensor, and its own."""
 _WRAPPER = "net"
-# Attributes of torch.nn.Module, tf.Module, keras.Layer and keras.Model, which no submodule may replace.
-_RESERVED = frozenset(
+# Attributes of torch.nn.Module, and those of tf.Module, keras.Layer and keras.Model, which no submodule may
+# replace.
+TORCH_ATTRIBUTES = frozenset(
     re.findall(
         r"\w+",
         """
-    T_destination add_module apply bfloat16 buffers build build_from_config call call_super_init
-    children compile compiled compute_mask compute_metrics compute_output_shape compute_output_spec
-    count_params cpu cuda double dtype dtype_policy dump_patches eval evaluate extra_repr float forward
-    from_config get_buffer get_compile_config get_config get_extra_state get_layer get_parameter
-    get_submodule half inbound_nodes input input_dtype input_spec ipu layers load_own_variables
-    load_state_dict load_weights losses metrics metrics_names metrics_variables modules mtia name
-    name_scope named_buffers named_children named_modules named_parameters non_trainable_variables
-    non_trainable_weights optimizer outbound_nodes output parameters path predict quantization_mode
-    quantize quantized_build register_backward_hook register_buffer register_forward_hook
+    T_destination add_module apply bfloat16 buffers call_super_init children compile cpu cuda double
+    dump_patches eval extra_repr float forward get_buffer get_extra_state get_parameter
+    get_submodule half ipu load_state_dict modules mtia named_buffers named_children named_modules
+    named_parameters parameters register_backward_hook register_buffer register_forward_hook
     register_forward_pre_hook register_full_backward_hook register_full_backward_pre_hook
-    register_load_state_dict_post_hook register_load_state_dict_pre_hook register_module register_parameter
-    register_state_dict_post_hook register_state_dict_pre_hook
-    remove_from_graph requires_grad_ reset_metrics run_eagerly save save_own_variables save_weights
-    set_extra_state set_state_tree set_submodule set_weights share_memory state_dict stateless_call
-    submodules summary supports_jit supports_masking symbolic_call to to_empty to_json train train_step
-    trainable trainable_variables trainable_weights training type variable_dtype variables weights
-    with_name_scope xpu zero_grad
+    register_load_state_dict_post_hook register_load_state_dict_pre_hook register_module
+    register_parameter register_state_dict_post_hook register_state_dict_pre_hook requires_grad_
+    set_extra_state set_submodule share_memory state_dict to to_empty train training type xpu
+    zero_grad
+    """,
+    )
+)
+_RESERVED = TORCH_ATTRIBUTES | frozenset(
+    re.findall(
+        r"\w+",
+        """
+    build build_from_config call compiled compute_mask compute_metrics compute_output_shape
+    compute_output_spec count_params dtype dtype_policy evaluate from_config get_compile_config
+    get_config get_layer inbound_nodes input input_dtype input_spec layers load_own_variables
+    load_weights losses metrics metrics_names metrics_variables name name_scope
+    non_trainable_variables non_trainable_weights optimizer outbound_nodes output path predict
+    quantization_mode quantize quantized_build remove_from_graph reset_metrics run_eagerly save
+    save_own_variables save_weights set_state_tree set_weights stateless_call submodules summary
+    supports_jit supports_masking symbolic_call to_json train_step trainable trainable_variables
+    trainable_weights variable_dtype variables weights with_name_scope
     """,
     )
 )

@@ -256,10 +256,20 @@ def _merge_shapes(
 _MOST_OPERATIONS = 20_000
 
 
+def _used_names(node: OperatorNode) -> Iterator[str]:
+    """Yield the names of a node's inputs, and those of outer values that its branches or its body use."""
+    yield from node.inputs
+    for body in node.attributes.values():
+        if isinstance(body, Graph):
+            yield from (name for each in body.nodes for name in _used_names(each))
+            yield from (value.name for value in body.outputs)
+
+
 class TracedCall(NamedTuple):
     """One operation of a graph; `output` and `macs` are None if unknown.
 
-    `inputs` are the positions of the operations whose results it takes, -1 for an input of the model;
+    `inputs` are the positions of the operations whose results it takes, -1 for the first input of the
+    model, -2 for the second, and so on;
     `weights` are the constants that it is the first one to use. `scope` is the module around it.
     """
 
@@ -284,17 +294,21 @@ class TracedModel(NamedTuple):
     assumed: bool = False
 
 
-def trace_graph(graph: Graph, shapes: Mapping[str, Shape]) -> TracedModel | None:
+def trace_graph(
+    graph: Graph, shapes: Mapping[str, Shape], *, open_inputs: bool = False
+) -> TracedModel | None:
     """Return the operations of a graph; None if an input has no shape, or there are too many.
 
-    `shapes` are those of inputs by name; extents that are not fixed are taken as 1.
+    `shapes` are those of inputs by name; extents that are not fixed are taken as 1. With `open_inputs`, an
+    input may have no shape: those that depend on it are then unknown.
     """
     stated = {value.name: shapes.get(value.name, value.shape) for value in graph.inputs}
-    if None in stated.values() or len(graph.nodes) > _MOST_OPERATIONS:
+    if (None in stated.values() and not open_inputs) or len(graph.nodes) > _MOST_OPERATIONS:
         return None
     inputs = {
         name: tuple(extent if isinstance(extent, int) and extent > 0 else 1 for extent in shape or ())
         for name, shape in stated.items()
+        if shape is not None
     }
     tracer = ShapeTracer(graph, inputs)
     # A node without a place only names an output.
@@ -307,7 +321,7 @@ def trace_graph(graph: Graph, shapes: Mapping[str, Shape]) -> TracedModel | None
     for nodes in groups:
         own = {name for node in nodes for name in node.outputs}
         results |= {name for node in nodes for name in node.inputs} - own
-    lister = _CallLister(tracer, dict.fromkeys(inputs, -1), results)
+    lister = _CallLister(tracer, {name: -1 - at for at, name in enumerate(stated)}, results)
     for nodes in groups:
         lister.add(nodes)
     outputs = tuple(tracer.shape(names.get(value.name, value.name)) for value in graph.outputs)
@@ -346,7 +360,9 @@ class _CallLister:
             if all(self.tracer.is_constant(name) for name in node.outputs if name):
                 continue
             macs = None if macs is None or result.macs is None else macs + result.macs
-            inputs.update((self.positions[name], None) for name in node.inputs if name in self.positions)
+            inputs.update(
+                (self.positions[name], None) for name in _used_names(node) if name in self.positions
+            )
             weights.update((path, None) for path in paths if path not in self.used)
             self.positions.update((name, len(self.calls)) for name in node.outputs if name)
             computed.append(node)

@@ -1,4 +1,4 @@
-"""Draw the dataflow of networks as SVG, alone or inside the report."""
+"""Draw the dataflow of networks as an SVG file: rows of boxes, wrapped as text is."""
 
 from __future__ import annotations
 
@@ -6,12 +6,8 @@ from collections.abc import Sequence
 from html import escape
 from itertools import pairwise
 
-from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.deferred import dataclass, field
 from ckpttool.core.text import clean, format_count, shorten
-from ckpttool.libraries.schema import RecognizedAgent
-from ckpttool.listing.contents import may_describe_layers
-from ckpttool.listing.dataflow import find_strips
 from ckpttool.listing.strips import FlowStage, FlowStrip, format_shape
 
 # Lengths are in pixels, from the upper left corner; the widest common monospaced font has an advance of
@@ -106,43 +102,21 @@ def stage_width(stage: FlowStage) -> float:
     return max(_NARROWEST, *(len(line) * ADVANCE for line in _stage_lines(stage))) + 2 * PADDING
 
 
-def find_page_strips(
-    checkpoint: Checkpoint, binding: RecognizedAgent | None, sha256: str | None
-) -> tuple[FlowStrip, ...]:
-    """Return the networks of an agent, or the layers of a model that its file describes."""
-    if binding is None and may_describe_layers(checkpoint):
-        from ckpttool.listing.architecture import describe_architecture
-        from ckpttool.listing.layers import architecture_strips
-
-        if strips := architecture_strips(describe_architecture(checkpoint)):
-            return strips
-    return find_strips(checkpoint, binding, sha256)
-
-
-def render_dataflow(
-    strips: Sequence[FlowStrip], title: str, *, width: float = _WIDTH, alone: bool = True
-) -> str:
-    """Return the strips as one SVG element; `alone` adds a style sheet and a title.
-
-    Inside a page, the page's style sheet has the classes.
-    """
+def render_dataflow(strips: Sequence[FlowStrip], title: str, *, width: float = _WIDTH) -> str:
+    """Return the strips as one SVG document."""
     pen = _Pen()
-    y = MARGIN
-    if alone:
-        pen.text(MARGIN, y + FONT, clean(title), "strip-title")
-        y += 2 * LINE
+    pen.text(MARGIN, MARGIN + FONT, clean(title), "strip-title")
+    y = MARGIN + 2 * LINE
     for strip in strips:
         y = _draw_strip(pen, strip, y, width) + 1.5 * LINE
-    # Inside a page, the page has the margins; the lines at the edge need two pixels.
-    edge = 0.0 if alone else MARGIN - 2
-    wide, high = (f"{end + MARGIN - 2 * edge:.0f}" for end in (pen.right, pen.bottom))
+    wide, high = (f"{end + MARGIN:.0f}" for end in (pen.right, pen.bottom))
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{wide}" height="{high}" '
-        f'viewBox="{edge:.0f} {edge:.0f} {wide} {high}" role="img" aria-label="{escape(_describe(strips))}">'
+        f'viewBox="0 0 {wide} {high}" role="img" aria-label="{escape(_describe(strips))}">'
     )
-    first = [f"<title>{escape(clean(title))}</title><style>{_STYLE}</style>"] if alone else []
-    paper = ['<rect class="paper" width="100%" height="100%"/>'] if alone else []
-    return "\n".join([head, *first, *paper, *pen.parts, "</svg>\n"])
+    first = f"<title>{escape(clean(title))}</title><style>{_STYLE}</style>"
+    paper = '<rect class="paper" width="100%" height="100%"/>'
+    return "\n".join([head, first, paper, *pen.parts, "</svg>\n"])
 
 
 def _describe(strips: Sequence[FlowStrip]) -> str:

@@ -11,8 +11,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from markupsafe import Markup
-
 from ckpttool.commands.diff import DiffSide, align_checkpoints, compare_alignment
 from ckpttool.commands.doctor import Diagnosis, examine_agent
 from ckpttool.commands.inspect import summary
@@ -51,30 +49,25 @@ from ckpttool.listing.modules import (
 )
 from ckpttool.listing.rows import TensorRow, ValueRow
 from ckpttool.listing.signatures import signature_lines
-from ckpttool.listing.strips import FlowStrip
-from ckpttool.report.dataflow import find_page_strips, render_dataflow
+from ckpttool.report.computation import Computation, find_computation
 from ckpttool.report.rendering import (
-    HEIGHT,
+    FIRST,
     NAME_LENGTH,
-    SHOWN,
-    WIDTH,
     EvaluationSection,
     build_chart,
     build_strips,
-    content_security_policy,
     embed_json,
     find_results,
     format_exactly,
     format_name,
     format_path,
-    join_templates,
     pack_objects,
     parse_number,
+    rank_results,
     read_evaluations,
-    template_environment,
+    render_template,
     typeset_minus,
 )
-from ckpttool.version import __version__
 
 # Heat maps of tensors, one byte per cell: small enough for a page with one per tensor.
 
@@ -919,10 +912,10 @@ class ReportContents:
     pictures: str
     signs: int
     files: tuple[File, ...]
-    networks: tuple[FlowStrip, ...] = ()
+    networks: Computation | None = None
     verification: VerificationSection | None = None
-    others: tuple[FlowStrip, ...] | None = None
-    """networks of the second checkpoint; None if they are the same, or there is no second one"""
+    others: Computation | None = None
+    """those of the second checkpoint, without boxes if unknown; None if they are the same, or without one"""
 
 
 def gather_contents(
@@ -957,7 +950,7 @@ def gather_contents(
         changes = compare_alignment(
             align_checkpoints(*sides, glob=glob), progress=_stage_progress(progress, 1, stages)
         )
-        others = find_page_strips(second.checkpoint, second.binding, None)
+        others = find_computation(second.checkpoint, second.binding, None) or Computation(())
         drawn += _OF_A_CHANGE * min(PICTURED, len(changes.changed)) + len(changes.only_right)
     pictures = HeatMapBuffer(cell_budget(drawn))
     values, readings = _read_tensors(listing, glob, pictures, _stage_progress(progress, stages - 1, stages))
@@ -965,7 +958,7 @@ def gather_contents(
     rows = list(tree_rows(listing, readings, {} if comparison is None else comparison.marks))
     if changes is not None and second is not None:
         rows += rows_only_right(changes, second, pictures, len(listing.tensors))
-    networks = find_page_strips(checkpoint, listing.binding, sha256)
+    networks = find_computation(checkpoint, listing.binding, sha256)
     return ReportContents(
         listing,
         sha256,
@@ -1024,42 +1017,36 @@ def _load_conversion(path: str, sha256: str, file: str | None) -> ConversionSect
 
 # Page rendering: templates, styles and scripts become one self-contained file.
 
-_STYLES = ("page.css", "tree.css", "verification.css", "print.css")
+_STYLES = ("page.css", "tree.css", "computation.css", "verification.css", "print.css")
 # In dependency order.
-_SCRIPTS = ("theme.js", "pictures.js", "drawing.js", "panel.js", "rows.js", "tree.js", "search.js", "page.js")
+_SCRIPTS = (
+    *("theme.js", "elements.js", "dagre.min.js", "computation.js", "pictures.js", "drawing.js", "panel.js"),
+    *("rows.js", "tree.js", "search.js", "tables.js", "page.js"),
+)
 # Characters per line of signatures; maximum number of format details.
 _COLUMNS, _TOLD = 100, 24
-# Width of the networks' dataflow, in pixels.
-_FLOW = 1120.0
 
 
 def render_page(found: ReportContents) -> bytes:
     """Return the page in UTF-8; the same contents give the same bytes."""
-    style, script = (join_templates(names) for names in (_STYLES, _SCRIPTS))
     strips, ends = build_strips(found.results.results)
-    text = template_environment().get_template("page.html").render(
+    return render_template(
+        "page.html",
+        _STYLES,
+        _SCRIPTS,
         found=found,
         checkpoint=found.summary.checkpoint,
         audit=audit.build_audit_document(found.summary.checkpoint.code_references),
         signatures=signature_lines(found.summary.checkpoint.details, _COLUMNS),
         details=_format_details(found.summary.checkpoint.details),
         chart=build_chart(found.results.curves),
-        chart_width=WIDTH,
-        chart_height=HEIGHT,
+        ranks=rank_results(found.results.results, best_first=len(found.results.results) > FIRST),
         strips=strips,
         strip_ends=ends,
         owners=_mark_own_results(found),
-        networks=Markup(render_dataflow(found.networks, "", width=_FLOW, alone=False)),  # noqa: S704  # escaped
         agent=found.summary.binding is not None,
-        others=Markup(render_dataflow(found.others or (), "", width=_FLOW, alone=False)),  # noqa: S704  # escaped
-        most=SHOWN,
-        style=Markup(style),  # noqa: S704  # our own file
-        script=Markup(script),  # noqa: S704  # our own file
-        policy=content_security_policy(style, script),
         data=embed_json(_page_data(found)),
-        version=__version__,
-    )  # fmt: skip
-    return text.encode("utf-8", "backslashreplace")
+    )
 
 
 def _mark_own_results(found: ReportContents) -> dict[int, tuple[str, str]]:

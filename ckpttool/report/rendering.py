@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.resources import files
+from itertools import groupby
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -24,6 +25,7 @@ from ckpttool.core.errors import FormatError
 from ckpttool.core.text import clean, format_count, format_size, shorten
 from ckpttool.listing import training_counters
 from ckpttool.listing.training_counters import ANY_UNIT, UNITS
+from ckpttool.version import __version__
 
 # Number formatting of the page, with a typographic minus sign.
 
@@ -69,8 +71,9 @@ def format_path(text: str) -> str:
 
 # Templates, styles and scripts become one self-contained file.
 
-# Maximum characters of a path in a heading and of a sentence; maximum rows of a static table.
-_TITLE, _SENTENCE, SHOWN = 200, 600, 100
+# Maximum characters of a path in a heading and of a sentence; maximum rows of a list, and those of a table
+# before "show all".
+_TITLE, _SENTENCE, SHOWN, FIRST = 200, 600, 100, 10
 
 
 def join_templates(names: Sequence[str]) -> str:
@@ -110,6 +113,28 @@ def embed_json(value: object) -> Markup:
     return Markup(text)  # noqa: S704  # nothing of it is markup any more
 
 
+def trusted_markup(text: str) -> Markup:
+    """Return markup of our own, whose texts are escaped already, so that a template does not escape it."""
+    return Markup(text)  # noqa: S704  # its contract
+
+
+def render_template(
+    name: str, styles: Sequence[str], scripts: Sequence[str], *, film: str | None = None, **values: Any
+) -> bytes:
+    """Return a page in UTF-8 with these style sheets and scripts inside; see `content_security_policy`."""
+    style, script = join_templates(styles), join_templates(scripts)
+    text = template_environment().get_template(name).render(
+        **values,
+        most=SHOWN,
+        first=FIRST,
+        style=trusted_markup(style),
+        script=trusted_markup(script),
+        policy=content_security_policy(style, script, film=film),
+        version=__version__,
+    )  # fmt: skip
+    return text.encode("utf-8", "backslashreplace")
+
+
 def template_environment() -> Environment:
     """Return the environment of all pages, with the filters that templates use."""
     made = Environment(
@@ -130,10 +155,31 @@ def template_environment() -> Environment:
         counter=lambda title: "In name" if title == "name" else title.capitalize(),
         decimal=format_number,
         breakable=lambda text: Markup("/<wbr>").join(text.split("/")),
+        shades=_shade_paths,
+        compact=lambda value: json.dumps(value, separators=(",", ":")),
         quoted=lambda path: clean(shlex.quote(urls.display_url(path))),
         when=lambda ns: f"{datetime.fromtimestamp(ns // 10**9, UTC):%Y-%m-%d %H:%M}",
     )
     return made
+
+
+def _shade_paths(cells: Sequence[Any]) -> list[tuple[str, str]]:
+    """Return one path per shade, of all its cells in a strip: a page of long runs has few elements."""
+    paths: dict[str, str] = {}
+    start = 0
+    for shade, run in groupby(each.shade for each in cells):
+        width = len(list(run))
+        paths[shade] = f"{paths.get(shade, '')}M{start} 0h{width}v1h-{width}z"
+        start += width
+    return [*paths.items()]
+
+
+def rank_results(results: Sequence[EvaluationEntry], *, best_first: bool) -> list[int]:
+    """Return the positions of the results: in their order, or by their mean, those without one last."""
+    order = range(len(results))
+    if not best_first:
+        return [*order]
+    return sorted(order, key=lambda at: -results[at].mean if math.isfinite(results[at].mean) else math.inf)
 
 
 # Evaluations written by `eval --json` or `--out`; other files are rejected.
@@ -348,19 +394,19 @@ def _clean_notes(value: object) -> list[str]:
     return [_clean_text(each) for each in value[:_NOTES]] if isinstance(value, list) else []
 
 
-# Layout of charts: the template draws the lines, so that they follow the page's colors.
+# Layout of charts: the template draws the lines, so that they follow the page's colors and its width.
 
-# Chart size in its own units; the margins left and below hold the axis numbers.
-WIDTH, HEIGHT = 640, 280
-_LEFT, _RIGHT, _TOP, _BOTTOM = 84, 28, 12, 40
+# Curves have this extent in both directions and are stretched to the page; ticks are at shares of it.
+EXTENT = 1000
 # Size of the strip that shows a checkpoint's returns.
 STRIP_WIDTH, STRIP_HEIGHT = 200, 22
-_TICKS = 5
+# A curve with more points has no dots.
+_TICKS, _DOTTED = 5, 60
 
 
 @dataclass(frozen=True, slots=True)
 class AxisTick:
-    """Axis tick: its position and its number."""
+    """Axis tick: its position as a percentage, and its number."""
 
     at: float
     text: str
@@ -368,12 +414,12 @@ class AxisTick:
 
 @dataclass(frozen=True, slots=True)
 class ChartLine:
-    """One curve: the path of its means, the area of its intervals, its points."""
+    """One curve: the path of its means, the area of its intervals, its points as a path of dots."""
 
     label: str
     path: str
     band: str
-    points: tuple[tuple[float, float], ...]
+    dots: str
     logged: bool
 
 
@@ -384,17 +430,13 @@ class Chart:
     lines: tuple[ChartLine, ...]
     across: tuple[AxisTick, ...]
     up: tuple[AxisTick, ...]
-    left: int = _LEFT
-    right: int = WIDTH - _RIGHT
-    top: int = _TOP
-    bottom: int = HEIGHT - _BOTTOM
 
 
 @dataclass(frozen=True, slots=True)
 class ReturnStrip:
-    """Returns of one checkpoint, on a scale shared by all checkpoints."""
+    """Returns of one checkpoint, on a scale shared by all checkpoints; `dots` is a path."""
 
-    dots: tuple[float, ...]
+    dots: str
     mean: float | None
     low: float | None
     high: float | None
@@ -414,7 +456,7 @@ class _AxisScale:
 
     def ticks(self) -> tuple[AxisTick, ...]:
         return tuple(
-            AxisTick(self(value), typeset_minus(f"{value:,.10g}"))
+            AxisTick(round(100 * self(value) / EXTENT, 2), typeset_minus(f"{value:,.10g}"))
             for value in round_ticks(self.low, self.high)
         )
 
@@ -424,8 +466,8 @@ def build_chart(curves: Sequence[ReturnCurve]) -> Chart | None:
     points = [point for curve in curves for point in curve.points]
     if not points:
         return None
-    x = _AxisScale([each[0] for each in points], _LEFT + 8, WIDTH - _RIGHT - 8)
-    y = _AxisScale(_round_axis([value for each in points for value in each[1:]]), HEIGHT - _BOTTOM, _TOP)
+    x = _AxisScale([each[0] for each in points], 8, EXTENT - 8)
+    y = _AxisScale(_round_axis([value for each in points for value in each[1:]]), EXTENT, 0)
     return Chart(tuple(_chart_line(curve, x, y) for curve in curves if curve.points), x.ticks(), y.ticks())
 
 
@@ -446,18 +488,24 @@ def _chart_line(curve: ReturnCurve, x: _AxisScale, y: _AxisScale) -> ChartLine:
     lower = [(x(step), y(low)) for step, _, low, _ in curve.points]
     spread = any(low != high for _, _, low, high in curve.points)
     band = _svg_path([*upper, *reversed(lower)]) + "Z" if spread else ""
-    return ChartLine(curve.label, _svg_path(middle), band, () if curve.logged else middle, curve.logged)
+    dots = "" if curve.logged or len(middle) > _DOTTED else _svg_dots(middle)
+    return ChartLine(curve.label, _svg_path(middle), band, dots, curve.logged)
 
 
 def _svg_path(points: Sequence[tuple[float, float]]) -> str:
     return "M" + "L".join(f"{x} {y}" for x, y in points)
 
 
+def _svg_dots(points: Iterable[tuple[float, float]]) -> str:
+    """Return lines without length, which round ends make dots: one element instead of one per point."""
+    return "".join(f"M{x} {y}h0" for x, y in points)
+
+
 def build_strips(results: Sequence[EvaluationEntry]) -> tuple[list[ReturnStrip], tuple[str, str]]:
     """Return a strip for each result, and the ends of their common scale as text."""
     values = [v for each in results for v in (*each.returns, *(each.ci95 or ())) if math.isfinite(v)]
     if not values:
-        return [ReturnStrip((), None, None, None) for _ in results], ("", "")
+        return [ReturnStrip("", None, None, None) for _ in results], ("", "")
     x = _AxisScale(values, 5, STRIP_WIDTH - 5)
 
     def place(value: float | None) -> float | None:
@@ -465,7 +513,7 @@ def build_strips(results: Sequence[EvaluationEntry]) -> tuple[list[ReturnStrip],
 
     made = [
         ReturnStrip(
-            tuple(x(value) for value in each.returns if math.isfinite(value)),
+            _svg_dots((x(value), STRIP_HEIGHT // 2) for value in each.returns if math.isfinite(value)),
             place(each.mean),
             *((place(each.ci95[0]), place(each.ci95[1])) if each.ci95 else (None, None)),
         )

@@ -9,8 +9,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from markupsafe import Markup
-
 from ckpttool.commands.run_history import (
     FindingHistory,
     LayerHistory,
@@ -26,10 +24,9 @@ from ckpttool.core.deferred import dataclass
 from ckpttool.core.errors import FormatError
 from ckpttool.core.source import File
 from ckpttool.core.text import clean, format_count, format_size
-from ckpttool.listing.strips import FlowStrip
 from ckpttool.listing.training_counters import ANY_UNIT, TITLES, UNITS, step_columns
 from ckpttool.report import rendering
-from ckpttool.report.dataflow import find_page_strips, render_dataflow
+from ckpttool.report.computation import Computation, find_computation
 from ckpttool.report.rendering import (
     EvaluationEntry,
     EvaluationSection,
@@ -40,7 +37,6 @@ from ckpttool.report.rendering import (
     format_path,
     read_evaluations,
 )
-from ckpttool.version import __version__
 
 # The contents of the page.
 
@@ -106,7 +102,7 @@ class RunContents:
     scores: dict[int, EvaluationEntry]
     best: BestResult | None
     film: Film | None
-    networks: tuple[FlowStrip, ...]
+    networks: Computation | None
     layers: tuple[LayerHistory, ...]
     depth: int
     files: tuple[File, ...]
@@ -136,7 +132,7 @@ def gather_run(
         best = replace(best, by_name=True)
     film = _find_film(inputs.film, films, history, best)
     binding = history.latest.binding
-    strips = find_page_strips(history.latest.checkpoint, binding, history.sha256)
+    strips = find_computation(history.latest.checkpoint, binding, history.sha256)
     layers, depth = fold_layers(history.layers, _MOST_ROWS)
     files = (*history.files, *map(File.stamp, filter(filesystem.isfile, inputs.evaluations)))
     if inputs.film is not None:
@@ -607,20 +603,23 @@ def _changing_texts(found: Sequence[Sequence[str]], steps: Sequence[str]) -> Ite
 
 # The page.
 
-_STYLES = ("page.css", "run.css", "print.css")
-_SCRIPTS = ("theme.js", "run.js")
-_FLOW = 1120.0
+_STYLES = ("page.css", "run.css", "computation.css", "print.css")
+_SCRIPTS = ("theme.js", "elements.js", "dagre.min.js", "computation.js", "tables.js", "run.js")
 
 
 def render_run(found: RunContents) -> bytes:
     """Return the page of a run in UTF-8; the same contents give the same bytes."""
-    style, script = (rendering.join_templates(names) for names in (_STYLES, _SCRIPTS))
     history, steps = found.history, step_labels(found.history.checkpoints)
     strips, ends = rendering.build_strips(found.results.results)
     findings, constant = split_findings(history.findings, history.checkpoints)
-    page = rendering.template_environment().get_template("run.html").render(
+    return rendering.render_template(
+        "run.html",
+        _STYLES,
+        _SCRIPTS,
+        film=found.film.kind if found.film else None,
         found=found,
         history=history,
+        order=_rank_checkpoints(found),
         checkpoint=history.latest.checkpoint,
         steps=steps,
         span=_step_span(history.checkpoints) or (steps[0], steps[-1]),
@@ -630,20 +629,23 @@ def render_run(found: RunContents) -> bytes:
         constant=constant,
         counters=_counter_columns(history.checkpoints),
         chart=rendering.build_chart(found.results.curves),
-        chart_width=rendering.WIDTH,
-        chart_height=rendering.HEIGHT,
+        ranks=rendering.rank_results(found.results.results, best_first=True),
         strips=strips,
         strip_ends=ends,
         owners=_mark_foreign_results(history.checkpoints, found.results.results),
-        networks=Markup(render_dataflow(found.networks, "", width=_FLOW, alone=False)),  # noqa: S704  # escaped
         agent=history.latest.binding is not None,
-        most=rendering.SHOWN,
-        style=Markup(style),  # noqa: S704  # our own file
-        script=Markup(script),  # noqa: S704  # our own file
-        policy=rendering.content_security_policy(style, script, film=found.film.kind if found.film else None),
-        version=__version__,
-    )  # fmt: skip
-    return page.encode("utf-8", "backslashreplace")
+    )
+
+
+def _rank_checkpoints(found: RunContents) -> list[int]:
+    """Return the positions of the checkpoints, the best first, then those without a result, newest first."""
+    count = len(found.history.checkpoints)
+
+    def rank(at: int) -> tuple[float, int]:
+        mean = found.scores[at].mean if at in found.scores else math.nan
+        return (-mean if math.isfinite(mean) else math.inf, -at)
+
+    return sorted(range(count), key=rank)
 
 
 def step_labels(checkpoints: Sequence[RunCheckpoint]) -> tuple[str, ...]:

@@ -1,7 +1,6 @@
-// The page of `inspect --graph FILE.html`: a tree whose modules fold, and a drawing.
+// The page of `inspect --graph FILE.html`: the drawing of the computation, and a tree whose modules fold.
 const $ = (name) => document.getElementById(name);
 const tree = $("tree"), count = $("count"), search = $("search");
-const view = $("drawing").querySelector("svg");
 
 // Rows of the tree, by keyboard.
 const foldOf = (item) => item.firstElementChild.localName === "details" ? item.firstElementChild : null;
@@ -91,62 +90,24 @@ document.addEventListener("keydown", (event) => {
   if (event.key === "Escape" && event.target === search) { search.value = ""; filter(); }
 });
 
-// The drawing: drag to move, wheel to zoom.
-const whole = view.viewBox.baseVal, full = [whole.x, whole.y, whole.width, whole.height];
-let held = null;
-const show = (x, y, w, h) => view.setAttribute("viewBox", [x, y, w, h].join(" "));
-function zoom(by, x, y) {
-  const box = view.viewBox.baseVal;
-  show(x - (x - box.x) * by, y - (y - box.y) * by, box.width * by, box.height * by);
-}
-function zoomHere(by) {
-  const box = view.viewBox.baseVal;
-  zoom(by, box.x + box.width / 2, box.y + box.height / 2);
-}
-function move(right, down) {
-  const box = view.viewBox.baseVal;
-  show(box.x + right * box.width, box.y + down * box.height, box.width, box.height);
-}
-view.removeAttribute("width"); view.removeAttribute("height");
-view.setAttribute("tabindex", "0");
-view.addEventListener("wheel", (event) => {
-  event.preventDefault();
-  const at = new DOMPoint(event.clientX, event.clientY).matrixTransform(view.getScreenCTM().inverse());
-  zoom(Math.exp(event.deltaY * 0.0015), at.x, at.y);
-}, { passive: false });
-view.addEventListener("pointerdown", (event) => {
-  held = [event.clientX, event.clientY]; view.setPointerCapture(event.pointerId);
-});
-view.addEventListener("pointermove", (event) => {
-  if (!held) return;
-  const box = view.viewBox.baseVal, scale = view.getScreenCTM().a;
-  show(box.x - (event.clientX - held[0]) / scale, box.y - (event.clientY - held[1]) / scale,
-       box.width, box.height);
-  held = [event.clientX, event.clientY];
-});
-view.addEventListener("pointerup", () => { held = null; });
-view.addEventListener("dblclick", () => show(...full));
-view.addEventListener("keydown", (event) => {
-  const doing = {
-    "+": () => zoomHere(0.8), "=": () => zoomHere(0.8), "-": () => zoomHere(1.25), "0": () => show(...full),
-    ArrowLeft: () => move(-0.1, 0), ArrowRight: () => move(0.1, 0),
-    ArrowUp: () => move(0, -0.1), ArrowDown: () => move(0, 0.1),
-  }[event.key];
-  if (doing && !event.ctrlKey && !event.metaKey && !event.altKey) { event.preventDefault(); doing(); }
-});
-$("nearer").addEventListener("click", () => zoomHere(0.8));
-$("farther").addEventListener("click", () => zoomHere(1.25));
-$("all").addEventListener("click", () => show(...full));
-
-// One of both at a time.
+// One of both at a time; the computation comes first where it is known.
+const computation = $("computation") && drawComputation($("computation").querySelector(".drawing"), { zooms: true });
 function choose(name) {
-  for (const each of ["tree", "drawing"]) {
+  for (const each of ["computation", "tree"]) {
+    if (!$(each)) continue;
     $(each).hidden = each !== name;
     $(`${each}-tools`).hidden = each !== name;
     $(`show-${each}`).setAttribute("aria-pressed", String(each === name));
   }
+  if (name === "computation") computation.show();
 }
-$("show-tree").addEventListener("click", () => choose("tree"));
-$("show-drawing").addEventListener("click", () => choose("drawing"));
+if (computation) {
+  $("nearer").addEventListener("click", () => computation.zoom(0.8));
+  $("farther").addEventListener("click", () => computation.zoom(1.25));
+  $("all").addEventListener("click", () => computation.whole());
+  $("show-tree").addEventListener("click", () => choose("tree"));
+  $("show-computation").addEventListener("click", () => choose("computation"));
+}
 document.body.classList.add("scripted");
-choose(document.body.dataset.first);
+choose(computation ? "computation" : "tree");
+performance.mark("ready");
