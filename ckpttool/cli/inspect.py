@@ -567,6 +567,10 @@ class ReportOptions(OptionPanel, title="Report"):
     ] = None
     glob: Glob = None
     layout: LayoutOption = None
+    jobs: Annotated[
+        int | None,
+        typer.Option("--jobs", "-j", min=1, metavar="N", help="Read a run in N processes."),
+    ] = None
 
 
 def report(
@@ -591,14 +595,14 @@ def report(
     from ckpttool import report
     from ckpttool.report import pages
 
-    # Rows are many objects but no garbage: see `inspect`.
-    gc.disable()
     _require_page_name(options.out)
     if other is None and (made_run := _report_run(path, options, quiet=quiet or as_json)) is not None:
         console.print_text(
             console.render_document(made_run.document()) if as_json else _run_text(made_run, quiet=quiet)
         )
         return 0
+    # Rows are many objects but no garbage: see `inspect`.
+    gc.disable()
     if options.video is not None:
         raise UsageError(
             "--video requires a folder with several checkpoints of one run", file=path, hint="omit --video"
@@ -640,7 +644,9 @@ def _report_run(path: str, options: ReportOptions, *, quiet: bool) -> RunReport 
     from ckpttool.commands import run_history
     from ckpttool.report import run_page
 
-    run = run_history.find_run(path, options.layout)
+    with show_progress("report", quiet=quiet) as moving:
+        how = run_history.RunReading(options.glob, options.layout, options.jobs, moving)
+        run = run_history.find_run(path, options.layout, how)
     if run is None:
         return None
     for option, file in (("--conversion", options.conversion), ("--verification", options.verification)):
