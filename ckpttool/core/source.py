@@ -705,21 +705,24 @@ def cut_array(
         return
     width = math.prod(shape[axis + 1 :]) * kind.itemsize
     rows = max(1, _CUT // max(1, outer * width))
-    passing = None if outer > 1 else _Parts(iter_pieces(source, verify=verify))
-    for start in range(0, extent, rows):
-        count = min(rows, extent - start)
-        part = np.empty((outer, count * width), np.uint8)
-        if passing is not None:
-            passing.fill(part.reshape(-1))
-        else:
-            first, row = start * width, extent * width
-            _copy_columns(part, iter_pieces(source, verify=verify and not start), first, row)
-        array = part.reshape(-1).view(kind).reshape(*shape[:axis], count, *shape[axis + 1 :])
+    parts = (
+        _regroup_pieces(iter_pieces(source, verify=verify), rows * width, extent * width)
+        if outer == 1
+        else _iter_columns(source, outer, extent * width, rows * width, verify=verify)
+    )
+    for part in parts:
+        array = part.reshape(-1).view(kind).reshape(*shape[:axis], -1, *shape[axis + 1 :])
         made = np.ascontiguousarray(apply(array)).reshape(-1).view(np.uint8).data
         for at in range(0, len(made), _PIECE):
             yield made[at : at + _PIECE]
-    if passing is not None:
-        passing.finish()
+
+
+def _iter_columns(source: Source, height: int, row: int, width: int, *, verify: bool) -> Iterator[np.ndarray]:
+    """Yield a matrix of bytes, its rows of `row` bytes, in parts of `width` columns, one pass for each."""
+    for start in range(0, row, width):
+        part = np.empty((height, min(width, row - start)), np.uint8)
+        _copy_columns(part, iter_pieces(source, verify=verify and not start), start, row)
+        yield part
 
 
 def _is_file_run(source: Source) -> bool:
@@ -748,32 +751,6 @@ class _TemporaryCopy(NamedTuple):
         self.stream.seek(0)
         while piece := self.stream.read(_PIECE):
             yield piece
-
-
-class _Parts:
-    """Pieces of bytes, regrouped."""
-
-    def __init__(self, pieces: Iterator[Buffer]) -> None:
-        self._pieces, self._rest = pieces, np.empty(0, np.uint8)
-
-    def fill(self, part: np.ndarray) -> None:
-        """Copy the next bytes to a flat array; raise FormatError if there are too few."""
-        at = 0
-        while at < len(part):
-            if not len(self._rest):
-                piece = next(self._pieces, None)
-                if piece is None:
-                    raise _length_error(len(part), at)
-                self._rest = np.frombuffer(piece, np.uint8)
-            more = self._rest[: len(part) - at]
-            part[at : at + len(more)] = more
-            at, self._rest = at + len(more), self._rest[len(more) :]
-
-    def finish(self) -> None:
-        """Take the end of the pieces, which verifies them; raise FormatError if there are more bytes."""
-        more = len(self._rest) + sum(map(len, self._pieces))
-        if more:
-            raise _length_error(0, more)
 
 
 def _copy_columns(part: np.ndarray, pieces: Iterator[Buffer], first: int, row: int) -> None:
@@ -869,27 +846,37 @@ class StreamedArray:
 
     def blocks(self, elements: int) -> Iterator[np.ndarray]:
         """Yield flat arrays of that many elements, like the iteration."""
-        nbytes, count, size = elements * self.dtype.itemsize, 0, 0
-        room = np.empty(nbytes, np.uint8)
-        for data in iter_pieces(self._source, verify=self._verify):
-            piece = np.frombuffer(data, np.uint8)
-            size += len(piece)
-            while len(piece):
-                if not count and len(piece) >= nbytes:
-                    yield piece[:nbytes].view(self.dtype)
-                    piece = piece[nbytes:]
-                    continue
-                more = piece[: nbytes - count]
-                room[count : count + len(more)] = more
-                piece, count = piece[len(more) :], count + len(more)
-                if count == nbytes:
-                    yield room.view(self.dtype)
-                    count = 0
-        if size != self.size * self.dtype.itemsize:
-            raise _length_error(self.size * self.dtype.itemsize, size)
-        if count:
-            yield room[:count].view(self.dtype)
+        pieces = iter_pieces(self._source, verify=self._verify)
+        whole = self.size * self.dtype.itemsize
+        for block in _regroup_pieces(pieces, elements * self.dtype.itemsize, whole):
+            yield block.view(self.dtype)
         self._verify = False
+
+
+def _regroup_pieces(pieces: Iterable[Buffer], nbytes: int, whole: int) -> Iterator[np.ndarray]:
+    """Yield blocks of `nbytes` bytes, the last with the rest; each is valid until the next.
+
+    Raise FormatError at the end unless there are `whole` bytes.
+    """
+    count, size, room = 0, 0, np.empty(nbytes, np.uint8)
+    for data in pieces:
+        piece = np.frombuffer(data, np.uint8)
+        size += len(piece)
+        while len(piece):
+            if not count and len(piece) >= nbytes:
+                yield piece[:nbytes]
+                piece = piece[nbytes:]
+                continue
+            more = piece[: nbytes - count]
+            room[count : count + len(more)] = more
+            piece, count = piece[len(more) :], count + len(more)
+            if count == nbytes:
+                yield room
+                count = 0
+    if size != whole:
+        raise _length_error(whole, size)
+    if count:
+        yield room[:count]
 
 
 def as_array(data: Buffer, dtype: str, shape: Shape) -> np.ndarray:
