@@ -431,8 +431,8 @@ class DeflatedSpan(NamedTuple):
         return b"".join(map(bytes, self.pieces()))
 
     def streams(self) -> bool:
-        """Return whether the data is so large that it is read in pieces."""
-        return self.length >= LARGE
+        """Return whether the data is so large that every reader unpacks it again, in pieces."""
+        return cuts((self.length,), 1)
 
     def pieces(self, *, verify: bool = True) -> Iterator[Buffer]:
         """Yield the decompressed bytes; raise FormatError at the end unless they are as declared."""
@@ -679,7 +679,7 @@ def _cut_axis(op: ArrayOp) -> int | None:
 
 
 def cuts(shape: Shape, itemsize: int) -> bool:
-    """Return whether an array is so large that operations are applied to parts of it."""
+    """Return whether an array is so large that it is transposed, converted or unpacked in parts."""
     return math.prod(shape) * itemsize > 2 * _CUT
 
 

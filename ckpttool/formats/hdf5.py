@@ -30,7 +30,6 @@ from ckpttool.core.errors import (
     UnsupportedError,
 )
 from ckpttool.core.source import (
-    LARGE,
     Buffer,
     DeflatedSpan,
     File,
@@ -39,6 +38,7 @@ from ckpttool.core.source import (
     Source,
     Span,
     Storage,
+    cuts,
     gather_bytes,
 )
 from ckpttool.formats import child_process
@@ -423,7 +423,7 @@ class ChunkedSource(NamedTuple):
 
     def streams(self) -> bool:
         """Return whether the dataset is so large that it is read in rows of chunks."""
-        return math.prod(self.shape) * len(self.fill) >= LARGE
+        return cuts(self.shape, len(self.fill))
 
     def pieces(self, *, verify: bool = True) -> Iterator[Buffer]:
         """Yield the rows of chunks in C order; they are compared with the library's data at the end."""
