@@ -1,93 +1,110 @@
-"""Listing time against the number of tensors: it must grow linearly to 8,000."""
+"""Processor time of every command against the number of tensors: exponents, and peers in the same run."""
 
 from __future__ import annotations
 
-import importlib.util
+import json
+import math
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
-from benchmarks.measure import Cost, compare
+from benchmarks.measure import Run, once
 
-COUNTS = (500, 1000, 2000, 4000, 8000)
-# The time beyond a start may grow by the ratio of the counts and half as much again.
-SLACK = 1.5
+COUNTS = (1_000, 10_000, 100_000)
+# The largest exponent of the time beyond a start from the last count but one to the last, and its noise.
+EXPONENT, NOISE = 1.1, 0.05
+SHAPES = ([16], [4, 4])
 
-PEER = "tf.train.list_variables"
-_PEER = "import sys, tensorflow as tf; print(tf.train.list_variables(sys.argv[1]))"
-
-_BUNDLE = """
-import sys, tensorflow as tf
-count, target = int(sys.argv[1]), sys.argv[2]
-module = tf.Module()
-module.layers = [tf.Module() for _ in range(count // 2)]
-for layer in module.layers:
-    layer.kernel, layer.bias = tf.Variable(tf.zeros([4, 4])), tf.Variable(tf.zeros([4]))
-tf.train.Checkpoint(model=module).write(target)
-"""
-
-
-def torch_file(folder: Path, count: int) -> str:
-    """Write a PyTorch file of `count` small tensors with our own writer."""
-    from ckpttool import save
-    from ckpttool.core import Inline, Leaf, Tree, key
-
-    data = np.zeros(16, np.float32).tobytes()
-    names = [f"layers.{n // 2}.{'weight' if n % 2 else 'bias'}" for n in range(count)]
-    leaves = {(key(name),): Leaf("float32", (16,), Inline(data), name) for name in names}
-    target = str(folder / f"{count}.pt")
-    save(Tree(leaves), target)
-    return target
+_TORCH = "import sys, torch; from safetensors.torch import load_file, save_file; "
+PEERS = {
+    "torch.load": f"{_TORCH}torch.load(sys.argv[1].replace('.safetensors', '.pt'), weights_only=True)",
+    "torch.save of load_file": f"{_TORCH}torch.save(load_file(sys.argv[1]), sys.argv[1] + '.peer')",
+    "safetensors, every tensor": (
+        "import sys; from safetensors import safe_open; f = safe_open(sys.argv[1], 'numpy'); "
+        "[f.get_tensor(key) for key in f.keys()]"
+    ),
+}
+_WRITE_TORCH = f"{_TORCH}torch.save(load_file(sys.argv[1]), sys.argv[1].replace('.safetensors', '.pt'))"
 
 
-def bundle(folder: Path, count: int) -> str:
-    """Let TensorFlow write an object-graph checkpoint of `count` variables."""
-    target = str(folder / f"bundle-{count}")
-    subprocess.run([sys.executable, "-c", _BUNDLE, str(count), target], check=True, capture_output=True)
-    return target
+def write(folder: Path, count: int) -> str:
+    """Write `count` small tensors as safetensors, and beside it with PyTorch as .pt; return the first."""
+    head: dict[str, object] = {}
+    for n in range(count):
+        name = f"layers.{n // 2}.{'weight' if n % 2 else 'bias'}"
+        head[name] = {"dtype": "F32", "shape": SHAPES[n % 2], "data_offsets": [64 * n, 64 * n + 64]}
+    text = json.dumps(head)
+    text = text.ljust(-(-len(text) // 8) * 8)
+    target = folder / f"{count}.safetensors"
+    numbers = np.random.default_rng(0).standard_normal(16 * count).astype(np.float32)
+    target.write_bytes(len(text).to_bytes(8, "little") + text.encode() + numbers.tobytes())
+    subprocess.run([sys.executable, "-c", _WRITE_TORCH, str(target)], check=True)
+    return str(target)
 
 
-def main() -> int:
-    """Print seconds per count and format; return 1 if the growth is more than linear."""
-    tool = str(Path(sys.executable).with_name("ckpttool"))
-    kept = True
+def list_commands(path: str) -> dict[str, list[str]]:
+    """Return the commands that are measured on a checkpoint, and those of its peers."""
+    tool, out = [sys.executable, "-m", "ckpttool"], f"{path}.out"
+    torch_file = path.replace(".safetensors", ".pt")
+    quick = ["--force", "--no-sync"]
+    return {
+        "inspect": [*tool, "inspect", path],
+        "inspect --json": [*tool, "inspect", path, "--json"],
+        "inspect, .pt": [*tool, "inspect", torch_file],
+        "digest": [*tool, "digest", path],
+        "digest, .pt": [*tool, "digest", torch_file],
+        "check": [*tool, "check", path],
+        "stats --json": [*tool, "stats", path, "--json"],
+        "textconv": [*tool, "textconv", path],
+        # A shell turns the status of a finding into success.
+        "doctor": ["/bin/sh", "-c", '"$@" || [ $? = 1 ]', "sh", *tool, "doctor", path],
+        "diff": [*tool, "diff", path, torch_file],
+        "report": [*tool, "report", path, "--out", f"{out}.html", "--force"],
+        "convert to PyTorch": [*tool, "convert", path, f"{out}.pt", *quick],
+        "convert to safetensors": [*tool, "convert", torch_file, f"{out}.safetensors", *quick],
+        "convert to npz": [*tool, "convert", path, f"{out}.npz", *quick],
+        **{name: [sys.executable, "-c", code, path] for name, code in PEERS.items()},
+    }
+
+
+def exponent(few: float, many: float, ratio: float) -> float:
+    """Return the power of the size with which a time grows by a factor of sizes."""
+    return math.log(many / few) / math.log(ratio)
+
+
+def measure(counts: Sequence[int]) -> dict[str, dict[int, Run]]:
+    """Return the runs of every command by count, and of a start."""
+    runs: dict[str, dict[int, Run]] = {}
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        writers = {"PyTorch": torch_file}
-        if importlib.util.find_spec("tensorflow"):
-            writers["TensorFlow"] = bundle
-        for title, write in writers.items():
-            paths = {n: write(folder, n) for n in COUNTS}
-            commands = {str(n): [tool, "inspect", path, "--json"] for n, path in paths.items()}
-            commands["start"] = [sys.executable, "-m", "ckpttool", "--version"]
-            if title == "TensorFlow":
-                commands[PEER] = [sys.executable, "-c", _PEER, paths[COUNTS[-1]]]
-            costs = compare(commands, rounds=5)
-            kept &= report(title, costs, COUNTS)
-            if PEER in costs:
-                faster = costs[PEER].ratio(costs[str(COUNTS[-1])])
-                print(f"{title}: {faster:.1f}x as fast as {PEER} on {COUNTS[-1]:,} variables")
-                kept &= faster > 1
-    return int(not kept)
+        for count in counts:
+            for title, command in list_commands(write(Path(name), count)).items():
+                runs.setdefault(title, {})[count] = once(command)
+    return runs
 
 
-def report(title: str, costs: dict[str, Cost], counts: Sequence[int]) -> bool:
-    """Print a row per count and say whether the growth is linear."""
-    floor = costs["start"].seconds
-    for count in counts:
-        beyond = costs[str(count)].seconds - floor
-        print(
-            f"{title:<10} {count:>5} tensors  {costs[str(count)].seconds:.3f} s, {beyond:.3f} beyond a start"
-        )
-    few, many = (costs[str(count)].seconds - floor for count in (counts[1], counts[-1]))
-    growth, fair = many / few, counts[-1] / counts[1]
-    print(f"{title}: {growth:.1f}x the time for {fair:g}x the tensors")
-    return growth <= SLACK * fair
+def report(runs: Mapping[str, Mapping[int, Run]], counts: Sequence[int], start: float) -> bool:
+    """Print a row per command; return whether the exponents of all of ours are kept."""
+    kept = True
+    print(f"{'CPU s, tensors':<28}", *(f"{count:>9,}" for count in counts), " exponent   MiB")
+    for title, by_count in runs.items():
+        few, many = (max(by_count[count].processor - start, 1e-3) for count in counts[-2:])
+        power = exponent(few, many, counts[-1] / counts[-2])
+        kept &= title in PEERS or power <= EXPONENT + NOISE
+        times = (f"{by_count[count].processor:9.2f}" for count in counts)
+        print(f"{title:<28}", *times, f"{power:9.2f}{by_count[counts[-1]].mebibytes:6.0f}", flush=True)
+    return kept
+
+
+def main(*counts: int) -> int:
+    """Print the table; return 1 if a command grows faster than promised."""
+    sizes = counts or COUNTS
+    start = once([sys.executable, "-m", "ckpttool", "--version"]).processor
+    return int(not report(measure(sizes), sizes, start))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(*map(int, sys.argv[1:])))

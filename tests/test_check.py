@@ -16,6 +16,7 @@ import pytest
 import yaml
 
 from ckpttool.commands import check as candidates
+from ckpttool.commands import processes
 from ckpttool.commands.check import check
 from ckpttool.commands.stats import stats
 from ckpttool.conversion.write import save
@@ -289,12 +290,12 @@ def test_file_that_ends_its_process_is_an_error(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(scheduling, "_prepare_player", _die)
     ordered = candidates.collect_candidates([str(TORCH_SAMPLE)]).ordered()
     task = candidates._CheckTask(ordered, candidates.CheckOptions(), limits.current())
-    ((verdict, files),) = next(candidates._run_tasks([task], 1))
+    ((verdict, files),) = next(processes.run_tasks([task], 1))
     assert isinstance(verdict.error, WorkerError)
     assert (verdict.error.file, files) == (str(TORCH_SAMPLE), ())
 
 
 @pytest.mark.parametrize(("many", "jobs", "expected"), [(1, 4, 1), (9, 4, 4), (9, None, 1)])
 def test_few_checkpoints_start_no_process(many: int, jobs: int | None, expected: int) -> None:
-    assert candidates.count_jobs(many, jobs) == expected
-    assert candidates.count_jobs(candidates.MANY, None) == len(os.sched_getaffinity(0))
+    assert processes.count_jobs(many, jobs) == expected
+    assert processes.count_jobs(processes.MANY, None) == len(os.sched_getaffinity(0))

@@ -18,9 +18,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import ckpttool
+from ckpttool.core import File, Span
+from ckpttool.core.source import StreamedArray
 from ckpttool.formats import open_checkpoint
 from ckpttool.report import pages, rendering
-from ckpttool.report.pages import HeatMapBuffer, cell_budget, shrink_matrix, to_matrix
+from ckpttool.report.pages import HeatMapBuffer, cell_budget, matrix_shape, shrink_matrix
 from tests.conftest import TF_SAMPLE, TORCH_SAMPLE, in_process, refused
 from tests.golden_texts import Golden
 from tests.report_pages import HOSTILE, Page, write_hostile, write_results
@@ -211,8 +213,7 @@ def test_words_stand_out_from_what_is_behind_them(sample: Page) -> None:
 @given(st.integers(1, 70), st.integers(1, 70), st.integers(1, 300))
 def test_a_cell_is_the_mean_of_its_block(height: int, width: int, most: int) -> None:
     array = np.random.default_rng(0).standard_normal((height, width))
-    cells, shape = shrink_matrix(array, most)
-    assert shape == (height, width)
+    cells = shrink_matrix(array, array.shape, most)
     assert cells.size <= most
     tall, wide = -(-height // cells.shape[0]), -(-width // cells.shape[1])
     for row in range(0, cells.shape[0], 3):
@@ -225,19 +226,25 @@ def test_a_cell_is_the_mean_of_its_block(height: int, width: int, most: int) -> 
 def test_a_large_tensor_is_not_copied(shape: tuple[int, int]) -> None:
     array = np.ones(shape, np.float32)
     tracemalloc.start()
-    cells, _ = shrink_matrix(array, 4096)
+    cells = shrink_matrix(array, array.shape, 4096)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert (cells == 1).all()
     assert peak < array.nbytes / 2
 
 
+def test_a_picture_of_pieces_is_that_of_the_array(tmp_path: Path) -> None:
+    array = np.random.default_rng(0).standard_normal((1 << 12, 300), dtype=np.float32)
+    (tmp_path / "a").write_bytes(array.tobytes())
+    span = Span(File.stamp(str(tmp_path / "a")), 0, array.nbytes)
+    streamed = StreamedArray(span, "float32", array.shape)
+    assert (shrink_matrix(streamed, array.shape, 4096) == shrink_matrix(array, array.shape, 4096)).all()
+
+
 def test_a_row_or_column_is_one_filter() -> None:
-    torch_filters = np.arange(2 * 3 * 4 * 5).reshape(2, 3, 4, 5)
-    assert (to_matrix("conv/weight", torch_filters)[1] == torch_filters[1].ravel()).all()
-    keras_filters = np.arange(4 * 5 * 3 * 2).reshape(4, 5, 3, 2)
-    assert (to_matrix("conv/kernel", keras_filters)[:, 1] == keras_filters[..., 1].ravel()).all()
-    assert to_matrix("bias", np.arange(7)).shape == (1, 7)
+    assert matrix_shape("conv/weight", (2, 3, 4, 5)) == (2, 60)
+    assert matrix_shape("conv/kernel", (4, 5, 3, 2)) == (60, 2)
+    assert matrix_shape("bias", (7,)) == (1, 7)
     assert HeatMapBuffer(9).add("one", np.ones(())) is None
 
 

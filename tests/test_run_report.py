@@ -20,11 +20,14 @@ from ckpttool.commands.run_history import (
     FindingHistory,
     LayerHistory,
     RunCheckpoint,
+    RunReading,
+    _open_member,
     find_logs,
     find_run,
     fold_layers,
     follow_run,
 )
+from ckpttool.core import WorkerError, limits
 from ckpttool.listing.findings import Finding
 from ckpttool.report.run_page import RunInputs, build_drift, gather_run, split_findings
 from tests.conftest import TF_SAMPLE, TORCH_SAMPLE, Ran, in_process, refused
@@ -579,6 +582,52 @@ def test_few_tensors_are_in_memory(tmp_path: Path) -> None:
     # 30 tensors in all. At once: a tensor, those before it whose digest lags behind, the same tensor of the
     # checkpoint before, their difference, and temporary arrays.
     assert peak < 8 * size * 8
+
+
+def test_one_pass_and_several_processes_give_the_same_history(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Parts of a run begin after a damaged checkpoint, and names disagree with counters."""
+    monkeypatch.setattr(run_history, "_TOGETHER", 2)
+    run = run_of(tmp_path / "run", *({"l/w": np.full(300, 2.0**k), "step": np.int64(k)} for k in range(6)))
+    data = bytearray((run / "ckpt-2.npz").read_bytes())
+    data[600] ^= 1
+    (run / "ckpt-2.npz").write_bytes(data)
+    (run / "ckpt-4.npz").rename(run / "ckpt-9.npz")
+    opened: list[str] = []
+    monkeypatch.setattr(
+        run_history,
+        "_open_member",
+        lambda each, _, real=_open_member: opened.append(each.path) or real(each, _),
+    )
+    documents = []
+    for jobs in (None, 1, 2):
+        reading = None if jobs is None else RunReading(jobs=jobs)
+        found = find_run(str(run), reading=reading)
+        assert found is not None
+        documents.append(follow_run(found).document())
+    assert documents[0] == documents[1] == documents[2]
+    assert documents[0]["layers"][0]["updates"].count(None) == 3
+    # Twice without a reading; once with one, but for two that names put after another checkpoint.
+    assert len(opened) == 12 + 6 + 2
+
+
+def test_a_checkpoint_that_ends_its_process_is_a_column_without_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = run_of(tmp_path / "run", *({"l/w": np.full(3, float(k))} for k in range(3)))
+    found = find_run(str(run))
+    assert found is not None
+    task = run_history._ReadTask(
+        tuple(each.entry for each in found.members), None, RunReading(), values=True, limits=limits.current()
+    )
+    assert [each.before and each.before.path for each in task.single()] == [
+        None,
+        *(each.path for each in found.members[:2]),
+    ]
+    (member,) = task.single()[1].failed(WorkerError("ended"))
+    assert isinstance(member.error, WorkerError)
+    assert (member.path, member.error.file) == (found.members[1].path, found.members[1].path)
 
 
 @pytest.mark.parametrize("certain", [True, False, None])

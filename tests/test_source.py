@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
+import tracemalloc
 import zlib
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from ckpttool.core import (
     ChangedError,
     Checksum,
     ChecksumError,
+    DeflatedSpan,
     File,
     FormatError,
     Inline,
@@ -26,6 +29,7 @@ from ckpttool.core import (
     Span,
     StoragePart,
     StridedView,
+    TransformedSource,
     TruncatedError,
     checkpoint,
     crc32,
@@ -40,6 +44,7 @@ from ckpttool.core import (
 )
 from ckpttool.core.source import LARGE, PIECE_ELEMENTS, StreamedArray
 from ckpttool.formats import tensor_bytes
+from ckpttool.mapping import Cast, Permute
 from tests.golden_texts import Golden
 from tests.trees import torch_tree
 
@@ -178,6 +183,81 @@ def test_streamed_values_are_those_of_the_array(tmp_path: Path, dtype: str, offs
         list(streamed(base._replace(checksum=Checksum("crc32", 1))))
     with pytest.raises(FormatError):
         list(streamed(base, 1))
+
+
+def _parts(shape: tuple[int, ...], axes: tuple[int, ...], file: File, nbytes: int) -> list[Source]:
+    """Return the permuted array of a file: by a rule, as a view, and of a compressed member."""
+    span = Span(file, 0, nbytes, Checksum("crc32", crc32(file.read(0, nbytes))))
+    strides = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
+    view = StridedView(span, 4, tuple(shape[a] for a in axes), tuple(strides[a] for a in axes), 0)
+    packed = Span(file, nbytes, file.size - nbytes)
+    deflated = DeflatedSpan(packed, nbytes, span.checksum)
+    rules = [TransformedSource(each, "float32", shape, Permute(axes)) for each in (span, deflated)]
+    return [*rules, view, TransformedSource(deflated, "float32", shape, Cast("float64"))]
+
+
+@pytest.mark.parametrize(
+    ("shape", "axes"),
+    [((1500, 1024), (1, 0)), ((3, 5, 1024, 100), (3, 2, 0, 1)), ((2, 1200, 640), (1, 0, 2))],
+)
+def test_parts_of_a_transposed_tensor_are_those_of_the_whole(
+    shape: tuple[int, ...], axes: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = np.random.default_rng(3).standard_normal(shape, dtype=np.float32).tobytes()
+    engine = zlib.compressobj(1, zlib.DEFLATED, -zlib.MAX_WBITS)
+    (tmp_path / "x").write_bytes(data + engine.compress(data) + engine.flush())
+    file = File.stamp(str(tmp_path / "x"))
+    sources = _parts(shape, axes, file, len(data))
+    whole = [bytes(each.read()) for each in sources]
+    assert not any(map(source.is_streamed, sources))
+    monkeypatch.setattr(source, "_CUT", 300_000)
+    for each, expected in zip(sources, whole, strict=True):
+        assert source.is_streamed(each)
+        assert b"".join(map(bytes, iter_pieces(each))) == expected
+        tracemalloc.start()
+        for _ in iter_pieces(each):
+            pass
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert peak < len(data)
+    changed = bytearray((tmp_path / "x").read_bytes())
+    changed[len(data) - 3] ^= 1  # the last element, and a byte in the middle of the compressed ones
+    changed[(len(data) + len(changed)) // 2] ^= 1
+    (tmp_path / "x").write_bytes(changed)
+    damaged = File.stamp(str(tmp_path / "x"))
+    for each in sources:
+        with pytest.raises((ChecksumError, FormatError)):
+            list(iter_pieces(_moved(each, damaged)))
+
+
+def _moved(each: Any, file: File) -> Any:
+    """Return a source of another file."""
+    if isinstance(each, TransformedSource | DeflatedSpan):
+        return each._replace(base=_moved(each.base, file))
+    if isinstance(each, StridedView):
+        return each._replace(storage=_moved(each.storage, file))
+    return each._replace(file=file)
+
+
+@pytest.mark.parametrize("length", [1, LARGE - 1, LARGE + 5])
+def test_a_compressed_member_in_pieces_has_its_declared_length(length: int, tmp_path: Path) -> None:
+    data = bytes(length)
+    engine = zlib.compressobj(9, zlib.DEFLATED, -zlib.MAX_WBITS)
+    packed = engine.compress(data) + engine.flush()
+    (tmp_path / "x").write_bytes(packed + b"more")
+    file = File.stamp(str(tmp_path / "x"))
+    right = DeflatedSpan(Span(file, 0, len(packed)), length, Checksum("crc32", crc32(data)))
+    assert right.read() == b"".join(map(bytes, iter_pieces(right))) == data
+    for wrong in (
+        right._replace(length=length + 1),
+        right._replace(length=length - 1),
+        right._replace(base=Span(file, 0, len(packed) - 1)),
+        right._replace(base=Span(file, 0, len(packed) + 4)),
+    ):
+        with pytest.raises(FormatError):
+            wrong.read()
+    with pytest.raises(ChecksumError):
+        right._replace(checksum=Checksum("crc32", 1)).read()
 
 
 @pytest.mark.long

@@ -591,6 +591,10 @@ class ReportOptions(OptionPanel, title="Report"):
     ] = None
     glob: Glob = None
     layout: LayoutOption = None
+    jobs: Annotated[
+        int | None,
+        typer.Option("--jobs", "-j", min=1, metavar="N", help="Read a run in N processes."),
+    ] = None
 
     def __post_init__(self) -> None:
         """Raise UsageError for episodes that nothing plays."""
@@ -615,17 +619,16 @@ def report(
     curves. A folder with several checkpoints of one run gives a page of the run: norms and updates of
     layers, findings and counters over training.
     """
-    import gc
     import tempfile
 
     from ckpttool.cli.evaluate import print_failures
     from ckpttool.commands import run_history
 
-    # Rows are many objects but no garbage: see `inspect`.
-    gc.disable()
     _require_page_name(options.out)
     quiet = quiet or as_json
-    run = None if other is not None else run_history.find_run(path, options.layout)
+    with show_progress("report", quiet=quiet) as moving:
+        how = run_history.RunReading(options.glob, options.layout, options.jobs, moving)
+        run = None if other is not None else run_history.find_run(path, options.layout, how)
     if run is not None:
         _require_run_options(run, options)
     else:
@@ -713,9 +716,13 @@ def _report_run(run: RunFiles, options: ReportOptions, *, quiet: bool) -> RunRep
 
 def _report_checkpoint(path: str, other: str | None, options: ReportOptions, *, quiet: bool) -> HtmlReport:
     """Write the page of a checkpoint, or of two."""
+    import gc
+
     from ckpttool import report
     from ckpttool.report import pages
 
+    # Rows are many objects but no garbage: see `inspect`.
+    gc.disable()
     given = (tuple(options.evaluation or ()), options.conversion, options.verification)
     with show_progress("report", quiet=quiet) as moving:
         return report.write_report(

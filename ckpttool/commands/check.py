@@ -16,6 +16,7 @@ from typing import Any, Literal
 from urllib.parse import quote
 
 from ckpttool.commands import stats
+from ckpttool.commands.processes import count_jobs, run_tasks
 from ckpttool.core import code_references, deferred, filesystem, limits, plugins, text, urls
 from ckpttool.core.atomic_write import Progress, WorkerThread, ignore_progress, is_hidden_name, write_file
 from ckpttool.core.checkpoint import Checkpoint
@@ -640,17 +641,9 @@ def _check_all(
     return CheckResult(tuple(checked for _, checked in found), tuple(skipped), tuple(unchecked))
 
 
-# Starting processes takes about as long as checking this many checkpoints of an agent.
-MANY = 64
 _TOGETHER = 8  # checkpoints of one task of a process
 _Judged = tuple[CheckpointVerdict, tuple[str, ...]]
 """a verdict, and the identities of the files that were read for it"""
-
-
-def count_jobs(checkpoints: int, jobs: int | None) -> int:
-    """Return the number of processes for that many checkpoints; 1 means this one."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(checkpoints, jobs or (cores if checkpoints >= MANY else 1))
 
 
 def _judge_ahead(
@@ -668,7 +661,7 @@ def _judge_ahead(
         _CheckTask(local[at : at + _TOGETHER], wanted, limits.current())
         for at in range(0, len(local), _TOGETHER)
     ]
-    judged = itertools.chain.from_iterable(_run_tasks(tasks, jobs))
+    judged = itertools.chain.from_iterable(run_tasks(tasks, jobs))
     for each in ordered:
         yield next(judged) if filesystem.find_store(each.path) is None else None
 
@@ -685,25 +678,15 @@ class _CheckTask(NamedTuple):
         with limits.using(self.limits), code_references.allowing(self.wanted.allowed):
             return [_judge_candidate(each, self.wanted) for each in self.candidates]
 
+    def single(self) -> list[_CheckTask]:
+        """Return a task for each candidate."""
+        return [self._replace(candidates=[each]) for each in self.candidates]
+
     def failed(self, error: CkpttoolError) -> list[_Judged]:
         """Return the verdict on the only candidate: it ended its process."""
         (each,) = self.candidates
         reason = error.located(file=each.path)
         return [(CheckpointVerdict(urls.display_url(each.path), error=reason, file=each.path), ())]
-
-
-def _run_tasks(tasks: Sequence[_CheckTask], jobs: int) -> Iterator[list[_Judged]]:
-    """Yield the verdicts of each task; after the end of a process, those of its candidates one by one."""
-    from ckpttool.evaluation import scheduling
-
-    for task, result in zip(tasks, scheduling.map_in_processes(_CheckTask.run, tasks, jobs), strict=True):
-        if isinstance(result, list):
-            yield result
-        elif len(task.candidates) == 1:
-            yield task.failed(result)
-        else:
-            alone = [task._replace(candidates=[each]) for each in task.candidates]
-            yield list(itertools.chain.from_iterable(_run_tasks(alone, 1)))
 
 
 class _JudgedFiles:

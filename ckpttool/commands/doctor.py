@@ -174,7 +174,7 @@ def diagnose(
     checkpoint = ensure_open(path)
     notes: list[str] = []
     binding = recognize_checkpoint(checkpoint, layout)
-    numbers = compute_stats(checkpoint, binding, progress=progress)
+    numbers = compute_stats(checkpoint, binding, progress=progress, histograms=False)
     findings = list(_static_findings(checkpoint, binding, numbers, notes))
     played = binding
     if binding is None and layout in (None, NO_LAYOUT) and (facts or env is not None):

@@ -9,21 +9,22 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
-from itertools import pairwise, repeat
+from itertools import groupby, pairwise, repeat
 from typing import Any
 
 import numpy as np
 
 from ckpttool.commands.doctor import examine_agent
+from ckpttool.commands.processes import count_jobs, run_tasks
 from ckpttool.commands.stats import Values, compute_stats, euclidean_norm, iter_values
-from ckpttool.core import deferred, filesystem, urls
+from ckpttool.core import deferred, filesystem, limits, urls
 from ckpttool.core.atomic_write import Progress, WorkerThread, ignore_progress
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.deferred import NamedTuple, dataclass, field
 from ckpttool.core.digests import DigestRecorder
-from ckpttool.core.errors import CkpttoolError, is_system_error
+from ckpttool.core.errors import ChangedError, CkpttoolError, is_system_error
 from ckpttool.core.filesystem import list_names
 from ckpttool.core.source import File, Shape
 from ckpttool.core.text import describe_error, format_count, natural_sort_key, replace_nonfinite, shorten
@@ -46,14 +47,28 @@ from ckpttool.listing.training_counters import step_columns, step_in_name
 _STEP_FOLDER = deferred.compile(
     r"(?:.*[-_.])?(?:checkpoint|ckpt|(?:global_?)?step|iter|epoch)s?[-_=]?[0-9]+\Z", re.I
 )
-# Trees with more entries are not kept in memory between the search for a run and its reading.
-_SMALL = 256
 _MODELS = ("model.safetensors", "pytorch_model.bin", "adapter_model.safetensors")
+
+
+class MemberColumn(NamedTuple):
+    """What one pass over a checkpoint found in its values, without its tree.
+
+    `layers` are sums over the parameters of each, with the changes since the checkpoint `before`, None if
+    there is none or it is unreadable. `error` is the reason why the values are unreadable.
+    """
+
+    before: str | None
+    layers: Mapping[str, LayerSums]
+    sha256: str = ""
+    findings: tuple[Finding, ...] = ()
+    files: tuple[File, ...] = ()
+    notes: tuple[str, ...] = ()
+    error: CkpttoolError | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class RunMember:
-    """One checkpoint of a run before its values are read; `error` is the reason why it cannot be opened."""
+    """One checkpoint of a run; `error` is the reason why it cannot be opened."""
 
     entry: CheckpointEntry
     format: str | None
@@ -61,44 +76,71 @@ class RunMember:
     counts: Mapping[str, int]
     nbytes: int
     error: CkpttoolError | None = None
-    opened: tuple[Checkpoint, RecognizedAgent | None] | None = None
-    """the listed checkpoint and its agent; None where it is opened again, because the tree is large"""
+    column: MemberColumn | None = None
+    """what its values are, if they were read when it was opened"""
 
     @property
     def path(self) -> str:
         """The path to open."""
         return self.entry.path
 
+    def follows(self, before: RunMember | None) -> bool:
+        """Return whether its values were read and compared with those of the checkpoint `before`."""
+        readable = before is not None and before.column is not None and before.column.error is None
+        compared = before.path if before is not None and readable else None
+        return self.column is not None and self.column.before == compared
+
+
+@dataclass(frozen=True, slots=True)
+class RunReading:
+    """How the values of a run are read: tensors whose path matches `glob`, in `jobs` processes.
+
+    `layout` names the layout of its agents. `progress` is called with the checkpoints read and their number.
+    """
+
+    glob: str | None = None
+    layout: str | None = None
+    jobs: int | None = None
+    progress: Progress = field(default=ignore_progress, compare=False)
+
 
 @dataclass(frozen=True, slots=True)
 class RunFiles:
     """The checkpoints of one run in training order; `step_from` is the source of all steps.
 
-    `notes` name the checkpoints in the folder that are not part of the run.
+    `notes` name the checkpoints in the folder that are not part of the run. `reading` is how the values of
+    members were read that have a column.
     """
 
     path: str
     members: tuple[RunMember, ...]
     step_from: str | None
     notes: tuple[str, ...]
+    reading: RunReading = RunReading()
 
     def step(self, member: RunMember) -> int | None:
         """Return the training step of a checkpoint."""
         return None if self.step_from is None else member.counts.get(self.step_from)
 
 
-def find_run(path: str, layout: str | None = None) -> RunFiles | None:
+def find_run(path: str, layout: str | None = None, reading: RunReading | None = None) -> RunFiles | None:
     """Return the run in a folder: two or more checkpoints of one format and layout at different steps.
 
-    None for a file, a folder that is one checkpoint, several runs, and checkpoints without an order. Raise
-    the errors of the operating system.
+    None for a file, a folder that is one checkpoint, several runs, and checkpoints without an order. With a
+    `reading`, checkpoints that are named by different steps, most likely a run, are read in the same pass
+    that opens them. Raise the errors of the operating system.
     """
     if urls.is_url(path) or not filesystem.isdir(path):
         return None
     entries, notes = _folder_entries(path)
     if len(entries) < 2:
         return None
-    members = [_open_member(entry, layout) for entry in entries]
+    how = reading or RunReading(layout=layout)
+    named = {_named_step(each.path): each for each in entries}
+    ordered = reading is not None and None not in named and len(named) == len(entries)
+    if ordered:
+        entries = [each for _, each in sorted(named.items(), key=lambda pair: pair[0] or 0)]
+    members = list(_read_members(entries, None, how, values=ordered))
     kind = _common_kind(members)
     if kind is None:
         return None
@@ -108,7 +150,7 @@ def find_run(path: str, layout: str | None = None) -> RunFiles | None:
     steps = [each.counts.get(source) for each in run if each.error is None] if source else []
     if len({step for step in steps if step is not None}) < 2:
         return None
-    return RunFiles(path, tuple(_training_order(run, source)), source, tuple(notes))
+    return RunFiles(path, tuple(_training_order(run, source)), source, tuple(notes), how)
 
 
 def _training_order(run: Sequence[RunMember], source: str | None) -> list[RunMember]:
@@ -163,24 +205,114 @@ def _numbered_folders(path: str) -> list[CheckpointEntry]:
     return found
 
 
-def _open_member(entry: CheckpointEntry, layout: str | None) -> RunMember:
-    counts = {} if (step := _named_step(entry.path)) is None else {training_counters.NAME: step}
+_Previous = tuple[str, Checkpoint]
+# Checkpoints of one task of a process: the one before the first is opened for each task, too.
+_TOGETHER = 16
+
+
+def _read_members(
+    entries: Sequence[CheckpointEntry], before: CheckpointEntry | None, how: RunReading, *, values: bool
+) -> Iterator[RunMember]:
+    """Yield the checkpoints, opened once each, in this process or in several.
+
+    With `values` they are also read, and each is compared with the one before it.
+    """
+    jobs = count_jobs(len(entries), how.jobs)
+    if any(filesystem.find_store(each.path) is not None for each in entries):
+        jobs = 1  # other processes would fetch the same files again
+    size = len(entries) if jobs < 2 else _TOGETHER
+    tasks = []
+    for at in range(0, len(entries), size):
+        last = entries[at - 1] if at else before
+        tasks.append(_ReadTask(tuple(entries[at : at + size]), last, how, values, limits.current()))
+    if jobs < 2:
+        for task in tasks:
+            yield from task.read(how.progress)
+        return
+    done = 0
+    tasks = [task._replace(how=replace(how, progress=ignore_progress)) for task in tasks]
+    for members in run_tasks(tasks, jobs):
+        yield from members
+        done += len(members)
+        how.progress(done, len(entries))
+
+
+class _ReadTask(NamedTuple):
+    """Neighboring checkpoints that one process opens, and reads with `values`."""
+
+    entries: tuple[CheckpointEntry, ...]
+    before: CheckpointEntry | None
+    how: RunReading
+    values: bool
+    limits: limits.Limits
+
+    def run(self) -> list[RunMember]:
+        """Return the checkpoints."""
+        with limits.using(self.limits):
+            return list(self.read(ignore_progress))
+
+    def read(self, progress: Progress) -> Iterator[RunMember]:
+        """Yield the checkpoints; `progress` counts what is read of all."""
+        before: _Previous | None = None
+        if self.values and self.before is not None:
+            with _suppress_unreadable():
+                before = self.before.path, self.before.open()
+        for number, entry in enumerate(self.entries):
+            member, opened = _open_member(entry, self.how.layout)
+            if opened is not None and self.values:
+                moving = _share(progress, number, len(self.entries))
+                column = _read_column(*opened, before, self.how.glob, moving)
+                member = replace(member, column=column)
+                before = None if column.error is not None else (entry.path, opened[0])
+            elif self.values:
+                before = None
+            yield member
+
+    def single(self) -> list[_ReadTask]:
+        """Return a task for each checkpoint."""
+        pairs = pairwise((self.before, *self.entries))
+        return [self._replace(entries=(each,), before=last) for last, each in pairs if each is not None]
+
+    def failed(self, error: CkpttoolError) -> list[RunMember]:
+        """Return the only checkpoint, which ended its process."""
+        (entry,) = self.entries
+        return [_unreadable_member(entry, error.located(file=entry.path))]
+
+
+@contextmanager
+def _suppress_unreadable(then: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """Leave the block if a checkpoint is unreadable and call `then`; raise errors of the system."""
     try:
-        checkpoint, binding = _recognized(entry, layout)
-        counts |= training_counters.count_training(checkpoint, binding)
+        yield
     except CkpttoolError as error:
         if is_system_error(error):
             raise
-        named = None if entry.found is None else entry.found.format.NAME
-        return RunMember(entry, named, None, counts, 0, error)
-    layout = None if binding is None else binding.layout
-    kept = (checkpoint, binding) if len(checkpoint.tree) <= _SMALL else None
-    return RunMember(entry, checkpoint.format, layout, counts, checkpoint.stored_nbytes, opened=kept)
+        then()
 
 
-def _recognized(entry: CheckpointEntry, layout: str | None) -> tuple[Checkpoint, RecognizedAgent | None]:
-    checkpoint = entry.open()
-    return checkpoint, recognize_checkpoint(checkpoint, layout)
+def _open_member(
+    entry: CheckpointEntry, layout: str | None
+) -> tuple[RunMember, tuple[Checkpoint, RecognizedAgent | None] | None]:
+    try:
+        checkpoint = entry.open()
+        binding = recognize_checkpoint(checkpoint, layout)
+        counts = _named_counts(entry.path) | training_counters.count_training(checkpoint, binding)
+    except CkpttoolError as error:
+        if is_system_error(error):
+            raise
+        return _unreadable_member(entry, error), None
+    named = None if binding is None else binding.layout
+    member = RunMember(entry, checkpoint.format, named, counts, checkpoint.stored_nbytes)
+    return member, (checkpoint, binding)
+
+
+def _unreadable_member(entry: CheckpointEntry, error: CkpttoolError) -> RunMember:
+    named = None if entry.found is None else entry.found.format.NAME
+    return RunMember(entry, named, None, _named_counts(entry.path), 0, error)
+
+
+def _named_counts(path: str) -> dict[str, int]:
+    return {} if (step := _named_step(path)) is None else {training_counters.NAME: step}
 
 
 def _named_step(path: str) -> int | None:
@@ -257,7 +389,7 @@ class LayerHistory:
 
 
 @dataclass(slots=True)
-class _LayerSums:
+class LayerSums:
     """Norms of all parameters of one layer in one checkpoint, and of their change.
 
     `apart` is None if the change of some tensor is unknown.
@@ -269,59 +401,59 @@ class _LayerSums:
 
 
 class _DriftRecorder:
-    """Sums of each layer per checkpoint; each array is compared with the previous one while in memory."""
+    """Sums of each layer of one checkpoint; each array is compared with the one `before` while in memory."""
 
-    def __init__(self) -> None:
-        self.columns: list[dict[str, _LayerSums] | None] = []
-        self._before: Checkpoint | None = None
-        self._current: dict[str, _LayerSums] = {}
+    def __init__(self, checkpoint: Checkpoint, before: Checkpoint | None) -> None:
+        self.layers: dict[str, LayerSums] = {}
+        self.before = before
+        self._names = checkpoint.tree.names
 
-    def watch(self, checkpoint: Checkpoint) -> Callable[[Path, Leaf, Values], None]:
-        """Return a callback for each array of the next checkpoint."""
-        self._current = {}
-        names, before = checkpoint.tree.names, self._before
-
-        def add(at: Path, leaf: Leaf, array: Values) -> None:
-            if leaf.role != "parameter" or array.dtype.kind == "b":
-                return
-            layer, _, name = names[at].rpartition("/")
-            sums = self._current.setdefault(layer, _LayerSums())
-            sums.shapes[name] = leaf.shape
-            old = None if before is None else before.tree.get(at)
-            if not isinstance(old, Leaf) or old.shape != leaf.shape or old.dtype != leaf.dtype:
-                sums.norm, sums.apart = math.hypot(sums.norm, _norm(array)), None
-                return
-            sums.norm = math.hypot(sums.norm, _norm(array))
-            if sums.apart is not None:
+    def add(self, at: Path, leaf: Leaf, array: Values) -> None:
+        """Add one array."""
+        if leaf.role != "parameter" or array.dtype.kind == "b":
+            return
+        layer, _, name = self._names[at].rpartition("/")
+        sums = self.layers.setdefault(layer, LayerSums())
+        sums.shapes[name] = leaf.shape
+        sums.norm = math.hypot(sums.norm, _norm(array))
+        old = None if self.before is None else self.before.tree.get(at)
+        if not isinstance(old, Leaf) or old.shape != leaf.shape or old.dtype != leaf.dtype:
+            sums.apart = None
+        elif sums.apart is not None:
+            with _suppress_unreadable(self._forget):
                 sums.apart = math.hypot(sums.apart, _norm(array, old.values()))
 
-        return add
+    def _forget(self) -> None:
+        """Drop the checkpoint before, whose values are unreadable: all changes are unknown."""
+        self.before = None
 
-    def finish(self, checkpoint: Checkpoint | None) -> None:
-        """End a column; None for a checkpoint that could not be read."""
-        self.columns.append(None if checkpoint is None else self._current)
-        self._before = checkpoint
-
-    def reshaped(self) -> list[int]:
-        """Return the columns whose parameters differ in names or shapes from those before."""
-        pairs = pairwise(self.columns)
-        return [
-            at
-            for at, (before, now) in enumerate(pairs, 1)
-            if before is not None and now is not None and _shapes(before) != _shapes(now)
-        ]
-
-    def layers(self) -> tuple[LayerHistory, ...]:
-        """Return the history of each layer, in the order of the checkpoints' tensors."""
-        order = dict.fromkeys(layer for column in reversed(self.columns) for layer in column or ())
-        return tuple(_layer_history(layer, self.columns) for layer in order)
+    def finish(self) -> dict[str, LayerSums]:
+        """Return the sums of all layers."""
+        for sums in self.layers.values() if self.before is None else ():
+            sums.apart = None
+        return self.layers
 
 
-def _shapes(column: Mapping[str, _LayerSums]) -> dict[str, dict[str, Shape]]:
+def _find_reshaped(columns: Sequence[Mapping[str, LayerSums] | None]) -> list[int]:
+    """Return the columns whose parameters differ in names or shapes from those before."""
+    return [
+        at
+        for at, (before, now) in enumerate(pairwise(columns), 1)
+        if before is not None and now is not None and _shapes(before) != _shapes(now)
+    ]
+
+
+def _trace_layers(columns: Sequence[Mapping[str, LayerSums] | None]) -> tuple[LayerHistory, ...]:
+    """Return the history of each layer, in the order of the checkpoints' tensors."""
+    order = dict.fromkeys(layer for column in reversed(columns) for layer in column or ())
+    return tuple(_layer_history(layer, columns) for layer in order)
+
+
+def _shapes(column: Mapping[str, LayerSums]) -> dict[str, dict[str, Shape]]:
     return {layer: sums.shapes for layer, sums in column.items()}
 
 
-def _layer_history(layer: str, columns: Sequence[Mapping[str, _LayerSums] | None]) -> LayerHistory:
+def _layer_history(layer: str, columns: Sequence[Mapping[str, LayerSums] | None]) -> LayerHistory:
     found = [None if column is None else column.get(layer) for column in columns]
     last = next(sums for sums in reversed(found) if sums is not None)
     norms = tuple(None if sums is None else sums.norm for sums in found)
@@ -330,7 +462,7 @@ def _layer_history(layer: str, columns: Sequence[Mapping[str, _LayerSums] | None
     return LayerHistory(layer, len(last.shapes), sizes, norms, changes)
 
 
-def _change(before: _LayerSums | None, now: _LayerSums | None) -> float | None:
+def _change(before: LayerSums | None, now: LayerSums | None) -> float | None:
     known = before is not None and now is not None and before.shapes == now.shapes
     return now.apart if known and now is not None else None
 
@@ -487,14 +619,6 @@ class RunHistory:
         }
 
 
-class _ReadColumn(NamedTuple):
-    """What one pass over a checkpoint found, without its tree."""
-
-    sha256: str
-    findings: tuple[Finding, ...]
-    files: tuple[File, ...]
-
-
 def follow_run(
     run: RunFiles,
     *,
@@ -508,46 +632,80 @@ def follow_run(
     is not finished. `glob` keeps the tensors whose path matches. A damaged checkpoint is a column without
     values; raise its error if there is no other.
     """
-    drift, columns, latest = _DriftRecorder(), [], None
-    errors: list[CkpttoolError | None] = []
-    for number, member in enumerate(run.members):
-        column, checkpoint, error = None, None, member.error
-        if error is None:
-            try:
-                moving = _share(progress, number, len(run.members))
-                opened, binding = member.opened or _recognized(member.entry, layout)
-                listing = summarize_recognized(opened, binding, glob)
-                column, notes = _read_member(listing, drift, glob, moving)
-                latest, checkpoint = (listing, column.sha256, notes), listing.checkpoint
-            except CkpttoolError as raised:
-                if is_system_error(raised):
-                    raise
-                error = raised
-        drift.finish(checkpoint)
-        columns.append(column)
-        errors.append(error)
-    if latest is None:
-        raise next(error for error in errors if error is not None)
-    summary, sha256, notes = latest
+    members = _read_rest(run, RunReading(glob, layout, run.reading.jobs, progress))
+    columns = [_readable_column(each) for each in members]
+    readable = [(each, column) for each, column in zip(members, columns, strict=True) if column is not None]
+    if not readable:
+        raise next(error for error in map(_reason, members) if error is not None)
+    latest, column = readable[-1]
+    summary = _summarize_latest(latest.entry, column, layout, glob)
     logs = find_logs(summary.checkpoint.path)
+    sums = [None if each is None else each.layers for each in columns]
     return RunHistory(
         run.path,
-        tuple(map(_checkpoint_row, run.members, map(run.step, run.members), columns, errors)),
-        drift.layers(),
+        tuple(map(_checkpoint_row, members, map(run.step, members))),
+        _trace_layers(sums),
         _trace_findings([None if each is None else each.findings for each in columns]),
         logs,
         run.step_from,
         summary,
-        sha256,
-        tuple(file for each in columns if each is not None for file in each.files),
-        (*run.notes, *_reshaped_notes(run, drift.reshaped()), *logs.notes, *summary.notes, *notes),
+        column.sha256,
+        tuple(file for _, each in readable for file in each.files),
+        (
+            *run.notes,
+            *_reshaped_notes(members, _find_reshaped(sums)),
+            *logs.notes,
+            *summary.notes,
+            *column.notes,
+        ),
     )
 
 
-def _reshaped_notes(run: RunFiles, columns: Sequence[int]) -> Iterator[str]:
+def _read_rest(run: RunFiles, how: RunReading) -> list[RunMember]:
+    """Return the members of a run with the values of all, each compared with the one before it.
+
+    Those that were read when they were opened, and compared with another one, are read again.
+    """
+    members = list(run.members)
+    if run.reading != how:
+        members = [replace(each, column=None) for each in members]
+    pairs = pairwise((None, *members))
+    done = [each is not None and (each.error is not None or each.follows(last)) for last, each in pairs]
+    for known, group in groupby(range(len(members)), done.__getitem__):
+        numbers = [] if known else list(group)
+        if numbers:
+            before = members[numbers[0] - 1].entry if numbers[0] else None
+            entries = [members[at].entry for at in numbers]
+            for at, read in zip(numbers, _read_members(entries, before, how, values=True), strict=True):
+                members[at] = replace(members[at], error=read.error, column=read.column)
+    return members
+
+
+def _readable_column(member: RunMember) -> MemberColumn | None:
+    """Return what is known of the values of a checkpoint; None if they are unreadable."""
+    return member.column if member.column is not None and member.column.error is None else None
+
+
+def _reason(member: RunMember) -> CkpttoolError | None:
+    """Return the error that made a checkpoint unreadable."""
+    return member.error or (None if member.column is None else member.column.error)
+
+
+def _summarize_latest(
+    entry: CheckpointEntry, column: MemberColumn, layout: str | None, glob: str | None
+) -> CheckpointSummary:
+    """Return the listing of the last checkpoint; raise ChangedError if its files have changed."""
+    checkpoint = entry.open()
+    for file, read in zip(checkpoint.files, column.files, strict=False):
+        if file != read:
+            raise ChangedError("the file changed while the run was read", file=file.path)
+    return summarize_recognized(checkpoint, recognize_checkpoint(checkpoint, layout), glob)
+
+
+def _reshaped_notes(members: Sequence[RunMember], columns: Sequence[int]) -> Iterator[str]:
     """Yield a note on checkpoints of another architecture: their updates are unknown."""
     if columns:
-        names = ", ".join(os.path.basename(run.members[at].path) for at in columns[:_NAMED])
+        names = ", ".join(os.path.basename(members[at].path) for at in columns[:_NAMED])
         more = f" and {len(columns) - _NAMED:,} more" if len(columns) > _NAMED else ""
         yield (
             f"the parameters of {names}{more} differ in names or shapes from those of the checkpoint before: "
@@ -555,24 +713,34 @@ def _reshaped_notes(run: RunFiles, columns: Sequence[int]) -> Iterator[str]:
         )
 
 
-def _read_member(
-    listing: CheckpointSummary, drift: _DriftRecorder, glob: str | None, progress: Progress
-) -> tuple[_ReadColumn, tuple[str, ...]]:
-    """Read a checkpoint for its digest, its findings and its drift; return also the notes of doctor."""
-    checkpoint = listing.checkpoint
-    with WorkerThread(_BACKLOG) as lane:
-        recorder = DigestRecorder(checkpoint, lane)
-        values = compute_stats(
-            recorder.checkpoint, listing.binding, glob, progress, seen=drift.watch(checkpoint)
-        )
-        sha256 = recorder.digest().sha256
-    found = examine_agent(checkpoint, listing.binding, values, sha256)
-    return _ReadColumn(sha256, found.findings, checkpoint.files), found.notes
+def _read_column(
+    checkpoint: Checkpoint,
+    binding: RecognizedAgent | None,
+    before: _Previous | None,
+    glob: str | None,
+    progress: Progress,
+) -> MemberColumn:
+    """Read a checkpoint for its digest, its findings and its changes since the one `before`."""
+    drift = _DriftRecorder(checkpoint, None if before is None else before[1])
+    try:
+        with WorkerThread(_BACKLOG) as lane:
+            recorder = DigestRecorder(checkpoint, lane)
+            values = compute_stats(
+                recorder.checkpoint, binding, glob, progress, seen=drift.add, histograms=False
+            )
+            sha256 = recorder.digest().sha256
+        found = examine_agent(checkpoint, binding, values, sha256)
+    except CkpttoolError as error:
+        if is_system_error(error):
+            raise
+        return MemberColumn(None, {}, error=error)
+    compared = None if before is None or drift.before is None else before[0]
+    layers = drift.finish()
+    return MemberColumn(compared, layers, sha256, found.findings, checkpoint.files, found.notes)
 
 
-def _checkpoint_row(
-    member: RunMember, step: int | None, column: _ReadColumn | None, error: CkpttoolError | None
-) -> RunCheckpoint:
+def _checkpoint_row(member: RunMember, step: int | None) -> RunCheckpoint:
+    column, error = _readable_column(member), _reason(member)
     return RunCheckpoint(
         member.path,
         step,

@@ -614,10 +614,13 @@ def compute_stats(
     glob: str | None = None,
     progress: Progress = ignore_progress,
     seen: Callable[[Path, Leaf, Values], None] | None = None,
+    *,
+    histograms: bool = True,
 ) -> Stats:
     """Return the stats of a checkpoint already listed, with its agent.
 
-    `seen` receives the values of every tensor: an array while it is in memory, or a streamed one.
+    `seen` receives the values of every tensor: an array while it is in memory, or a streamed one. Without
+    `histograms` they are empty.
     """
     tree = checkpoint.tree
     keep = compile_glob(glob)
@@ -632,7 +635,7 @@ def compute_stats(
             continue
         try:
             values = leaf.values()
-            found.append(tensor_stats(tree.names[at], at, leaf, values))
+            found.append(tensor_stats(tree.names[at], at, leaf, values, counted=histograms))
             if seen is not None:
                 seen(at, leaf, values)
         except CkpttoolError as error:
@@ -649,12 +652,11 @@ def compute_stats(
     )
 
 
-def tensor_stats(name: str, path: Path, leaf: Leaf, array: Values) -> TensorStats:
-    """Return the stats of one numeric tensor."""
+def tensor_stats(name: str, path: Path, leaf: Leaf, array: Values, *, counted: bool = True) -> TensorStats:
+    """Return the stats of one numeric tensor; the histogram only if its values are to be `counted`."""
     known = compute_moments(array)
-    return TensorStats(
-        name, leaf, known, histogram(array, known), tuple(find_warning_signs(path, leaf, known, array))
-    )
+    counts = histogram(array, known) if counted else ()
+    return TensorStats(name, leaf, known, counts, tuple(find_warning_signs(path, leaf, known, array)))
 
 
 def _modules(found: list[TensorStats]) -> Iterator[ModuleStats]:

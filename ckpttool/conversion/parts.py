@@ -121,7 +121,8 @@ def largest_matrices(tree: Tree) -> set[Path]:
         for path, leaf in tree.tensors()
         if len(leaf.shape) == 2 and leaf.role == "parameter" and "float" in leaf.dtype
     }
-    return {path for path, size in sizes.items() if size == max(sizes.values())}
+    largest = max(sizes.values(), default=0)
+    return {path for path, size in sizes.items() if size == largest}
 
 
 def without_optimizers(tree: Tree) -> tuple[Tree, tuple[str, ...]]:

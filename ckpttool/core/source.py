@@ -6,11 +6,12 @@ import contextlib
 import functools
 import math
 import os
+import tempfile
 import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
-from typing import Any, Protocol, cast
+from typing import IO, Any, Protocol, cast
 
 from ckpttool.core import dtypes, filesystem
 from ckpttool.core.deferred import NamedTuple, dataclass, field
@@ -427,23 +428,47 @@ class DeflatedSpan(NamedTuple):
 
     def read(self) -> bytes:
         """Return the decompressed bytes; raise FormatError unless there are exactly `length` of them."""
-        engine = zlib.decompressobj(-zlib.MAX_WBITS)
+        return b"".join(map(bytes, self.pieces()))
+
+    def streams(self) -> bool:
+        """Return whether the data is so large that every reader unpacks it again, in pieces."""
+        return cuts((self.length,), 1)
+
+    def pieces(self, *, verify: bool = True) -> Iterator[Buffer]:
+        """Yield the decompressed bytes; raise FormatError at the end unless they are as declared."""
+        engine, size, running = zlib.decompressobj(-zlib.MAX_WBITS), 0, 0
+        rest: Buffer = b""
+        for packed in iter_pieces(self.base, verify=verify):
+            rest = packed
+            while not engine.eof:
+                # One byte more than declared is enough to detect a wrong size.
+                data = self._inflate(engine, rest, min(_PIECE, self.length + 1 - size))
+                rest, size = engine.unconsumed_tail, size + len(data)
+                if size > self.length:
+                    raise self._wrong_size("more")
+                if verify and self.checksum is not None:
+                    running = self.checksum.extend(data, running)
+                if not data and not len(rest):
+                    break
+                yield data
+            if len(rest):
+                break
+        if size != self.length:
+            raise self._wrong_size(f"{size:,}")
+        if not engine.eof or engine.unused_data or len(rest):
+            raise self._wrong("a member's compressed stream does not end at the member's end")
+        if verify and self.checksum is not None:
+            self.checksum.require(running, self.length, self.base.file.path, self.base.offset)
+
+    def _inflate(self, engine: Any, packed: Buffer, most: int) -> bytes:
         try:
-            # One byte more than declared is enough to detect a wrong size.
-            data = engine.decompress(self.base.read(), self.length + 1)
+            return bytes(engine.decompress(packed, most))
         except zlib.error as error:
             raise self._wrong(f"a compressed member cannot be decompressed: {error}") from error
-        if len(data) != self.length:
-            raise self._wrong(
-                "a compressed member is not as long as declared",
-                expected=f"{self.length:,} bytes",
-                found=f"{'more' if len(data) > self.length else format(len(data), ',')}",
-            )
-        if not engine.eof or engine.unused_data:
-            raise self._wrong("a member's compressed stream does not end at the member's end")
-        if self.checksum is not None:
-            self.checksum.check(data, self.base.file.path, self.base.offset)
-        return data
+
+    def _wrong_size(self, found: str) -> FormatError:
+        message = "a compressed member is not as long as declared"
+        return self._wrong(message, expected=f"{self.length:,} bytes", found=found)
 
     def _wrong(self, message: str, **facts: str) -> FormatError:
         return FormatError(message, file=self.base.file.path, offset=self.base.offset, **facts)
@@ -476,12 +501,12 @@ class StoragePart(NamedTuple):
         return found
 
     def pieces(self, *, verify: bool = True) -> Iterator[Buffer]:
-        """Yield the bytes of a part of a span in pieces, after which the whole span is verified."""
-        base, at, count = cast(Span, self.base), 0, 0
-        if not verify or base.checksum is None:
+        """Yield the bytes of a part of a storage in pieces, after which the whole storage is verified."""
+        base, at, count = self.base, 0, 0
+        if isinstance(base, Span) and (not verify or base.checksum is None):
             yield from Span(base.file, base.offset + self.offset, self.length).pieces()
             return
-        for piece in base.pieces():
+        for piece in base.pieces(verify=verify):
             part = piece[max(0, self.offset - at) : max(0, self.offset + self.length - at)]
             at, count = at + len(piece), count + len(part)
             if len(part):
@@ -572,6 +597,35 @@ class StridedView(NamedTuple):
         """Return whether the view's bytes are the storage's bytes in order."""
         return self.contiguous() and self.width <= 1
 
+    def streams(self) -> bool:
+        """Return whether the view is read in pieces: it is large, and covers a run of the storage."""
+        if self.plain():
+            whole = self.storage
+            covered = self.reach() == (0, getattr(whole, "length", None))
+            return _streamed_span(self) is not None or (covered and is_streamed(whole))
+        if self.width > 1 or not cuts(self.shape, self.itemsize):
+            return False
+        base, _ = self._ordered()
+        return base.plain() and base.streams()
+
+    def pieces(self, *, verify: bool = True) -> Iterator[Buffer]:
+        """Yield the elements in C order in pieces."""
+        if self.plain():
+            yield from iter_pieces(_streamed_span(self) or self.storage, verify=verify)
+            return
+        base, axes = self._ordered()
+        element = np.dtype(f"V{self.itemsize}")
+        yield from cut_array(base, base.shape, element, axes[0], lambda array: array.transpose(axes), verify)
+
+    def _ordered(self) -> tuple[StridedView, tuple[int, ...]]:
+        """Return the elements by descending strides, and the order of their axes that gives this view."""
+        order = sorted(range(len(self.shape)), key=lambda axis: -self.strides[axis])
+        base = self._replace(
+            shape=tuple(self.shape[axis] for axis in order),
+            strides=tuple(self.strides[axis] for axis in order),
+        )
+        return base, tuple(order.index(axis) for axis in range(len(order)))
+
     def read(self) -> Buffer:
         """Return the view's elements in C order, reading only the range of the storage that it spans."""
         first, stop = self.reach()
@@ -606,6 +660,122 @@ class TransformedSource(NamedTuple):
         changed = np.ascontiguousarray(self.op.apply(array), dtype=dtypes.numpy_dtype(dtype))
         return changed.reshape(-1).view(np.uint8).data
 
+    def streams(self) -> bool:
+        """Return whether the array is so large that the operation is applied to parts of it."""
+        known, size = _cut_axis(self.op) is not None, dtypes.BY_NAME[self.dtype].itemsize
+        return known and cuts(self.shape, size) and is_streamed(self.base)
+
+    def pieces(self, *, verify: bool = True) -> Iterator[Buffer]:
+        """Yield the bytes of the transformed array in pieces."""
+        axis, kind = cast(int, _cut_axis(self.op)), dtypes.numpy_dtype(self.dtype)
+        shape = self.shape if axis >= 0 else (math.prod(self.shape),)
+        yield from cut_array(self.base, shape, kind, max(axis, 0), self.op.apply, verify)
+
+
+_CUT = 32 << 20
+"""bytes of a part of an array that is transposed: the larger, the fewer passes over the array"""
+
+
+def _cut_axis(op: ArrayOp) -> int | None:
+    """Return the axis along which an operation may be applied to parts of an array; -1 for its elements."""
+    found: int | None = getattr(op, "cut_axis", None)
+    return found
+
+
+def cuts(shape: Shape, itemsize: int) -> bool:
+    """Return whether an array is so large that it is transposed, converted or unpacked in parts."""
+    return math.prod(shape) * itemsize > 2 * _CUT
+
+
+def cut_array(
+    source: Source,
+    shape: Shape,
+    kind: np.dtype,
+    axis: int,
+    apply: Callable[[np.ndarray], np.ndarray],
+    verify: bool,
+) -> Iterator[Buffer]:
+    """Yield the bytes of `apply` to parts of a source's array along an axis, one after the other.
+
+    Each part needs a pass over the source, unless the axis is the first; only the first pass verifies it.
+    What has to be unpacked is unpacked once, into an unnamed temporary file.
+    """
+    outer, extent = math.prod(shape[:axis]), shape[axis]
+    if outer > 1 and not _is_file_run(source):
+        with tempfile.TemporaryFile() as copy:
+            for piece in iter_pieces(source, verify=verify):
+                copy.write(piece)
+            yield from cut_array(_TemporaryCopy(copy, copy.tell()), shape, kind, axis, apply, verify=False)
+        return
+    width = math.prod(shape[axis + 1 :]) * kind.itemsize
+    rows = max(1, _CUT // max(1, outer * width))
+    parts = (
+        _regroup_pieces(iter_pieces(source, verify=verify), rows * width, extent * width)
+        if outer == 1
+        else _iter_columns(source, outer, extent * width, rows * width, verify=verify)
+    )
+    for part in parts:
+        array = part.reshape(-1).view(kind).reshape(*shape[:axis], -1, *shape[axis + 1 :])
+        made = np.ascontiguousarray(apply(array)).reshape(-1).view(np.uint8).data
+        for at in range(0, len(made), _PIECE):
+            yield made[at : at + _PIECE]
+
+
+def _iter_columns(source: Source, height: int, row: int, width: int, *, verify: bool) -> Iterator[np.ndarray]:
+    """Yield a matrix of bytes, its rows of `row` bytes, in parts of `width` columns, one pass for each."""
+    for start in range(0, row, width):
+        part = np.empty((height, min(width, row - start)), np.uint8)
+        _copy_columns(part, iter_pieces(source, verify=verify and not start), start, row)
+        yield part
+
+
+def _is_file_run(source: Source) -> bool:
+    """Return whether the bytes of a source are a run of a file, which costs little to read again."""
+    while not isinstance(source, Span) and not hasattr(source, "streams"):
+        source = cast(PiecewiseSource, source).base
+    return isinstance(source, _TemporaryCopy) or _streamed_span(source) is not None
+
+
+class _TemporaryCopy(NamedTuple):
+    """The bytes of another source in a temporary file."""
+
+    stream: IO[bytes]
+    length: int
+
+    def read(self) -> Buffer:
+        """Return the bytes."""
+        return gather_bytes(self.pieces(), self.length).data
+
+    def streams(self) -> bool:
+        """Return that the bytes are read in pieces."""
+        return True
+
+    def pieces(self, *, verify: bool = False) -> Iterator[Buffer]:  # noqa: ARG002  # a copy has no checksum
+        """Yield the bytes in pieces."""
+        self.stream.seek(0)
+        while piece := self.stream.read(_PIECE):
+            yield piece
+
+
+def _copy_columns(part: np.ndarray, pieces: Iterator[Buffer], first: int, row: int) -> None:
+    """Copy some columns of a matrix of bytes, whose rows have `row` bytes, from the column `first` on."""
+    stop, at = first + part.shape[1], 0
+    for piece in pieces:
+        data = np.frombuffer(piece, np.uint8)
+        while len(data):
+            number, inside = divmod(at, row)
+            if number >= len(part):
+                raise _length_error(len(part) * row, at + len(data))
+            whole = len(data) // row if not inside else 0
+            taken = whole * row or min(row - inside, len(data))
+            if whole:
+                part[number : number + whole] = data[:taken].reshape(whole, row)[:, first:stop]
+            elif (low := max(inside, first)) < (high := min(inside + taken, stop)):
+                part[number, low - first : high - first] = data[low - inside : high - inside]
+            data, at = data[taken:], at + taken
+    if at != len(part) * row:
+        raise _length_error(len(part) * row, at)
+
 
 class PiecewiseSource(Protocol):
     """A source that yields its bytes in pieces if its `base` does."""
@@ -637,6 +807,8 @@ def _streamed_span(source: Source) -> Span | None:
 
 def is_streamed(source: Source) -> bool:
     """Return whether `iter_pieces` yields the bytes of a source in pieces, never whole."""
+    if (own := getattr(source, "streams", None)) is not None:
+        return bool(own())
     if hasattr(source, "pieces") and hasattr(source, "base"):
         return is_streamed(source.base)
     return _streamed_span(source) is not None
@@ -674,27 +846,41 @@ class StreamedArray:
 
         Checksums are verified at the end of the first complete pass.
         """
-        nbytes, count, size = PIECE_ELEMENTS * self.dtype.itemsize, 0, 0
-        room = np.empty(nbytes, np.uint8)
-        for data in iter_pieces(self._source, verify=self._verify):
-            piece = np.frombuffer(data, np.uint8)
-            size += len(piece)
-            while len(piece):
-                if not count and len(piece) >= nbytes:
-                    yield piece[:nbytes].view(self.dtype)
-                    piece = piece[nbytes:]
-                    continue
-                more = piece[: nbytes - count]
-                room[count : count + len(more)] = more
-                piece, count = piece[len(more) :], count + len(more)
-                if count == nbytes:
-                    yield room.view(self.dtype)
-                    count = 0
-        if size != self.size * self.dtype.itemsize:
-            raise _length_error(self.size * self.dtype.itemsize, size)
-        if count:
-            yield room[:count].view(self.dtype)
+        return self.blocks(PIECE_ELEMENTS)
+
+    def blocks(self, elements: int) -> Iterator[np.ndarray]:
+        """Yield flat arrays of that many elements, like the iteration."""
+        pieces = iter_pieces(self._source, verify=self._verify)
+        whole = self.size * self.dtype.itemsize
+        for block in _regroup_pieces(pieces, elements * self.dtype.itemsize, whole):
+            yield block.view(self.dtype)
         self._verify = False
+
+
+def _regroup_pieces(pieces: Iterable[Buffer], nbytes: int, whole: int) -> Iterator[np.ndarray]:
+    """Yield blocks of `nbytes` bytes, the last with the rest; each is valid until the next.
+
+    Raise FormatError at the end unless there are `whole` bytes.
+    """
+    count, size, room = 0, 0, np.empty(nbytes, np.uint8)
+    for data in pieces:
+        piece = np.frombuffer(data, np.uint8)
+        size += len(piece)
+        while len(piece):
+            if not count and len(piece) >= nbytes:
+                yield piece[:nbytes]
+                piece = piece[nbytes:]
+                continue
+            more = piece[: nbytes - count]
+            room[count : count + len(more)] = more
+            piece, count = piece[len(more) :], count + len(more)
+            if count == nbytes:
+                yield room
+                count = 0
+    if size != whole:
+        raise _length_error(whole, size)
+    if count:
+        yield room[:count]
 
 
 def as_array(data: Buffer, dtype: str, shape: Shape) -> np.ndarray:

@@ -436,10 +436,17 @@ def iter_functions(value: object, spend: Callable[[int], None], depth: int = 0) 
     if depth >= _DEPTH or not isinstance(value, tuple | list | dict):
         return
     spend(len(value))
-    items = value.items() if isinstance(value, dict) else ((None, each) for each in value)
-    for name, each in items:
-        if type(each) in _SEARCHED and not (type(name) is str and name in _ATTRIBUTES):
-            yield from iter_functions(each, spend, depth + 1)
+    if not isinstance(value, dict):
+        # Nearly every call of a checkpoint has only numbers: no generator for each of its arguments.
+        inner = [each for each in value if type(each) in _SEARCHED]
+    else:
+        inner = [
+            each
+            for name, each in value.items()
+            if type(each) in _SEARCHED and not (type(name) is str and name in _ATTRIBUTES)
+        ]
+    for each in inner:
+        yield from iter_functions(each, spend, depth + 1)
 
 
 _SEARCHED = frozenset((Global, tuple, list, dict, Dict, Set))

@@ -280,7 +280,7 @@ class PickleMachine:
                     f"the pickle creates a {function.full} by __new__ alone, with arguments", self.position
                 )
             self._judge_inner(name, args)
-            if name.listed:
+            if name.listed and args:
                 self._spend(args)
                 self.judge_functions(created_from(name.full, args))
             if name.builder is not None and not kwargs:

@@ -29,7 +29,18 @@ from ckpttool.core.errors import (
     TruncatedError,
     UnsupportedError,
 )
-from ckpttool.core.source import Buffer, DeflatedSpan, File, Inline, Shape, Source, Span, Storage
+from ckpttool.core.source import (
+    Buffer,
+    DeflatedSpan,
+    File,
+    Inline,
+    Shape,
+    Source,
+    Span,
+    Storage,
+    cuts,
+    gather_bytes,
+)
 from ckpttool.formats import child_process
 
 # HDF5 files as lists of datasets: a child process lists them, this one reads their bytes as spans.
@@ -408,33 +419,47 @@ class ChunkedSource(NamedTuple):
 
     def read(self) -> Buffer:
         """Return the elements in C order; raise FormatError or ChecksumError for a damaged chunk."""
+        return gather_bytes(self.pieces(), math.prod(self.shape) * len(self.fill)).data
+
+    def streams(self) -> bool:
+        """Return whether the dataset is so large that it is read in rows of chunks."""
+        return cuts(self.shape, len(self.fill))
+
+    def pieces(self, *, verify: bool = True) -> Iterator[Buffer]:
+        """Yield the rows of chunks in C order; they are compared with the library's data at the end."""
         element = np.dtype(f"V{len(self.fill)}")
         declared = math.prod(self.shape) * len(self.fill)
         _require_plausible(declared, sum(chunk.size for chunk in self.chunks), self.base)
         size = math.prod(self.chunk) * len(self.fill)
         large = size > limits.current().expanded_bytes
-        # The listing has each grid position at most once.
-        missing = math.prod(-(-n // c) for n, c in zip(self.shape, self.chunk, strict=True)) - len(
-            self.chunks
-        )
-        array = np.zeros(self.shape, element)
-        if missing:
-            array[...] = np.frombuffer(self.fill, element)[0]
+        by_row: dict[int, list[Hdf5Chunk]] = {}
         for chunk in self.chunks:
-            if large:
-                _require_plausible(size, chunk.size, self.base)
-            block = np.frombuffer(self._unfiltered(chunk, size), element).reshape(self.chunk)
-            box = tuple(
-                slice(at, min(at + c, n)) for at, c, n in zip(chunk.at, self.chunk, self.shape, strict=True)
-            )
-            array[box] = block[tuple(slice(0, part.stop - part.start) for part in box)]
-        found = array.reshape(-1).view(np.uint8).data
-        if hashlib.sha256(found).hexdigest() != _digest(self.base, self.number, declared):
+            by_row.setdefault(chunk.at[0], []).append(chunk)
+        # The listing has each grid position at most once.
+        whole = math.prod(-(-n // c) for n, c in zip(self.shape[1:], self.chunk[1:], strict=True))
+        running = hashlib.sha256()
+        for row in range(0, self.shape[0], self.chunk[0]):
+            array = np.zeros((min(self.chunk[0], self.shape[0] - row), *self.shape[1:]), element)
+            chunks = by_row.get(row, [])
+            if len(chunks) < whole:
+                array[...] = np.frombuffer(self.fill, element)[0]
+            for chunk in chunks:
+                if large:
+                    _require_plausible(size, chunk.size, self.base)
+                block = np.frombuffer(self._unfiltered(chunk, size), element).reshape(self.chunk)
+                at = (0, *chunk.at[1:])
+                box = tuple(
+                    slice(a, min(a + c, n)) for a, c, n in zip(at, self.chunk, array.shape, strict=True)
+                )
+                array[box] = block[tuple(slice(0, part.stop - part.start) for part in box)]
+            piece = array.reshape(-1).view(np.uint8).data
+            running.update(piece)
+            yield piece
+        if verify and running.hexdigest() != _digest(self.base, self.number, declared):
             raise FormatError(
                 "the chunk index of a dataset is inconsistent: the HDF5 library reads different values",
                 file=file_span(self.base).file.path,
             )
-        return found
 
     def _unfiltered(self, chunk: Hdf5Chunk, size: int) -> bytes:
         data = bytes(range_source(self.base, chunk.offset, chunk.size).read())

@@ -167,6 +167,11 @@ class Permute(NamedTuple):
         """Return the same dtype and the permuted shape."""
         return dtype, tuple(shape[axis] for axis in self.axes)
 
+    @property
+    def cut_axis(self) -> int:
+        """The axis along which parts of an array are permuted one by one."""
+        return self.axes[0]
+
     def apply(self, array: np.ndarray) -> np.ndarray:
         """Return the permuted array, several times faster than NumPy's own copy for large arrays."""
         return permute_array(array, self.axes)
@@ -238,6 +243,11 @@ class Cast(NamedTuple):
     def output(self, dtype: str, shape: Shape) -> tuple[str, Shape]:  # noqa: ARG002
         """Return the new dtype and the same shape."""
         return self.dtype, shape
+
+    @property
+    def cut_axis(self) -> int:
+        """The axis of an array's elements in order: each is converted by itself."""
+        return -1
 
     def apply(self, array: np.ndarray) -> np.ndarray:
         """Return the converted array; raise MappingError if a value would change."""

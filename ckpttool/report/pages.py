@@ -34,7 +34,7 @@ from ckpttool.core.deferred import dataclass
 from ckpttool.core.digests import digest_checkpoint
 from ckpttool.core.dtypes import np
 from ckpttool.core.errors import CkpttoolError, FormatError
-from ckpttool.core.source import File, StreamedArray
+from ckpttool.core.source import File, Shape, StreamedArray
 from ckpttool.core.text import clean, shorten
 from ckpttool.core.tree import Leaf, Path, ValueLeaf, display, json_value
 from ckpttool.listing import audit
@@ -115,19 +115,20 @@ class HeatMapBuffer:
         self._most = most
         self._cells = bytearray()
 
-    def add(self, path: str, array: np.ndarray) -> HeatMap | None:
+    def add(self, path: str, array: Values) -> HeatMap | None:
         """Shrink the tensor at a display path to a picture; None if it has fewer than two numbers."""
         if array.size < 2:
             return None
-        cells, shape = shrink_matrix(to_matrix(path, array), self._most)
+        shape = matrix_shape(path, array.shape)
+        cells = shrink_matrix(array, shape, self._most)
         return self._kept(cells, shape, _largest_magnitude(cells))
 
-    def pair(self, path: str, left: np.ndarray, right: np.ndarray) -> list[HeatMap]:
+    def pair(self, path: str, left: Values, right: Values) -> list[HeatMap]:
         """Shrink two tensors of one shape to pictures of one scale, and their difference to a third."""
         if left.size < 2:
             return []
-        one, shape = shrink_matrix(to_matrix(path, left), self._most)
-        other, _ = shrink_matrix(to_matrix(path, right), self._most)
+        shape = matrix_shape(path, left.shape)
+        one, other = (shrink_matrix(each, shape, self._most) for each in (left, right))
         with np.errstate(invalid="ignore", over="ignore"):
             # The mean of differences is the difference of means.
             more = other - one
@@ -150,26 +151,37 @@ class HeatMapBuffer:
         return base64.b64encode(self._cells).decode()
 
 
-def to_matrix(path: str, array: np.ndarray) -> np.ndarray:
-    """Return the tensor as a matrix with one row (for Keras's kernels one column) per unit.
+def matrix_shape(path: str, shape: Shape) -> tuple[int, int]:
+    """Return height and width of a tensor as a matrix, one row (for Keras's kernels one column) per unit.
 
     A convolution's other axes are flattened: one filter is one row (PyTorch) or column (Keras).
     """
-    if array.dtype.kind == "c":
-        array = np.abs(array)
-    if array.ndim < 2:
-        return array.reshape(1, -1)
-    last = array.ndim > 2 and path.rpartition("/")[2] in _UNITS_LAST
-    rows = math.prod(array.shape[:-1]) if last else array.shape[0]
-    return array.reshape(rows, array.size // rows if rows else 0)
+    size = math.prod(shape)
+    if len(shape) < 2:
+        return 1, size
+    last = len(shape) > 2 and path.rpartition("/")[2] in _UNITS_LAST
+    rows = math.prod(shape[:-1]) if last else shape[0]
+    return rows, size // rows if rows else 0
 
 
-def shrink_matrix(array: np.ndarray, most: int) -> tuple[np.ndarray, tuple[int, int]]:
-    """Return a matrix's cells, each the mean of a block of numbers, and the matrix's shape.
+def _iter_strips(array: Values, width: int, rows: int) -> Iterator[np.ndarray]:
+    """Yield a matrix in strips of that many rows; of complex numbers their magnitudes."""
+    if isinstance(array, StreamedArray):
+        strips = array.blocks(rows * width)
+    else:
+        flat = array.reshape(-1)
+        strips = (flat[at : at + rows * width] for at in range(0, flat.size, rows * width))
+    for strip in strips:
+        numbers = np.abs(strip) if strip.dtype.kind == "c" else strip
+        yield numbers.reshape(-1, width)
+
+
+def shrink_matrix(array: Values, shape: tuple[int, int], most: int) -> np.ndarray:
+    """Return the cells of a matrix of that shape, each the mean of a block of numbers.
 
     A block that contains a non-finite number gets no mean. Memory use beside the array is small.
     """
-    height, width = array.shape
+    height, width = shape
     columns = max(1, min(width, math.isqrt(most), _LONGEST))
     rows = max(1, min(height, most // columns, _LONGEST))
     columns = max(1, min(width, most // rows, _LONGEST))
@@ -178,10 +190,9 @@ def shrink_matrix(array: np.ndarray, most: int) -> tuple[np.ndarray, tuple[int, 
     counts = np.minimum(starts + wide, width) - starts
     cells = np.empty((-(-height // tall), len(starts)))
     with np.errstate(invalid="ignore", over="ignore"):
-        for row in range(len(cells)):
-            strip = array[row * tall : (row + 1) * tall]
+        for row, strip in enumerate(_iter_strips(array, width, tall)):
             cells[row] = _sum_blocks(strip, starts, wide) / (counts * len(strip))
-    return cells, (height, width)
+    return cells
 
 
 def _sum_blocks(strip: np.ndarray, starts: np.ndarray, wide: int) -> np.ndarray:
@@ -489,7 +500,7 @@ def _compare_values(change: ChangedEntry, pictures: HeatMapBuffer, number: int) 
         or "string" in (left.dtype, right.dtype)
     ):
         return {}
-    arrays = left.array(), right.array()
+    arrays = left.values(), right.values()
     moments = [compute_moments(each) for each in arrays]
     both = moments[0] + moments[1]
     bins = [list(histogram(each, both)) for each in arrays]
@@ -983,9 +994,8 @@ def _read_tensors(
     heat_maps: dict[str, HeatMap] = {}
     names = listing.checkpoint.tree.names
 
-    def add_heat_map(at: Path, leaf: Leaf, values: Values) -> None:
-        array = leaf.array() if isinstance(values, StreamedArray) else values
-        if (made := pictures.add(names[at], array)) is not None:
+    def add_heat_map(at: Path, _: Leaf, values: Values) -> None:
+        if (made := pictures.add(names[at], values)) is not None:
             heat_maps[names[at]] = made
 
     values = compute_stats(listing.checkpoint, listing.binding, glob, progress, seen=add_heat_map)
