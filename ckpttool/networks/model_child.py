@@ -1256,8 +1256,10 @@ class KerasRunner(TensorFlowRunner):
             else:
                 made = type(self.model).from_config(_in_float64(self.model.get_config()))
             self.exact = made
-            self.call(names, arrays, exact=True)
-            made.set_weights(self.model.get_weights())
+            if len(made.weights) != len(self.model.weights):
+                self.call(names, arrays, exact=True)  # the first call creates the others
+            for variable, value in paired(made.weights, self.model.weights):
+                variable.assign(_widened(to_array(value)))
         except Exception:
             self.exact = None
             raise
@@ -1383,10 +1385,11 @@ class KerasRunner(TensorFlowRunner):
         layer = layers[path]
         known = {*map(id, (self.exact if exact else self.model).weights)}
         own = dict(own_tensors(layer, known))
+        start = "" if path == ROOT else path + "/"
         for found, each in layers.items():
-            if found.startswith(path + "/"):
+            if found.startswith(start) and found != path:
                 rows = own_tensors(each, known)
-                own.update((found[len(path) + 1 :] + "/" + name, variable) for name, variable in rows)
+                own.update((found[len(start) :] + "/" + name, variable) for name, variable in rows)
         with contextlib.ExitStack() as undo:
             for name, array in changes["tensors"].items():
                 variable = own[name]
@@ -1419,9 +1422,15 @@ def _keras_setting(layer: Any, name: str, value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
+def _widened(array: Any) -> Any:
+    return array.astype(np.float64) if array.dtype == np.float32 else array
+
+
 def _in_float64(config: Any) -> Any:
-    """Return a Keras configuration with float64 in place of float32."""
+    """Return a Keras configuration with float64 in place of float32, whose weights begin with zeros."""
     if isinstance(config, dict):
+        if config.get("module") == "keras.initializers" and config.get("registered_name") is None:
+            return dict(config, class_name="Zeros", config={})
         if config.get("class_name") in ("DTypePolicy", "Policy"):
             return dict(config, config={"name": "float64"})
         return {
