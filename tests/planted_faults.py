@@ -289,7 +289,9 @@ MORE_FAULTS = {
     "aligned corners": Fault(
         "upsampler", "mix|up_sampling.*|conc.*", options={"align": True}, words="corner|interpol|upsampl"
     ),
-    "concatenation exchanged": Fault("upsampler", "mix|conc.*", options={"swapped": True}, words="order"),
+    "concatenation exchanged": Fault(
+        "upsampler", "mix|conc.*", options={"swapped": True}, words="concatenation|parts of"
+    ),
     "transposed convolution's channels": Fault(
         "upsampler", "up", put("up.weight", lambda x: x.transpose(0, 1)), words="transposed"
     ),
@@ -391,8 +393,12 @@ MORE_FAULTS = {
     "scale of a norm without 1": Fault("gated", "norm", put("norm.weight", lambda x: x - 1), words=_DIFFERS),
     "deviation for half of it": Fault("vae", "decode", options={"half": False}, words="exp.*/ 2.*exp"),
     "heads exchanged": Fault("vae", "mean|spread", swap("mean", "spread"), words="weights of A's"),
-    "outputs exchanged": Fault("vae", "outputs|decode", options={"swapped": True}, words="output|order"),
-    "state and action exchanged": Fault("critic", "hidden|conc.*", options={"swapped": True}, words="order"),
+    "outputs exchanged": Fault(
+        "vae", "outputs|decode|spread|0", options={"swapped": True}, words="output|order"
+    ),
+    "state and action exchanged": Fault(
+        "critic", "hidden|conc.*", options={"swapped": True}, words="concatenation|parts of"
+    ),
     "maximum for minimum": Fault("critic", "outputs|q1|q2", options={"difference": True}, words="max|min"),
     "advantages around nothing": Fault("dueling", "outputs|advantage", options={"mean": ""}, words="mean"),
     "advantages around the maximum": Fault(
@@ -412,7 +418,9 @@ MORE_FAULTS = {
     "stale statistics": Fault(
         "normalized", "hidden|normalizer", put("centre", lambda x: x + 0.2), words="centre|normalizer"
     ),
-    "shared slope": Fault("slopes", "prelu", put("prelu.weight", lambda x: x * 0 + x.mean()), words=_DIFFERS),
+    "shared slope": Fault(
+        "slopes", "prelu", put("prelu.weight", lambda x: x * 0 + x.mean()), words="everywhere"
+    ),
     "slope of a leaky relu": Fault("slopes", "leak", options={"slope": 0.2}, words="slope|leaky"),
     "alpha of an elu": Fault("slopes", "elu", options={"alpha": 0.5}, words="alpha|elu"),
     "groups of a norm": Fault("groups", "norm", options={"groups": 4}, words="groups"),
@@ -425,7 +433,7 @@ MORE_FAULTS = {
                 for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
             )
         ),
-        words="direction|order|backward",
+        words="_reverse|backward",
     ),
     "bias of the forget gate": Fault("stacked", "both", forgotten_bias, words=_DIFFERS),
     "recurrent gates transposed": Fault(
@@ -459,7 +467,7 @@ MORE_FAULTS = {
     "8 bits": Fault("block", "norm|attention|up", on_all(quantized, "weight"), words="8 bits"),
     "scaled weights": Fault("words", "2", put("2.weight", lambda x: x * 1.1), words="1.1 times"),
     "last row zero": Fault(
-        "block", "down", put("down.weight", lambda x: x * (x != x[-1])), words="1 of 8 rows|differs"
+        "block", "down", put("down.weight", lambda x: x * (x != x[-1])), words="1 of 8 rows"
     ),
     "norm of the weights lost": Fault(
         "mlp", "4", put("4.weight", lambda x: x / x.norm(dim=1, keepdim=True)), words="norm of the weights"

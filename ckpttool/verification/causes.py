@@ -651,6 +651,8 @@ def translate_tensors(
 
     The result is empty if the catalogue has no such pair of layers.
     """
+    if {name: x.shape for name, x in tensors.items()} == {name: x.shape for name, x in like.items()}:
+        return dict(tensors)  # of one framework: the catalogue would transpose square matrices
     ways = {_is_backward(name) for name in tensors} & {_is_backward(name) for name in like}
     if len(ways) < 2:
         return _translate_layer(tensors, like)
@@ -826,20 +828,26 @@ def _other_numbers(title: str, known: str, a: np.ndarray, b: np.ndarray) -> Caus
     """Return a factor, a grid of few numbers, or the size of the difference."""
     a, b = a.astype(np.float64), b.astype(np.float64)
     scale, apart = float(np.abs(a).max()) or 1.0, np.abs(a - b)
+    rows = np.flatnonzero(apart.reshape(len(a), -1).any(1)) if a.ndim > 1 else np.arange(1)
+    if a.ndim > 1 and len(rows) < len(a):
+        shown = abbreviate_list([str(row) for row in rows], 3)
+        zero = f"{title} is zero, A's {known} is not"
+        what = _size_text(title, known, float(apart.max()) / scale) if b[rows].any() else zero
+        return Cause(f"{what}, in {len(rows):,} of {len(a):,} rows: {shown}")
     factor = float((a * b).sum() / ((a * a).sum() or 1.0))
     if factor and float(np.abs(b - factor * a).max()) <= _SAME * scale:
         return Cause(f"{title} is {factor:.6g} times A's {known}")
     if a.ndim > 1 and _is_affine(b, a, _SAME * scale, shifted=False):
         return Cause(f"each row of {title} is that of A's {known} times a number: a norm of the weights")
-    text = f"{title} differs from A's {known} by up to {float(apart.max()) / scale:.1e} of its largest number"
-    steps = np.diff(np.unique(b))
-    if steps.size and b.size > _FEW_VALUES > steps.size and np.unique(a).size > _FEW_VALUES:
-        return Cause(f"{text}: it has only {steps.size + 1} different numbers, e.g. of 8 bits")
-    rows = np.flatnonzero(apart.reshape(len(a), -1).any(1)) if a.ndim > 1 else ()
-    if a.ndim > 1 and len(rows) < len(a):
-        shown = abbreviate_list([str(row) for row in rows], 3)
-        return Cause(f"{text}, in {len(rows):,} of {len(a):,} rows: {shown}")
+    text = _size_text(title, known, float(apart.max()) / scale)
+    steps = b * (_STEPS / float(np.abs(b).max()))
+    if b.size > 4 and np.abs(steps - steps.round()).max() < _ON_STEP and apart.max() <= scale / _STEPS:
+        return Cause(f"{title} is A's {known} rounded to {2 * _STEPS + 1} steps: 8 bits")
     return Cause(text, other_numbers=True)
+
+
+def _size_text(title: str, known: str, share: float) -> str:
+    return f"{title} differs from A's {known} by up to {share:.1e} of its largest number"
 
 
 def _order_cause(title: str, known: str, a: np.ndarray, b: np.ndarray) -> Cause:
@@ -891,7 +899,7 @@ def _reversed_text(title: str, axes: Sequence[int], tensor: np.ndarray) -> str:
 
 
 _SAME = 1e-6
-_FEW_VALUES = 256
+_STEPS, _ON_STEP = 127, 1e-3  # of numbers in 8 bits
 
 
 def _find_rounding(a: np.ndarray, b: np.ndarray) -> str | None:
@@ -938,13 +946,15 @@ def relate_arrays(a: np.ndarray, b: np.ndarray, bound: float) -> Cause | None:
     factor = float((a * b).sum()) / length if length else 0.0
     if factor and float(np.abs(a - factor * b).max()) <= bound * scale:
         return Cause(f"A's numbers are {factor:.6g} times B's", confirmed=True)
+    if (cause := _function_of(a, b, bound)) is not None:
+        return cause
     for axis in {a.ndim - 1, 1} if a.ndim > 1 else ():
         if _is_affine(np.moveaxis(a, axis, 0), np.moveaxis(b, axis, 0), bound * scale):
             return Cause(
                 "each feature of A is B's with a scale and a shift: a normalizer, or another one's numbers",
                 confirmed=True,
             )
-    return _function_of(a, b, bound)
+    return None
 
 
 def _function_of(a: np.ndarray, b: np.ndarray, bound: float) -> Cause | None:
@@ -1005,8 +1015,34 @@ def between_cause(after: tuple[np.ndarray, np.ndarray], bound: float) -> Cause |
         x, y = (np.where(np.isfinite(each), each, 0.0) for each in (a, other))
         cause = relate_arrays(x, y, bound)
     if cause is None and is_reordered(a, b, bound):
-        cause = Cause("B has the numbers of A in another order", confirmed=True)
+        text = _name_border(a, b, bound) or _name_order(a, b, bound)
+        cause = Cause(text or "B has the numbers of A in another order", confirmed=True)
     return cause
+
+
+def _name_border(a: np.ndarray, b: np.ndarray, bound: float) -> str | None:
+    """Return how two sides pad the same numbers with zeros."""
+    inner = [without_border(each) for each in (a, b)]
+    if inner[0].shape == a.shape or align_arrays(*inner)[0] > bound:
+        return None
+    for axis in range(1, a.ndim) if a.shape == b.shape else ():
+        widths = []
+        for each in (a, b):
+            there = np.flatnonzero(np.moveaxis(each, axis, 0).reshape(each.shape[axis], -1).any(1))
+            widths.append((int(there[0]), int(each.shape[axis] - 1 - there[-1])))
+        if widths[0] != widths[1]:
+            pads = [f"{low} before and {high} after" for low, high in widths]
+            return f"the padding of axis {axis} is {pads[0]} in A, {pads[1]} in B"
+    return None
+
+
+def _name_order(a: np.ndarray, b: np.ndarray, bound: float) -> str | None:
+    """Return the order of B's features along one axis."""
+    for turned, axis in itertools.product(_turned(a, b), {1, a.ndim - 1}):
+        rows = [np.moveaxis(each, axis, -1).reshape(-1, a.shape[axis]) for each in (a, turned)]
+        if turned.shape == a.shape and (order := find_order(rows[0], rows[1], bound)) is not None:
+            return f"B has the numbers of A in another order along axis {axis}: {describe_order(order)[0]}"
+    return None
 
 
 def computation_cause(

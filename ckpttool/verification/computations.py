@@ -296,7 +296,8 @@ def _gated(operands: Sequence[Term]) -> Iterator[Term]:
 def _mixed(operands: Sequence[Term]) -> Iterator[Term]:
     """Yield sums of the outputs of experts, each times its share of a gate."""
     for gate, x in operands:
-        experts = [each for each in operands if each.text != gate and each.array.ndim == x.ndim == 2]
+        others = {each.text: each for each in reversed(operands) if each.array.ndim == x.ndim == 2}
+        experts = [each for each in reversed(others.values()) if each.text != gate]
         count = x.shape[-1]
         for shape in {each.array.shape for each in experts}:
             # The last one is first: they are called in the order of the gate's features.

@@ -714,6 +714,8 @@ class _Rounds:
 
     def further(self, main: ComparisonRound) -> ComparisonRound:
         """Compare on further inputs; return the first round that differs, which the sides then have."""
+        if not self._session.further:
+            return main
         seen = self._session.assumed, self._session.notes
         notes, assumed = list(self._session.notes), list(self._session.assumed)
         for title, arrays in self._session.further:
@@ -1174,10 +1176,11 @@ class _LayerFinder:
 
     def _computed(self, until: LayerCallPair | None, after: tuple[np.ndarray, np.ndarray]) -> Cause | None:
         """Return the computations of both sides between layers, by the outputs of A's layers before one."""
-        earlier = [each for each in self._layers[0] if not each.composed]
+        earlier = list(self._layers[0])
         if until is not None:
             earlier = earlier[: next(n for n, each in enumerate(earlier) if each.key == until.a.key)]
-        earlier = earlier[-_MOST_OPERANDS:]
+        # Layers without tensors are what is to be named.
+        earlier = [each for each in earlier if each.tensors and not each.composed][-_MOST_OPERANDS:]
         a = self._session.sides[0]
         calls = a.capture([(ROOT, 0), *(each.key for each in earlier)], exact=self._exact)
         operands = [
@@ -1333,7 +1336,7 @@ class _LayerFinder:
         side = "AB".index(word)
         program, layers = self._session.sides[side], self._layers[side]
         keys = [each.key for each in layers]
-        first, again = (program.capture(keys, exact=self._exact) for _ in range(2))
+        first, again = (program.run_and_capture(keys, exact=self._exact)[1] for _ in range(2))
         cause = Cause(
             f"{word} gives other outputs at every call: dropout or noise is active in evaluation, or calls "
             "change its state",
