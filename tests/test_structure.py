@@ -40,7 +40,7 @@ MOST = {
     "libraries": (11_800, 75),
     "networks": (9_500, 86),
     "evaluation": (11_600, 115),
-    "verification": (5_000, 49),
+    "verification": (5_800, 51),
     "conversion": (8_000, 51),
     "commands": (12_300, 105),
     "report": (2_700, 34),

@@ -441,7 +441,7 @@ class _Hypothesis:
     tensors: Mapping[str, np.ndarray] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
     given: np.ndarray | None = None
-    """the layer's input in the place of its own"""
+    """another input of the layer"""
 
 
 def _zeroed(tensors: Mapping[str, np.ndarray], names: Sequence[str]) -> _Hypothesis:

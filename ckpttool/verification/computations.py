@@ -1,4 +1,4 @@
-"""What models compute between layers: formulas of the outputs of earlier layers, tested by their numbers.
+"""Computations between layers: formulas of the outputs of earlier layers, tested by their numbers.
 
 Where two models part between layers whose inputs agree, each side's values are compared with the results of
 known formulas. If one formula gives A's values and another one B's, the difference is that between them.
