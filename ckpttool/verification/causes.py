@@ -244,7 +244,11 @@ def _likeness(a: ModelLayer, b: ModelLayer) -> float:
         {each.values for each in a.tensors if not each.constant} & {each.values for each in b.tensors}
     )
     sizes = [
-        Counter(_size(each) for each in layer.tensors if sum(extent > 1 for extent in each.shape) > 1)
+        Counter(
+            _size(each)
+            for each in layer.tensors
+            if sum(extent > 1 for extent in each.shape) > 1 and find_role(each.name) != "bias"
+        )
         for layer in (a, b)
     ]
     alike = sizes[0] == sizes[1]
@@ -828,17 +832,22 @@ def _other_numbers(title: str, known: str, a: np.ndarray, b: np.ndarray) -> Caus
     """Return a factor, a grid of few numbers, or the size of the difference."""
     a, b = a.astype(np.float64), b.astype(np.float64)
     scale, apart = float(np.abs(a).max()) or 1.0, np.abs(a - b)
-    rows = np.flatnonzero(apart.reshape(len(a), -1).any(1)) if a.ndim > 1 else np.arange(1)
-    if a.ndim > 1 and len(rows) < len(a):
-        shown = abbreviate_list([str(row) for row in rows], 3)
-        zero = f"{title} is zero, A's {known} is not"
-        what = _size_text(title, known, float(apart.max()) / scale) if b[rows].any() else zero
-        return Cause(f"{what}, in {len(rows):,} of {len(a):,} rows: {shown}")
+    for axis in range(a.ndim) if a.ndim > 1 else ():
+        rows = np.flatnonzero(np.moveaxis(apart, axis, 0).reshape(a.shape[axis], -1).any(1))
+        if len(rows) < a.shape[axis]:
+            word = "rows" if not axis else f"rows of axis {axis}"
+            shown = abbreviate_list([str(row) for row in rows], 3)
+            zero = f"{title} is zero, A's {known} is not"
+            filled = np.take(b, rows, axis).any()
+            what = _size_text(title, known, float(apart.max()) / scale) if filled else zero
+            return Cause(f"{what}, in {len(rows):,} of {a.shape[axis]:,} {word}: {shown}")
     factor = float((a * b).sum() / ((a * a).sum() or 1.0))
     if factor and float(np.abs(b - factor * a).max()) <= _SAME * scale:
         return Cause(f"{title} is {factor:.6g} times A's {known}")
-    if a.ndim > 1 and _is_affine(b, a, _SAME * scale, shifted=False):
-        return Cause(f"each row of {title} is that of A's {known} times a number: a norm of the weights")
+    for axis in range(a.ndim) if a.ndim > 1 else ():
+        sides = (np.moveaxis(each, axis, 0) for each in (b, a))
+        if _is_affine(*sides, _SAME * scale, shifted=False):
+            return Cause(f"each row of {title} is that of A's {known} times a number: a norm of the weights")
     text = _size_text(title, known, float(apart.max()) / scale)
     steps = b * (_STEPS / float(np.abs(b).max()))
     if b.size > 4 and np.abs(steps - steps.round()).max() < _ON_STEP and apart.max() <= scale / _STEPS:

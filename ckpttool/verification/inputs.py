@@ -239,7 +239,7 @@ def parse_named_shapes(texts: Sequence[str]) -> dict[str, tuple[int, ...]]:
 
 
 _BATCH, _LARGE_BATCH, _SMALLEST = 32, 8, 4
-_MOST_NUMBERS, _MOST_OF_HUGE = 1 << 20, 1 << 16
+_FEWEST, _MOST_NUMBERS = 2, 1 << 20
 _LARGE_MODEL, HUGE_MODEL = 1 << 22, 1 << 24
 _UNLIMITED = 1000  # integers of an input that is looked up nowhere, e.g. the number of a step
 _FURTHER_ROWS, _FURTHER_ROUNDS, _WIDE = 4, 7, 10.0
@@ -250,20 +250,18 @@ def draw_inputs(
 ) -> list[np.ndarray]:
     """Return A's inputs: always the same for one seed; the last rows are small and large.
 
-    `size` is the number of weights: a large model gets fewer rows, and a huge one's last row is ten times
-    as large.
+    `size` is the number of weights: a large model gets fewer rows, a huge one two, the last ten times larger.
     """
     generator = np.random.default_rng(seed)
     largest = max(math.prod(pair.shape_a) for pair in pairs)
-    most = _BATCH if size < _LARGE_MODEL else _LARGE_BATCH if size < HUGE_MODEL else _SMALLEST
-    rows = batch or max(_SMALLEST, min(most, _MOST_NUMBERS // max(largest, 1)))
-    if size >= HUGE_MODEL and batch is None:
-        rows = max(2, min(rows, _MOST_OF_HUGE // max(largest, 1)))
+    most = _BATCH if size < _LARGE_MODEL else _LARGE_BATCH
+    huge = size >= HUGE_MODEL and batch is None
+    rows = batch or (_FEWEST if huge else max(_SMALLEST, min(most, _MOST_NUMBERS // max(largest, 1))))
     scales = np.ones(rows)
-    if rows >= _SMALLEST:
-        scales[-2:] = 0.1, 3.0
-    if size >= HUGE_MODEL and batch is None:
+    if huge:
         scales[-1] = _WIDE
+    elif rows >= _SMALLEST:
+        scales[-2:] = 0.1, 3.0
     found = []
     for pair in pairs:
         shape = (rows, *pair.shape_a)

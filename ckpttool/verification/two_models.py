@@ -1187,7 +1187,7 @@ class _LayerFinder:
             Term(each.title, array)
             for each in reversed(earlier)
             if each.key in calls
-            for array in (*calls[each.key].before[:1], *calls[each.key].made[:1])
+            for array in (calls[each.key].before or calls[each.key].made)[:1]
         ]
         operands += [
             Term(f"the input of {each.title}", x)
