@@ -971,7 +971,7 @@ def _function_of(a: np.ndarray, b: np.ndarray, bound: float) -> Cause | None:
     for one, x, other, y in (("A", a, "B", b), ("B", b, "A", a)):
         name = name_activation(y, x, bound)
         if name is not None and name != "no activation":
-            return Cause(f"{one} applies {name}, {other} does not", confirmed=True)
+            return Cause(f"{one}'s numbers are {name} of {other}'s", confirmed=True)
         low, high = float(x.min()), float(x.max())
         if low < high and float(np.abs(np.clip(y, low, high) - x).max()) <= bound * max(-low, high):
             return Cause(
@@ -1073,7 +1073,10 @@ def computation_cause(
     for text, x in operands:
         if x.shape != a.shape or not x.any():
             continue
-        factor = float((apart * x).sum() / (x * x).sum())
+        size = float((x * x).sum())
+        factor, whole = float((apart * x).sum()) / size, float((a * x).sum()) / size
+        if float(np.abs(a - whole * x).max()) <= bound * scale:
+            continue  # A's own numbers are a multiple of it: so are B's
         if abs(factor) > bound and float(np.abs(apart - factor * x).max()) <= bound * scale:
             sides = ("A", "B") if factor > 0 else ("B", "A")
             times = "" if abs(abs(factor) - 1) <= bound else f"{abs(factor):.6g} times "
