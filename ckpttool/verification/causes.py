@@ -845,8 +845,8 @@ def _other_numbers(title: str, known: str, a: np.ndarray, b: np.ndarray) -> Caus
     if factor and float(np.abs(b - factor * a).max()) <= _SAME * scale:
         return Cause(f"{title} is {factor:.6g} times A's {known}")
     for axis in range(a.ndim) if a.ndim > 1 else ():
-        sides = (np.moveaxis(each, axis, 0) for each in (b, a))
-        if _is_affine(*sides, _SAME * scale, shifted=False):
+        one, other = np.moveaxis(b, axis, 0), np.moveaxis(a, axis, 0)
+        if _is_affine(one, other, _SAME * scale, shifted=False):
             return Cause(f"each row of {title} is that of A's {known} times a number: a norm of the weights")
     text = _size_text(title, known, float(apart.max()) / scale)
     steps = b * (_STEPS / float(np.abs(b).max()))
