@@ -1,4 +1,4 @@
-"""`verify` of two models of 25 million parameters, beside importing both frameworks.
+"""`verify` and `convert --like` of large models, beside importing both frameworks.
 
 `--record` keeps the figures; `--document` writes verification.md from them, from `python -m
 tests.planted_faults --record`, `python -m tests.replayed_faults --record` and `python -m tests.right_pairs
@@ -51,6 +51,14 @@ else:
         layer.set_weights([kernel, bias])
     model.save(f"{folder}/{width}.keras")
 """
+# Models of applications: in Keras with random numbers; PyTorch's state_dict is converted from it.
+LARGE = {"resnet50": "3,96,96", "transformer": "32"}
+_WRITE_LARGE = """
+import sys, numpy as np
+from benchmarks import verifying
+verifying.write_large(sys.argv[1], sys.argv[2])
+"""
+WORDS, WIDTH_OF_WORDS, BLOCKS = 20_000, 768, 12
 
 
 def linear(width: int, depth: int) -> Any:
@@ -60,6 +68,109 @@ def linear(width: int, depth: int) -> Any:
     return nn.Sequential(
         *(each for _ in range(depth) for each in (nn.Linear(width, width, bias=True), nn.ReLU()))
     )
+
+
+def resnet50() -> Any:
+    """Return torchvision's ResNet50 with what keras.applications has: strides first, biases, epsilon."""
+    import torch
+    from torch import nn
+
+    def norm(width: int) -> nn.Module:
+        return nn.BatchNorm2d(width, eps=1.001e-5)
+
+    class Bottleneck(nn.Module):
+        def __init__(self, inputs: int, width: int, stride: int, projects: bool) -> None:
+            super().__init__()
+            if projects:
+                self.downsample = nn.Sequential(nn.Conv2d(inputs, 4 * width, 1, stride), norm(4 * width))
+            self.conv1, self.bn1 = nn.Conv2d(inputs, width, 1, stride), norm(width)
+            self.conv2, self.bn2 = nn.Conv2d(width, width, 3, padding=1), norm(width)
+            self.conv3, self.bn3 = nn.Conv2d(width, 4 * width, 1), norm(4 * width)
+            self.projects = projects
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = torch.relu(self.bn1(self.conv1(x)))
+            y = torch.relu(self.bn2(self.conv2(y)))
+            return torch.relu(self.bn3(self.conv3(y)) + (self.downsample(x) if self.projects else x))
+
+    rows: list[nn.Module] = [nn.Conv2d(3, 64, 7, 2, 3), norm(64), nn.ReLU(), nn.MaxPool2d(3, 2, 1)]
+    inputs = 64
+    for stage, (width, depth) in enumerate(((64, 3), (128, 4), (256, 6), (512, 3))):
+        for block in range(depth):
+            rows.append(Bottleneck(inputs, width, 2 if stage and not block else 1, not block))
+            inputs = 4 * width
+    head = nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2048, 1000), nn.Softmax(-1)
+    return nn.Sequential(*rows, *head)
+
+
+def transformer() -> Any:
+    """Return an encoder of words with 100 million parameters."""
+    import torch
+    from torch import nn
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.norm2 = (nn.LayerNorm(WIDTH_OF_WORDS, eps=1e-5) for _ in range(2))
+            self.attention = nn.MultiheadAttention(WIDTH_OF_WORDS, 12, batch_first=True)
+            self.up = nn.Linear(WIDTH_OF_WORDS, 4 * WIDTH_OF_WORDS)
+            self.down = nn.Linear(4 * WIDTH_OF_WORDS, WIDTH_OF_WORDS)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.norm(x)
+            x = x + self.attention(y, y, y, need_weights=False)[0]
+            return x + self.down(nn.functional.gelu(self.up(self.norm2(x))))
+
+    class Encoder(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed = nn.Embedding(WORDS, WIDTH_OF_WORDS)
+            self.blocks = nn.ModuleList(Block() for _ in range(BLOCKS))
+            self.norm, self.head = nn.LayerNorm(WIDTH_OF_WORDS, eps=1e-5), nn.Linear(WIDTH_OF_WORDS, 16)
+
+        def forward(self, words: torch.Tensor) -> torch.Tensor:
+            x = self.embed(words)
+            for each in self.blocks:
+                x = each(x)
+            return self.head(self.norm(x))
+
+    return Encoder()
+
+
+def _keras_transformer() -> Any:
+    from keras import Model, activations, layers
+
+    def norm(name: str) -> Any:
+        return layers.LayerNormalization(epsilon=1e-5, name=name)
+
+    words = layers.Input((32,), dtype="int32")
+    x = layers.Embedding(WORDS, WIDTH_OF_WORDS, name="embed")(words)
+    for number in range(BLOCKS):
+        name = f"blocks_{number}"
+        y = norm(f"{name}_norm")(x)
+        x = x + layers.MultiHeadAttention(12, WIDTH_OF_WORDS // 12, name=f"{name}_attention")(y, y)
+        y = layers.Dense(4 * WIDTH_OF_WORDS, name=f"{name}_up")(norm(f"{name}_norm2")(x))
+        x = x + layers.Dense(WIDTH_OF_WORDS, name=f"{name}_down")(activations.gelu(y))
+    return Model(words, layers.Dense(16, name="head")(norm("norm")(x)))
+
+
+def write_large(name: str, folder: str) -> None:
+    """Write a model of `LARGE` in Keras, with random numbers in every vector too."""
+    import keras
+    import numpy as np
+
+    shape = (96, 96, 3)
+    model = (
+        keras.applications.ResNet50(weights=None, input_shape=shape, pooling="avg", include_top=True)
+        if name == "resnet50"
+        else _keras_transformer()
+    )
+    draw = np.random.default_rng(0)
+    for each in model.weights:
+        if len(each.shape) < 2:
+            # A variance is positive, and sums over 50 layers stay finite.
+            each.assign(draw.uniform(0.5, 1.0, each.shape).astype("float32"))
+    model.save(f"{folder}/{name}.keras")
 
 
 def commands(folder: str) -> dict[str, list[str]]:
@@ -76,10 +187,25 @@ def commands(folder: str) -> dict[str, list[str]]:
         for framework in ("torch", "keras"):
             arguments = [framework, folder, str(width), str(DEPTH)]
             subprocess.run([sys.executable, "-c", _WRITE, *arguments], check=True, cwd=ROOT)
-        tool = [sys.executable, "-m", "ckpttool", "verify", f"{folder}/{width}.keras", f"{folder}/{width}.pt"]
+        tool = [*_TOOL, "verify", f"{folder}/{width}.keras", f"{folder}/{width}.pt"]
         settings = json.dumps({"width": width, "depth": DEPTH})
         found[title] = [*tool, "--like-b", "benchmarks.verifying:linear", "--like-args-b", settings, "-q"]
+    for name, shape in LARGE.items():
+        found |= large_commands(folder, name, shape)
     return found
+
+
+_TOOL = [sys.executable, "-m", "ckpttool"]
+
+
+def large_commands(folder: str, name: str, shape: str) -> dict[str, list[str]]:
+    """Write a large model in Keras and convert it; return the conversion and the comparison."""
+    subprocess.run([sys.executable, "-c", _WRITE_LARGE, name, folder], check=True, cwd=ROOT)
+    files, factory = [f"{folder}/{name}.{end}" for end in ("keras", "pt")], f"benchmarks.verifying:{name}"
+    convert = [*_TOOL, "convert", *files, "--like", factory, "--input-shape", shape, "--force"]
+    subprocess.run([*convert, "-q"], check=True, cwd=ROOT)
+    verify = [*_TOOL, "verify", *files, "--like-b", factory, "-q"]
+    return {f"ckpttool convert --like ({name})": [*convert, "-q"], f"ckpttool verify ({name})": verify}
 
 
 def figures() -> dict[str, Any]:
@@ -89,8 +215,9 @@ def figures() -> dict[str, Any]:
 
 
 def record(name: str, rows: Sequence[dict[str, Any]]) -> None:
-    """Replace one part of the record."""
-    text = json.dumps({**figures(), name: list(rows)}, indent=1, ensure_ascii=False)
+    """Replace one part of the record; how the costs were measured goes with them."""
+    kept = {key: value for key, value in figures().items() if (name, key) != ("cost", "once")}
+    text = json.dumps({**kept, name: list(rows)}, indent=1, ensure_ascii=False)
     FIGURES.write_text(text + "\n", encoding="utf-8")
 
 
@@ -144,7 +271,9 @@ _COST = """
 
 `python -m benchmarks.verifying --record`: `verify` of {depth} dense layers of width {width} and of {small},
 in Keras and in PyTorch, each in a new process, with a float64 run of each and the comparison of all layers.
-Memory is that of the largest process. Ratios are medians of those of each round.
+Memory is that of the largest process. Ratios are medians of those of each round. `resnet50` is the ResNet50
+of keras.applications at 96 pixels (file: 98 MiB), `transformer` an encoder with 100 million parameters
+(file: 383 MiB), both with random weights; {once}
 
 """
 
@@ -216,7 +345,8 @@ def _pair_lines(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
 def _cost(found: dict[str, Any]) -> Iterator[str]:
     if "cost" not in found:
         return
-    yield _COST.format(depth=DEPTH, width=WIDTH, small=WIDTH // 32)
+    once = "all rows are of one run." if not found.get("once") else found["once"]
+    yield _COST.format(depth=DEPTH, width=WIDTH, small=WIDTH // 32, once=once)
     yield "| command | seconds | processor seconds | MiB | times the imports | in processor time |\n"
     yield "|---|---:|---:|---:|---:|---:|\n"
     for row in found["cost"]:

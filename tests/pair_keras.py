@@ -9,6 +9,7 @@ model with layers of its own), the model, its options, and the `.npz` file with 
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -67,6 +68,35 @@ class TiedDense(layers.Layer):
 
     def call(self, x: Any) -> Any:
         return ops.matmul(x, ops.transpose(self.embed.embeddings))
+
+
+class Root(layers.Layer):
+    """Divides by the root of the mean square, and multiplies by a weight."""
+
+    def __init__(self, eps: float, **options: Any) -> None:
+        super().__init__(**options)
+        self.eps = eps
+
+    def build(self, shape: Any) -> None:
+        self.weight = self.add_weight(shape=(shape[-1],), name="weight")
+
+    def call(self, x: Any) -> Any:
+        return x * ops.rsqrt(ops.mean(x * x, -1, keepdims=True) + self.eps) * self.weight
+
+
+class Normalizer(layers.Layer):
+    """Subtracts a mean and divides by a deviation, or by the variance."""
+
+    def __init__(self, root: bool, **options: Any) -> None:
+        super().__init__(**options)
+        self.root = root
+
+    def build(self, shape: Any) -> None:
+        self.centre = self.add_weight(shape=(shape[-1],), name="centre", trainable=False)
+        self.variance = self.add_weight(shape=(shape[-1],), name="variance", trainable=False)
+
+    def call(self, x: Any) -> Any:
+        return (x - self.centre) / (ops.sqrt(self.variance) if self.root else self.variance)
 
 
 # The models; options have the names of pair_models.py.
@@ -185,25 +215,257 @@ def activated(activation: str = "ReLU", eps: float = 1e-5) -> Any:
     return keras.Sequential([layers.Input((6,)), *rows])
 
 
+def residual(
+    skip: bool = True, early: bool = False, end: bool = False, eps: float = 1e-5, pool: str = "mean"
+) -> Any:
+    """A residual block, a convolution with stride 2, and a mean over all positions."""
+    inputs = layers.Input((10, 10, 3))
+    x = layers.Conv2D(4, 3, padding="same", name="conv")(inputs)
+    x = ops.relu(layers.BatchNormalization(epsilon=1e-5, name="norm")(x))
+    y = layers.Conv2D(4, 3, padding="same", name="conv1")(x)
+    y = ops.relu(layers.BatchNormalization(epsilon=1e-5, name="norm1")(y))
+    y = layers.Conv2D(4, 3, padding="same", name="conv2")(y)
+    y = layers.BatchNormalization(epsilon=eps, name="norm2")(y)
+    y = ops.relu(y) + x if early else ops.relu(y + x if skip else y)
+    if not end:
+        y = layers.ZeroPadding2D(1)(y)
+    y = layers.Conv2D(6, 3, 2, padding="same" if end else "valid", activation="relu", name="down")(y)
+    y = layers.GlobalAveragePooling2D()(y) if pool == "mean" else layers.GlobalMaxPooling2D()(y)
+    return keras.Model(inputs, layers.Dense(3, name="head")(y))
+
+
+def _aligned(size: int) -> np.ndarray:
+    """Return the matrix that doubles an axis with its ends in place."""
+    at = np.linspace(0, size - 1, 2 * size)
+    return np.maximum(0, 1 - np.abs(at[:, None] - np.arange(size))).astype(np.float32)
+
+
+def upsampler(
+    mode: str = "bilinear", align: bool = False, swapped: bool = False, last: str = "Sigmoid"
+) -> Any:
+    """Convolutions, an image of twice the size beside a skipped one, and a transposed convolution."""
+    inputs = layers.Input((6, 8, 3))
+    x = layers.Conv2D(4, 3, padding="same", activation="relu", name="conv")(inputs)
+    y = layers.Conv2D(4, 3, padding="same", activation="relu", name="low")(layers.MaxPooling2D()(x))
+    if align:
+        y = ops.einsum("ih,bhwc->biwc", _aligned(3), y)
+        y = ops.einsum("jw,bhwc->bhjc", _aligned(4), y)
+    else:
+        y = layers.UpSampling2D(interpolation=mode)(y)
+    y = layers.Concatenate()([x, y] if swapped else [y, x])
+    y = layers.Conv2D(4, 3, padding="same", activation="relu", name="mix")(y)
+    y = layers.Conv2DTranspose(4, 2, 2, activation="relu", name="up")(y)
+    return keras.Model(inputs, layers.Conv2D(2, 1, activation=last.lower(), name="out")(y))
+
+
+def separable(dilation: int = 2, after: str = "relu") -> Any:
+    """A depthwise convolution with two outputs for each channel, a pointwise and a grouped one."""
+    inputs = layers.Input((9, 9, 4))
+    x = layers.DepthwiseConv2D(3, depth_multiplier=2, name="depth")(inputs)
+    x = getattr(ops, after)(layers.Conv2D(6, 1, name="point")(x))
+    options = {"padding": "same", "dilation_rate": dilation, "groups": 2}
+    x = layers.Conv2D(6, 3, activation="relu", name="group", **options)(x)
+    return keras.Model(inputs, layers.Dense(3, name="head")(layers.GlobalAveragePooling2D()(x)))
+
+
+def squeeze(gate: str = "sigmoid", use: str = "multiply", pool: str = "mean") -> Any:
+    """Squeeze and excitation."""
+    x = inputs = layers.Input((7, 8, 3))
+    x = layers.Conv2D(6, 3, activation="relu", name="conv")(x)
+    y = layers.GlobalAveragePooling2D()(x) if pool == "mean" else layers.GlobalMaxPooling2D()(x)
+    y = layers.Dense(4, activation="relu", name="fc1")(y)
+    name = {"hardsigmoid": "hard_sigmoid"}.get(gate, gate)
+    y = layers.Reshape((1, 1, 6))(layers.Dense(6, activation=name, name="fc2")(y))
+    if use:
+        x = layers.Multiply()([x, y]) if use == "multiply" else layers.Add()([x, y])
+    return keras.Model(inputs, layers.GlobalAveragePooling2D()(layers.Conv2D(3, 1, name="mix")(x)))
+
+
+def temporal(causal: bool = True, dilation: int = 2, step: int = -1) -> Any:
+    """Causal convolutions over time."""
+    x = inputs = layers.Input((9, 4))
+    options = {"padding": "causal" if causal else "same", "activation": "relu"}
+    x = layers.Conv1D(6, 3, dilation_rate=dilation, name="conv1", **options)(x)
+    x = layers.Conv1D(5, 3, name="conv2", **options)(x)
+    return keras.Model(inputs, layers.Dense(2, name="head")(x[:, step]))
+
+
+def volume(pool: str = "max", last: bool = True) -> Any:
+    """A convolution over three axes, pooled and flattened."""
+    x = inputs = layers.Input((5, 6, 7, 2))
+    x = layers.Conv3D(3, 2, activation="relu", name="conv")(x)
+    x = (layers.MaxPooling3D if pool == "max" else layers.AveragePooling3D)(2)(x)
+    x = x if last else ops.transpose(x, (0, 4, 1, 2, 3))
+    return keras.Model(inputs, layers.Dense(4, name="head")(layers.Flatten()(x)))
+
+
+def decoder(
+    causal: bool = True,
+    scale: bool = True,
+    heads: int = 2,
+    axis: int = -1,
+    embed: float = 8**0.5,
+    post: bool = False,
+    eps: float = 1e-5,
+    skip: bool = True,
+) -> Any:
+    """A language model of one block with attention by hand."""
+    inputs = layers.Input((6,), dtype="int32")
+    x = AddRows(name="position")(layers.Embedding(17, 8, name="embed")(inputs) * embed)
+    norm = layers.LayerNormalization(epsilon=eps, name="norm")
+    y = x if post else norm(x)
+
+    def split(x: Any) -> Any:
+        return ops.transpose(ops.reshape(x, (-1, 6, heads, 8 // heads)), (0, 2, 1, 3))
+
+    q, k, v = (split(layers.Dense(8, name=name)(y)) for name in ("query", "key", "value"))
+    scores = ops.matmul(q, ops.transpose(k, (0, 1, 3, 2)))
+    scores = scores / (8 / heads) ** 0.5 if scale else scores
+    if causal:
+        scores = scores + np.triu(np.full((6, 6), -1e9, np.float32), 1)
+    y = ops.transpose(ops.matmul(ops.softmax(scores, axis), v), (0, 2, 1, 3))
+    y = layers.Dense(8, name="proj")(ops.reshape(y, (-1, 6, 8)))
+    x = norm(x + y) if post else x + y
+    y = layers.Dense(16, name="up")(layers.LayerNormalization(epsilon=eps, name="norm2")(x))
+    y = layers.Dense(8, name="down")(ops.gelu(y, approximate=False))
+    return keras.Model(inputs, layers.Dense(17, name="out")(x + y if skip else y))
+
+
+def fused(order: str = "qkv", inner: bool = False) -> Any:
+    """Attention with one matrix for queries, keys and values; `inner`: those of each head together."""
+    inputs = layers.Input((7, 8))
+    y = layers.Dense(24, name="qkv")(inputs)
+    y = ops.reshape(y, (-1, 7, 2, 3, 4) if inner else (-1, 7, 3, 2, 4))
+    y = ops.transpose(y, (3, 0, 2, 1, 4) if inner else (2, 0, 3, 1, 4))
+    by_name = {name: y[place] for place, name in enumerate(order)}
+    scores = ops.softmax(ops.matmul(by_name["q"], ops.transpose(by_name["k"], (0, 1, 3, 2))) / 2, -1)
+    y = ops.transpose(ops.matmul(scores, by_name["v"]), (0, 2, 1, 3))
+    return keras.Model(inputs, layers.Dense(5, name="proj")(ops.reshape(y, (-1, 7, 8))))
+
+
+def gated(first: bool = True, activation: str = "silu", eps: float = 1e-6) -> Any:
+    """A gated linear unit after a root-mean-square norm."""
+    inputs = layers.Input((8,))
+    y = layers.Dense(12, name="up")(Root(eps, name="norm")(inputs))
+    a, b = y[:, :6], y[:, 6:]
+    act = keras.activations.get(activation)
+    y = act(a) * b if first else a * act(b)
+    return keras.Model(inputs, layers.Dense(4, activation="tanh", name="down")(y))
+
+
+def vae(half: bool = True, swapped: bool = False) -> Any:
+    """An encoder with a mean and the logarithm of a variance, of equal shapes."""
+    inputs = layers.Input((8, 8, 3))
+    x = layers.Flatten()(layers.Conv2D(4, 3, 2, activation="relu", name="conv")(inputs))
+    mean, spread = layers.Dense(5, name="mean")(x), layers.Dense(5, name="spread")(x)
+    z = mean + ops.exp(spread * 0.5 if half else spread)
+    made = [layers.Dense(5, name="decode")(z), spread]
+    return keras.Model(inputs, made[::-1] if swapped else made)
+
+
+def critic(swapped: bool = False, difference: bool = False) -> Any:
+    """A critic of states and actions of one width, with two values."""
+    obs, action = layers.Input((5,), name="obs_input"), layers.Input((4,), name="action_input")
+    h = layers.Dense(4, activation="relu", name="obs")(obs)
+    x = layers.Concatenate()([action, h] if swapped else [h, action])
+    x = layers.Dense(8, activation="relu", name="hidden")(x)
+    values = [layers.Dense(1, name=name)(x) for name in ("q1", "q2")]
+    return keras.Model([obs, action], (ops.maximum if difference else ops.minimum)(*values))
+
+
+def dueling(mean: str = "mean", axis: int = 1) -> Any:
+    """A value and advantages around their mean."""
+    inputs = layers.Input((6,))
+    x = layers.Dense(8, activation="relu", name="trunk")(inputs)
+    value, advantage = layers.Dense(1, name="value")(x), layers.Dense(4, name="advantage")(x)
+    centre = {"mean": ops.mean, "max": ops.max}[mean](advantage, axis, keepdims=True) if mean else 0.0
+    return keras.Model(inputs, value + advantage - centre)
+
+
+def mixture(gate: str = "softmax") -> Any:
+    """Three experts, weighed by a gate."""
+    inputs = layers.Input((6,))
+    y = layers.Dense(3, activation=gate, name="gate")(inputs)
+    experts = [layers.Dense(6, activation="tanh", name=name)(inputs) for name in ("one", "two", "three")]
+    y = ops.sum(ops.stack(experts, -1) * ops.expand_dims(y, 1), -1)
+    return keras.Model(inputs, layers.Dense(2, name="out")(y))
+
+
+def normalized(root: bool = True, clip: float = 1.5) -> Any:
+    """Observations in units of their deviation, clipped."""
+    inputs = layers.Input((6,))
+    x = Normalizer(root, name="normalizer")(inputs)
+    x = layers.Dense(8, activation="tanh", name="hidden")(ops.clip(x, -clip, clip) if clip else x)
+    return keras.Model(inputs, layers.Dense(2, name="out")(x))
+
+
+def slopes(slope: float = 0.01, alpha: float = 1.0, last: str = "Tanh") -> Any:
+    """Dense layers, each with another activation."""
+    x = inputs = layers.Input((6,))
+    x = layers.PReLU(name="prelu")(layers.Dense(8, name="first")(x))
+    x = layers.LeakyReLU(slope, name="leak")(layers.Dense(8, name="second")(x))
+    x = layers.ELU(alpha, name="elu")(layers.Dense(8, name="third")(x))
+    return keras.Model(inputs, layers.Dense(3, activation=last.lower(), name="fourth")(x))
+
+
+def groups(groups: int = 2, eps: float = 1e-3) -> Any:
+    """A convolution and a group norm."""
+    x = inputs = layers.Input((7, 7, 3))
+    x = layers.GroupNormalization(groups, epsilon=eps, name="norm")(layers.Conv2D(8, 3, name="conv")(x))
+    return keras.Model(inputs, layers.Dense(2, name="head")(layers.GlobalAveragePooling2D()(ops.relu(x))))
+
+
+def stacked(last: str = "step", activation: str = "tanh") -> Any:
+    """A bidirectional LSTM, then a GRU."""
+    x = inputs = layers.Input((7, 4))
+    x = layers.Bidirectional(layers.LSTM(5, return_sequences=True), name="both")(x)
+    x = layers.GRU(6, return_sequences=True, activation=activation, name="gru")(x)
+    x = x[:, -1] if last == "step" else ops.mean(x, 1)
+    return keras.Model(inputs, layers.Dense(2, name="head")(x))
+
+
+def recommender(use: str = "multiply") -> Any:
+    """Two tables of one shape, and a dense layer."""
+    inputs = [layers.Input((), dtype="int32", name=f"{name}_input") for name in ("user", "item")]
+    pairs = zip(("user", "item"), inputs, strict=True)
+    a, b = (layers.Embedding(12, 6, name=name)(each) for name, each in pairs)
+    x = layers.Dense(6, activation="relu", name="hidden")(a * b if use == "multiply" else a + b)
+    return keras.Model(inputs, layers.Dense(1, name="out")(x))
+
+
+def pixels(scale: float = 255.0, reverse: bool = False, offset: float = 0.0) -> Any:
+    """Convolutions of an image in units of its largest number."""
+    inputs = layers.Input((9, 9, 3))
+    x = ops.flip(inputs, -1) if reverse else inputs
+    x = layers.Rescaling(1 / scale, -offset)(x)
+    x = layers.Conv2D(4, 3, 2, activation="relu", name="conv")(x)
+    x = layers.Conv2D(5, 2, activation="relu", name="conv2")(x)
+    return keras.Model(inputs, layers.Dense(3, name="head")(layers.GlobalAveragePooling2D()(x)))
+
+
 # The layers with their numbers, in the order of `set_weights`.
 
+# The names of layers in PyTorch where they are others.
 NAMES = {
     "mlp": {"first": "0", "second": "2", "third": "4"},
     "cnn": {"conv": "0", "norm": "1", "conv2": "4", "head": "7"},
-    "lstm": {"rnn": "rnn", "head": "head"},
-    "gru": {"rnn": "rnn", "head": "head"},
-    "block": {name: name for name in ("norm", "attention", "norm2", "up", "down")},
     "words": {"embed": "0", "head": "2"},
-    "vision": {name: name for name in ("conv", "conv2", "pool", "head")},
-    "text": {name: name for name in ("embed", "query", "key", "mix", "up", "out")},
     "activated": {"first": "0", "second": "2", "norm": "3"},
 }
 
 
-def _gates(w: State) -> list[np.ndarray]:
-    order = (1, 0, 2) if w["rnn.weight_hh_l0"].shape[0] == 15 else (0, 1, 2, 3)
+# Images that a dense layer receives flattened, with the channels first.
+FLATTENED = {"cnn": ("head", (5, 2, 3)), "volume": ("head", (3, 2, 2, 3)), "vae": ("mean|spread", (4, 3, 3))}
+
+
+def _gates(w: State, name: str = "rnn", end: str = "l0") -> list[np.ndarray]:
+    order = (
+        (1, 0, 2)
+        if len(w[f"{name}.weight_hh_{end}"]) == 3 * w[f"{name}.weight_hh_{end}"].shape[1]
+        else (0, 1, 2, 3)
+    )
     turned = {
-        key: np.concatenate([np.split(w[f"rnn.{key}_l0"], len(order))[place] for place in order])
+        key: np.concatenate([np.split(w[f"{name}.{key}_{end}"], len(order))[place] for place in order])
         for key in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
     }
     biases = turned["bias_ih"], turned["bias_hh"]
@@ -219,22 +481,34 @@ def _heads(w: State) -> list[np.ndarray]:
     return [*found, w["attention.out_proj.weight"].T.reshape(2, 4, 8), w["attention.out_proj.bias"]]
 
 
-def _arrays(layer: Any, torch_name: str, w: State) -> list[np.ndarray]:
+def _kernel(layer: Any, weight: np.ndarray, image: Any) -> np.ndarray:
+    """Return a weight in Keras's order of axes; `image` is that which the layer receives flattened."""
+    if isinstance(layer, layers.DepthwiseConv2D):
+        return weight.reshape(-1, layer.depth_multiplier, *weight.shape[2:]).transpose(2, 3, 0, 1)
+    if weight.ndim > 2:
+        return weight.transpose(*range(2, weight.ndim), 1, 0)
+    if image is None or np.prod(image) != weight.shape[1]:
+        return weight.T
+    return np.moveaxis(weight.reshape(-1, *image), (0, 1), (-1, -2)).reshape(-1, len(weight))
+
+
+def _arrays(layer: Any, model: str, name: str, w: State) -> list[np.ndarray]:
     """Return the numbers of one layer."""
+    if isinstance(layer, layers.Bidirectional):
+        return [*_gates(w, name), *_gates(w, name, "l0_reverse")]
     if isinstance(layer, layers.LSTM | layers.GRU):
-        return _gates(w)
+        return _gates(w, name)
     if isinstance(layer, layers.MultiHeadAttention):
         return _heads(w)
-    weight = w[f"{torch_name}.weight"]
-    if isinstance(layer, layers.Embedding):
+    if isinstance(layer, Normalizer):
+        return [w["centre"], w["variance"]]
+    weight = w[f"{name}.weight"]
+    if isinstance(layer, layers.Embedding | layers.PReLU | Root):
         return [weight]
-    if weight.ndim == 4:
-        kernel = weight.transpose(2, 3, 1, 0)
-    elif weight.shape == (4, 30):  # a flattened image has channels last here
-        kernel = weight.reshape(4, 5, 2, 3).transpose(2, 3, 1, 0).reshape(30, 4)
-    else:
-        kernel = weight.T
-    rest = [w.get(f"{torch_name}.{each}") for each in ("bias", "running_mean", "running_var")]
+    where, image = FLATTENED.get(model, ("", None))
+    image = image if re.fullmatch(where, layer.name) else None
+    kernel = _kernel(layer, weight, image)
+    rest = [w.get(f"{name}.{each}") for each in ("bias", "running_mean", "running_var")]
     adapters = [w[f"mix.{each}"].T for each in ("lora_a", "lora_b") if isinstance(layer, LoraDense)]
     return [kernel, *(each for each in rest if each is not None), *adapters]
 
@@ -247,7 +521,8 @@ def fill(model: Any, name: str, w: State) -> None:
         elif isinstance(layer, Scale):
             layer.set_weights([w["scale"]])
         elif layer.weights and not isinstance(layer, TiedDense):
-            layer.set_weights(_arrays(layer, NAMES[name][layer.name], w))
+            torch_name = NAMES.get(name, {}).get(layer.name, layer.name)
+            layer.set_weights(_arrays(layer, name, torch_name, w))
 
 
 def write(folder: Path) -> None:

@@ -26,10 +26,13 @@ from tests.shared_runners import shared_runners
 
 State = dict[str, Any]
 DIRECTIONS = ("torch-keras", "keras-torch")
+# Models with layers of their own in Keras: their files have weights only.
+OWN = ("text", "decoder", "gated", "normalized")
 # Names of layers of the PyTorch models, where Keras's differ.
 KERAS_NAMES: dict[str, dict[str, str]] = {
     "mlp": {"0": "first", "2": "second", "4": "third"},
     "cnn": {"0": "conv", "1": "norm", "4": "conv2", "7": "head"},
+    "words": {"0": "embed", "2": "head"},
     "activated": {"0": "first", "1": "first", "2": "second", "3": "norm"},
 }
 
@@ -119,6 +122,69 @@ def forgotten_statistics(state: State) -> None:
     state["1.running_var"] = state["1.running_var"] * 0 + 1
 
 
+def rows(*order: int) -> Callable[[Any], Any]:
+    """Return an exchange of two rows."""
+
+    def change(value: Any) -> Any:
+        value = value.clone()
+        value[list(order)] = value[list(order[::-1])]
+        return value
+
+    return change
+
+
+def exchange(one: str, other: str) -> Callable[[State], None]:
+    """Return an exchange of two tensors."""
+
+    def change(state: State) -> None:
+        state[one], state[other] = state[other].clone(), state[one].clone()
+
+    return change
+
+
+def swap_all(one: str, other: str) -> Callable[[State], None]:
+    """Return an exchange of all tensors of two layers."""
+
+    def change(state: State) -> None:
+        for name in [name for name in state if name.startswith(f"{one}.")]:
+            exchange(name, name.replace(one, other, 1))(state)
+
+    return change
+
+
+def several(*changes: Callable[[State], None]) -> Callable[[State], None]:
+    """Return several changes."""
+
+    def change(state: State) -> None:
+        for each in changes:
+            each(state)
+
+    return change
+
+
+def drawn(scale: float) -> Callable[[Any], Any]:
+    """Return a change by random numbers of this size."""
+
+    def change(value: Any) -> Any:
+        import torch
+
+        noise = torch.randn(value.shape, generator=torch.Generator().manual_seed(5))
+        return noise if scale == 0 else value + scale * noise
+
+    return change
+
+
+def quantized(value: Any) -> Any:
+    """Round to 8 bits with one scale."""
+    scale = value.abs().max() / 127
+    return (value / scale).round() * scale
+
+
+def forgotten_bias(state: State) -> None:
+    """Add 1 to the forget gate of an LSTM with five units."""
+    state["both.bias_ih_l0"][5:10] += 1
+
+
 STRAIGHT = {"stride": (1, 1)}  # Keras has no dilation of a strided convolution
 FAULTS = {
     "LoRA dropped": Fault("text", "mix", without("lora"), {"lora": False}, words="lora_a, lora_b"),
@@ -137,7 +203,7 @@ FAULTS = {
     ),
     "bfloat16 cast": Fault("mlp", "0", on_all(lambda x: x.bfloat16().float()), words="bfloat16"),
     "normaliser": Fault(
-        "vision", "conv", without("mean"), {}, {"mean": (0.1, 0.5, 0.9)}, where="between", words="normaliser"
+        "vision", "conv", without("mean"), {}, {"mean": (0.1, 0.5, 0.9)}, where="between", words="normalizer"
     ),
     "permuted flatten": Fault(
         "cnn",
@@ -189,8 +255,232 @@ FAULTS = {
     "padding mode": Fault("vision", "conv", options={"mode": "reflect"}, words="mode|padding"),
     "pooling": Fault("vision", "pool", options={"pool": True}, words="counting of padding"),
 }
+# Faults of further architectures; `where` is either.
+_DIFFERS = "differs from A's|has the weights of"
+MORE_FAULTS = {
+    "dropped residual": Fault(
+        "residual", "down", options={"skip": False}, words="A adds|\\+.*B computes [^+]*$"
+    ),
+    "activation before the sum": Fault("residual", "down", options={"early": True}, words=r"A computes .*\+"),
+    "padding at the end": Fault("residual", "down", options={"end": True}, words="padding"),
+    "convolutions exchanged": Fault(
+        "residual", "conv1|norm1", swap("conv1", "conv2"), words="weights of A's conv2"
+    ),
+    "batch norms exchanged": Fault("residual", "norm1", swap_all("norm1", "norm2"), words="of A's norm2"),
+    "scale and shift exchanged": Fault(
+        "residual", "norm1", exchange("norm1.weight", "norm1.bias"), words="exchanged"
+    ),
+    "mean and variance exchanged": Fault(
+        "residual",
+        "norm2",
+        several(
+            exchange("norm2.running_mean", "norm2.running_var"), put("norm2.running_var", lambda x: x.abs())
+        ),
+        words="(running|moving)_mean has the numbers of A's (running|moving)_var",
+    ),
+    "epsilon of a batch norm": Fault(
+        "residual", "norm2", options={"eps": 1e-3}, words="epsilon is 1e-05 .* 0.001"
+    ),
+    "maximum for mean": Fault(
+        "residual", "head|global_.*", options={"pool": "max"}, words="mean.*maximum|max"
+    ),
+    "nearest for bilinear": Fault(
+        "upsampler", "mix|up_sampling.*|conc.*", options={"mode": "nearest"}, words="nearest|interpol|upsampl"
+    ),
+    "aligned corners": Fault(
+        "upsampler", "mix|up_sampling.*|conc.*", options={"align": True}, words="corner|interpol|upsampl"
+    ),
+    "concatenation exchanged": Fault(
+        "upsampler", "mix|conc.*", options={"swapped": True}, words="concatenation|parts of"
+    ),
+    "transposed convolution's channels": Fault(
+        "upsampler", "up", put("up.weight", lambda x: x.transpose(0, 1)), words="transposed"
+    ),
+    "transposed convolution reversed": Fault(
+        "upsampler", "up", put("up.weight", lambda x: x.flip(2, 3)), words="reverse|order"
+    ),
+    "last activation": Fault("upsampler", "out|outputs", options={"last": "Tanh"}, words="sigmoid.*tanh"),
+    "missing last activation": Fault(
+        "upsampler",
+        "out|outputs",
+        options={"last": "Identity"},
+        keras={"options": {"last": "linear"}},
+        words="sigmoid.*no activation",
+    ),
+    "multiplier of a depthwise convolution": Fault(
+        "separable",
+        "depth",
+        put("depth.weight", lambda x: x.reshape(4, 2, 1, 3, 3).transpose(0, 1).reshape(8, 1, 3, 3)),
+        words="order",
+    ),
+    "height and width exchanged": Fault(
+        "separable", "depth", put("depth.weight", lambda x: x.transpose(2, 3)), words="transposed"
+    ),
+    "dilation of a grouped convolution": Fault(
+        "separable", "group", options={"dilation": 1}, words="dilation"
+    ),
+    "filters exchanged": Fault(
+        "separable", "group", put("group.weight", rows(1, 4)), words="order|2 of 6 rows"
+    ),
+    "squared activation": Fault("separable", "point|group", options={"after": "relu6"}, words="relu.*relu6"),
+    "hard sigmoid": Fault(
+        "squeeze",
+        "fc2|mix",
+        options={"gate": "hardsigmoid"},
+        words="sigmoid.*hard ?sigmoid",
+        keras={"layer": "fc2|mix|re.*|mul.*"},
+    ),
+    "gate dropped": Fault("squeeze", "mix", options={"use": ""}, words=r"\*"),
+    "gate added": Fault("squeeze", "mix", options={"use": "add"}, words=r"\*.*\+"),
+    "squeezed maximum": Fault("squeeze", "fc1|global.*", options={"pool": "max"}, words="max"),
+    "symmetric for causal padding": Fault("temporal", "conv1", options={"causal": False}, words="padding"),
+    "time reversed": Fault("temporal", "conv2", put("conv2.weight", lambda x: x.flip(2)), words="reverse"),
+    "first for last step": Fault("temporal", "head", options={"step": 0}, words="last step.*first step"),
+    "dilation of a causal convolution": Fault(
+        "temporal", "conv1", options={"dilation": 1}, words="dilation|padding"
+    ),
+    "axes of a volume": Fault(
+        "volume", "conv", put("conv.weight", lambda x: x.permute(0, 1, 4, 3, 2)), words="transposed"
+    ),
+    "mean for maximum pooling": Fault(
+        "volume", "head|.*pooling.*", options={"pool": "avg"}, words="max|mean|pool"
+    ),
+    "flattened in another order": Fault(
+        "volume",
+        "head|flatten.*",
+        options={"last": True},
+        words="order",
+        keras={"options": {"last": False}},
+    ),
+    "causal mask missing": Fault("decoder", "proj", options={"causal": False}, words="causal"),
+    "scores not scaled": Fault("decoder", "proj", options={"scale": False}, words="B computes.*not scaled"),
+    "number of heads": Fault("decoder", "proj", options={"heads": 4}, words="heads"),
+    "softmax over queries": Fault("decoder", "proj", options={"axis": -2}, words="softmax|axis"),
+    "queries and values exchanged": Fault(
+        "decoder", "query|value", swap("query", "value"), words="weights of A's value"
+    ),
+    "positions shifted": Fault(
+        "decoder", "norm|position", put("position", lambda x: x.roll(1, 0)), words="position"
+    ),
+    "rows of a table exchanged": Fault(
+        "decoder", "embed", put("embed.weight", rows(3, 5)), words="order|2 of 17 rows"
+    ),
+    "embedding not scaled": Fault("decoder", "norm|position", options={"embed": 1.0}, words="times"),
+    "zero bias of the queries": Fault("decoder", "query", put("query.bias", lambda x: x * 0), words="zero"),
+    "epsilon of a layer norm": Fault("decoder", "norm", options={"eps": 1e-3}, words="epsilon"),
+    "fresh layer norm": Fault(
+        "decoder",
+        "norm2",
+        several(put("norm2.weight", lambda x: x * 0 + 1), put("norm2.bias", lambda x: x * 0)),
+        words="weight|bias|gamma|beta",
+    ),
+    "norm after the sum": Fault(
+        "decoder", "norm|query|key|value", options={"post": True}, words="another order of layers"
+    ),
+    "last residual dropped": Fault(
+        "decoder", "out", options={"skip": False}, words=r"A adds|\+.*B computes [^+]*$"
+    ),
+    "order of a fused projection": Fault(
+        "fused", "qkv", on_all(blocks(3, 1, 0, 2), "qkv"), words="order|differs"
+    ),
+    "fused heads": Fault("fused", "proj", options={"inner": True}, words="order|heads"),
+    "order of fused parts": Fault(
+        "fused", "proj", options={"order": "vkq"}, words="order|queries|values|quer"
+    ),
+    "halves of a gate": Fault("gated", "down", options={"first": False}, words="half"),
+    "halves of a gate's weights": Fault("gated", "up", on_all(blocks(2, 1, 0), "up."), words="order"),
+    "gelu for silu": Fault("gated", "down", options={"activation": "gelu"}, words="silu.*gelu"),
+    "epsilon of an own norm": Fault("gated", "norm", options={"eps": 1e-2}, words="epsilon"),
+    "scale of a norm without 1": Fault("gated", "norm", put("norm.weight", lambda x: x - 1), words=_DIFFERS),
+    "deviation for half of it": Fault("vae", "decode", options={"half": False}, words="exp.*/ 2.*exp"),
+    "heads exchanged": Fault("vae", "mean|spread", swap("mean", "spread"), words="weights of A's"),
+    "outputs exchanged": Fault(
+        "vae", "outputs|decode|spread|0", options={"swapped": True}, words="output|order"
+    ),
+    "state and action exchanged": Fault(
+        "critic", "hidden|conc.*", options={"swapped": True}, words="concatenation|parts of"
+    ),
+    "maximum for minimum": Fault("critic", "outputs|q1|q2", options={"difference": True}, words="max|min"),
+    "advantages around nothing": Fault("dueling", "outputs|advantage", options={"mean": ""}, words="mean"),
+    "advantages around the maximum": Fault(
+        "dueling", "outputs|advantage", options={"mean": "max"}, words="mean|max"
+    ),
+    "mean over the batch": Fault(
+        "dueling", "outputs|advantage", options={"axis": 0}, words="mean|batch|axis"
+    ),
+    "experts exchanged": Fault("mixture", "one|two", swap("one", "two"), words="weights of A's"),
+    "sigmoid for softmax": Fault(
+        "mixture", "gate|out", options={"gate": "sigmoid"}, words="softmax.*sigmoid"
+    ),
+    "variance for deviation": Fault(
+        "normalized", "hidden|normalizer", options={"root": False}, words="normalizer"
+    ),
+    "clip missing": Fault("normalized", "hidden", options={"clip": 0.0}, words="clip"),
+    "stale statistics": Fault(
+        "normalized", "hidden|normalizer", put("centre", lambda x: x + 0.2), words="centre|normalizer"
+    ),
+    "shared slope": Fault(
+        "slopes", "prelu", put("prelu.weight", lambda x: x * 0 + x.mean()), words="everywhere"
+    ),
+    "slope of a leaky relu": Fault("slopes", "leak", options={"slope": 0.2}, words="slope|leaky"),
+    "alpha of an elu": Fault("slopes", "elu", options={"alpha": 0.5}, words="alpha|elu"),
+    "groups of a norm": Fault("groups", "norm", options={"groups": 4}, words="groups"),
+    "directions exchanged": Fault(
+        "stacked",
+        "both",
+        several(
+            *(
+                exchange(f"both.{name}_l0", f"both.{name}_l0_reverse")
+                for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+            )
+        ),
+        words="_reverse|backward",
+    ),
+    "bias of the forget gate": Fault("stacked", "both", forgotten_bias, words=_DIFFERS),
+    "recurrent gates transposed": Fault(
+        "stacked",
+        "gru",
+        put("gru.weight_hh_l0", lambda x: x.reshape(3, 6, 6).transpose(1, 2).reshape(18, 6)),
+        words="order|transposed",
+    ),
+    "no recurrent bias": Fault("stacked", "gru", put("gru.bias_hh_l0", lambda x: x * 0), words="zero|bias"),
+    "mean over steps": Fault("stacked", "head", options={"last": "mean"}, words="mean|step"),
+    "tables exchanged": Fault(
+        "recommender", "user|item", exchange("user.weight", "item.weight"), words="weights of A's"
+    ),
+    "sum for product": Fault("recommender", "hidden", options={"use": "add"}, words=r"\*.*\+"),
+    "pixels not scaled": Fault(
+        "pixels", "conv|rescaling.*", options={"scale": 1.0}, words="times|factor|scale"
+    ),
+    "pixels around zero": Fault(
+        "pixels", "conv|rescaling.*", options={"offset": 0.5}, words="normali[sz]er|shift|adds"
+    ),
+    "colors in reverse": Fault(
+        "pixels", "conv|rescaling.*", options={"reverse": True}, words="order|reverse"
+    ),
+    "half precision of one layer": Fault(
+        "mlp", "2", put("2.weight", lambda x: x.half().float()), words="float16"
+    ),
+    "an earlier step": Fault("gru", "rnn", on_all(drawn(1e-2)), words="another step"),
+    "a fresh layer": Fault("vision", "conv2", put("conv2.weight", drawn(0)), words=_DIFFERS),
+    "not a number": Fault("mlp", "2", put("2.bias", lambda x: x / (x != x[3])), words="finite"),
+    "sign": Fault("cnn", "4", put("4.weight", lambda x: -x), words="-1 times"),
+    "8 bits": Fault("block", "norm|attention|up", on_all(quantized, "weight"), words="8 bits"),
+    "scaled weights": Fault("words", "2", put("2.weight", lambda x: x * 1.1), words="1.1 times"),
+    "last row zero": Fault(
+        "block", "down", put("down.weight", lambda x: x * (x != x[-1])), words="1 of 8 rows"
+    ),
+    "norm of the weights lost": Fault(
+        "mlp", "4", put("4.weight", lambda x: x / x.norm(dim=1, keepdim=True)), words="norm of the weights"
+    ),
+}
+FAULTS |= MORE_FAULTS
 # The others are variants.
-PROMISED = [name for name in FAULTS if name not in ("q/k layers swapped", "padding mode", "pooling")]
+PROMISED = [
+    name
+    for name in FAULTS
+    if name not in MORE_FAULTS and name not in ("q/k layers swapped", "padding mode", "pooling")
+]
 # Located; the cause is a computation between layers, which is not searched.
 UNNAMED = ("wrong statistics axis",)
 
@@ -221,6 +511,14 @@ def framework_of(factory: str) -> str:
     return "tensorflow" if factory.startswith("pair_keras") else "torch"
 
 
+def input_shapes(model: str, framework: str) -> tuple[str, ...]:
+    """Return the shapes of a model's inputs as options of `verify`, images in the framework's order."""
+    found = tuple(SHAPES[model].split(";"))
+    first, *rest = found[0].split(",")
+    channels_last = framework == "keras" and (len(rest) > 1 or model == "temporal")
+    return (",".join((*rest, first)),) if channels_last else found
+
+
 class Sides:
     """The files of right models and of faults in a folder."""
 
@@ -245,7 +543,7 @@ class Sides:
 
     def keras(self, title: str, model: str, options: Mapping[str, Any]) -> str:
         """List a Keras model with the numbers of a written state_dict; return its file."""
-        file = f"{title}.weights.h5" if model == "text" else f"{title}.keras"
+        file = f"{title}.weights.h5" if model in OWN else f"{title}.keras"
         row = {"file": file, "model": model, "options": dict(options), "state": f"{title}.npz"}
         self._keras.append(row)
         return str(self._folder / file)
@@ -278,7 +576,8 @@ class PlantedFaults:
                 right = sides.torch(f"{title}_right", fault.model, fault.right)
                 wrong = sides.torch(f"{title}_{framework}", fault.model, fault.right, change)
                 if framework == "keras":
-                    wrong = sides.keras(f"{title}_keras", fault.model, {**fault.options})
+                    options = fault.keras.get("options", fault.options)
+                    wrong = sides.keras(f"{title}_keras", fault.model, options)
                     self._files[name, "keras", "right"] = sides.keras(
                         f"{title}_right", fault.model, fault.right
                     )
@@ -292,17 +591,14 @@ class PlantedFaults:
         fault = FAULTS[name]
         a, b = direction.split("-")
         files = (self._files[name, a, "right"], self._files[name, b, "wrong"])
+        wrong = fault.keras.get("options", fault.options) if b == "keras" else fault.options
         likes = [
             None
             if file.endswith(".keras")
             else spec("models" if framework == "torch" else "keras", fault.model, options)
-            for file, framework, options in zip(files, (a, b), (fault.right, fault.options), strict=True)
+            for file, framework, options in zip(files, (a, b), (fault.right, wrong), strict=True)
         ]
-        shape = SHAPES[fault.model]
-        if a == "keras" and shape.count(",") == 2:
-            first, *rest = shape.split(",")
-            shape = ",".join((*rest, first))
-        shapes = () if files[0].endswith(".keras") else (shape,)
+        shapes = () if files[0].endswith(".keras") else input_shapes(fault.model, a)
         return verify(*files, like_a=likes[0], like_b=likes[1], input_shapes=shapes)
 
     def find(self, name: str, direction: str) -> Finding:
@@ -354,12 +650,14 @@ def recorded() -> list[dict[str, Any]]:
 def main() -> None:
     """Print a row for each fault and direction."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("names", nargs="*", help="patterns of faults")
+    parser.add_argument("names", nargs="*", help="patterns of `MODEL: FAULT`")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--record", action="store_true", help="keep the rows")
     options = parser.parse_args()
     names = [
-        name for name in FAULTS if not options.names or any(re.search(each, name) for each in options.names)
+        name
+        for name, fault in FAULTS.items()
+        if not options.names or any(re.search(each, f"{fault.model}: {name}") for each in options.names)
     ]
     path = (str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH", ""))
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, path))
@@ -377,7 +675,10 @@ def main() -> None:
     if options.json:
         print(json.dumps(rows, indent=1))  # noqa: T201
     if options.record:
-        verifying.record("faults", rows)
+        # Faults that were not compared keep their rows.
+        every = {(row["fault"], row["direction"]): row for row in (*recorded(), *rows)}
+        order = [(name, direction) for name in FAULTS for direction in directions(name)]
+        verifying.record("faults", [every[key] for key in order if key in every])
 
 
 if __name__ == "__main__":

@@ -243,7 +243,7 @@ def _hand_written(folder: Path) -> Iterator[RightPair]:
         files[name] = sides.keras(f"hand_{name}", name, {}), torch_file
     sides.write()
     for name, pair in files.items():
-        like_a = planted_faults.spec("keras", name) if name == "text" else None
+        like_a = planted_faults.spec("keras", name) if name in planted_faults.OWN else None
         yield _measured(name, "by hand", pair, like_a=like_a, like_b=planted_faults.spec("models", name))
 
 

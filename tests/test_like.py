@@ -528,6 +528,26 @@ def test_a_hidden_layer_as_wide_as_the_flattened_image_takes_no_image() -> None:
 
 
 @pytest.mark.torch
+@pytest.mark.parametrize(
+    ("words", "length", "called"), [(True, 50_000, False), (True, 32, True), (False, 50_000, True)]
+)
+def test_a_guessed_width_is_no_length_of_a_sequence(words: bool, length: int, called: bool) -> None:
+    torch = pytest.importorskip("torch")
+    calls = []
+
+    class Reader(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed = torch.nn.Embedding(7, 4) if words else torch.nn.Linear(length, 4)
+
+        def forward(self, x: Any) -> Any:
+            calls.append(tuple(x.shape))
+            return self.embed(x)
+
+    model_child.wrap_model(Reader()).build([], [[length]])
+    assert bool(calls) == called
+
+
 def test_a_norm_behind_a_flattened_image_is_reordered_with_it(tmp_path: Path, golden: Golden) -> None:
     torch = pytest.importorskip("torch")
     kernels = {

@@ -334,6 +334,7 @@ def _keras_settings(layer: Any) -> dict[str, Any]:
 
 
 _MOST_TRIED = 4
+_MOST_STEPS = 1024  # of a sequence whose length is a guess
 
 
 def _zeros(shape: list[int], dtype: str, _: int) -> Any:
@@ -450,6 +451,12 @@ class ModelRunner:
         Raise the framework's error unless values and variables match one to one.
         """
         raise NotImplementedError
+
+    def bounded(self, guessed: list[list[int]]) -> list[list[int]]:
+        """Return the guessed shapes, none if a model of words would compute that many steps."""
+        long = any(len(shape) == 1 and shape[0] > _MOST_STEPS for shape in guessed)
+        words = long and any("Embedding" in framework_class(each) for _, each in iter_modules(self.model))
+        return [] if words else guessed
 
     def build(self, shapes: list[list[int]], guessed: list[list[int]]) -> dict[int, dict[str, Any]]:
         """Create missing weights by a call with inputs of these shapes; return the facts of the call.
@@ -685,6 +692,7 @@ class TorchRunner(ModelRunner):
 
     def build(self, shapes: list[list[int]], guessed: list[list[int]]) -> dict[int, dict[str, Any]]:
         """Materialise lazy parameters by a call; return the facts of the call."""
+        guessed = self.bounded(guessed)
         lazy = [name for name, each in self.model.named_parameters() if is_missing(each)]
         if lazy and not (shapes or guessed):
             raise UsageError(
@@ -1256,8 +1264,11 @@ class KerasRunner(TensorFlowRunner):
             else:
                 made = type(self.model).from_config(_in_float64(self.model.get_config()))
             self.exact = made
-            self.call(names, arrays, exact=True)
-            made.set_weights(self.model.get_weights())
+            if len(made.weights) != len(self.model.weights):
+                self.call(names, arrays, exact=True)  # the first call creates the others
+            for variable, value in paired(made.weights, self.model.weights):
+                array = to_array(value)
+                variable.assign(array.astype(np.float64) if array.dtype == np.float32 else array)
         except Exception:
             self.exact = None
             raise
@@ -1335,7 +1346,7 @@ class KerasRunner(TensorFlowRunner):
         if has_weights and not shapes and not _is_eager():
             return {}  # a call would add to TensorFlow's single graph
         if not has_weights:
-            shapes = shapes or guessed
+            shapes = shapes or self.bounded(guessed)
             self._create_weights(shapes)  # building calls the layers with symbols, which have no order
             return self.follow(shapes)
         if shapes:
@@ -1383,10 +1394,11 @@ class KerasRunner(TensorFlowRunner):
         layer = layers[path]
         known = {*map(id, (self.exact if exact else self.model).weights)}
         own = dict(own_tensors(layer, known))
+        start = "" if path == ROOT else path + "/"
         for found, each in layers.items():
-            if found.startswith(path + "/"):
+            if found.startswith(start) and found != path:
                 rows = own_tensors(each, known)
-                own.update((found[len(path) + 1 :] + "/" + name, variable) for name, variable in rows)
+                own.update((found[len(start) :] + "/" + name, variable) for name, variable in rows)
         with contextlib.ExitStack() as undo:
             for name, array in changes["tensors"].items():
                 variable = own[name]
@@ -1420,8 +1432,10 @@ def _keras_setting(layer: Any, name: str, value: Any) -> Any:
 
 
 def _in_float64(config: Any) -> Any:
-    """Return a Keras configuration with float64 in place of float32."""
+    """Return a Keras configuration with float64 in place of float32, whose weights begin with zeros."""
     if isinstance(config, dict):
+        if config.get("module") == "keras.initializers" and config.get("registered_name") is None:
+            return dict(config, class_name="Zeros", config={})
         if config.get("class_name") in ("DTypePolicy", "Policy"):
             return dict(config, config={"name": "float64"})
         return {

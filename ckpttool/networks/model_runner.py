@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import hashlib
 import importlib
 import inspect
 import itertools
@@ -48,7 +47,6 @@ from ckpttool.networks.tracing import (
 # The syntax of this file is Python 3.7's, because environments with old frameworks have old interpreters.
 
 _BATCH = 2
-_QUANTILES = 17
 
 # TorchScript.
 
@@ -791,14 +789,22 @@ def _run(session: ModelSession, message: Message) -> Message:
                 made = runner.call(names, given, exact=exact)
         else:
             made = runner.call(names, given, exact=exact)
-        outputs = runner.outputs(made)
+        outputs = _write_outputs(session, made)
+    except UnsupportedError:
+        raise
     except Exception as error:
         raise WorkerError(f"calling the model raises {last_error_line(error)}") from error
+    return {"outputs": outputs, "calls": recorder.calls}
+
+
+def _write_outputs(session: ModelSession, made: Any) -> list[str]:
+    """Write the outputs of a call; return their names."""
+    outputs = session.runner.outputs(made)
     for place, (name, array) in enumerate(outputs):
         if array.dtype.kind not in "biuf":
             raise UnsupportedError("an output is no tensor of numbers", path=name, found=str(array.dtype))
         np.save(session.folder / f"output-{place}.npy", array, allow_pickle=False)
-    return {"outputs": _distinct_names([name for name, _ in outputs]), "calls": recorder.calls}
+    return _distinct_names([name for name, _ in outputs])
 
 
 def _distinct_names(names: list[str]) -> list[str]:
@@ -812,17 +818,39 @@ def _distinct_names(names: list[str]) -> list[str]:
 def _describe_tensor(name: str, tensor: Any) -> dict[str, Any]:
     """Return the shape of a tensor, and a description of its values that no reordering changes."""
     array = view_array(tensor)
-    flat = np.sort(array.reshape(-1).astype(np.float32, copy=False))
-    flat += np.float32(0)  # the two zeros are one number
-    at = np.linspace(0, max(flat.size - 1, 0), _QUANTILES).astype(int)
     return {
         "name": name,
         "shape": list(array.shape),
         "dtype": array.dtype.name,
-        "values": hashlib.sha256(flat.data).hexdigest(),
-        "constant": bool(flat.size == 0 or flat[0] == flat[-1]),
-        "quantiles": [float(each) for each in flat[at]] if flat.size else [],
+        "values": _digest_numbers(array),
+        "constant": bool(array.size == 0 or array.min() == array.max()),
     }
+
+
+def _digest_numbers(array: Any) -> str:
+    """Return a digest of the numbers in float32 that no reordering changes.
+
+    It is the sum of a mix of each number's bits, and that of the squares: sorting takes far longer.
+    """
+    flat = array.reshape(-1)
+    total, squares = np.uint64(0), np.uint64(0)
+    with np.errstate(over="ignore"):
+        for start in range(0, flat.size, _CHUNK):
+            numbers = flat[start : start + _CHUNK].astype(np.float32)
+            numbers += np.float32(0)  # the two zeros are one number
+            mixed = numbers.view(np.uint32).astype(np.uint64)
+            for factor in _FACTORS:
+                mixed *= np.uint64(factor)
+                mixed ^= mixed >> np.uint64(31)
+            total += mixed.sum(dtype=np.uint64)
+            mixed *= mixed
+            squares += mixed.sum(dtype=np.uint64)
+    return f"{flat.size}-{int(total):016x}{int(squares):016x}"
+
+
+_CHUNK = 1 << 16
+# The factors of splitmix64 (Steele, Lea, Flood 2014) and its increment.
+_FACTORS = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 
 
 def _layers(session: ModelSession, message: Message) -> Message:
@@ -837,7 +865,7 @@ def _layers(session: ModelSession, message: Message) -> Message:
 
 
 def _capture(session: ModelSession, message: Message) -> Message:
-    """Call the model; write the inputs and outputs of the wanted calls of layers."""
+    """Call the model; write its outputs, and inputs and outputs of the wanted calls of layers."""
     runner, names, exact = session.runner, message["names"], message["exact"]
     folder = session.folder / "calls"
     folder.mkdir(exist_ok=True)
@@ -845,9 +873,10 @@ def _capture(session: ModelSession, message: Message) -> Message:
         file.unlink()
     recorder = CallRecorder({(path, number) for path, number in message["wanted"]}, folder)
     with runner.observe(recorder, exact=exact):
-        runner.call(names, session.given(len(names)), exact=exact)
+        made = runner.call(names, session.given(len(names)), exact=exact)
     session.kept = recorder.kept
-    return {"calls": recorder.calls}
+    outputs = _write_outputs(session, made) if message["outputs"] else []
+    return {"calls": recorder.calls, "outputs": outputs}
 
 
 def _read_tensors(session: ModelSession, message: Message) -> Message:
@@ -864,13 +893,16 @@ def _read_tensors(session: ModelSession, message: Message) -> Message:
 
 
 def _repeat(session: ModelSession, message: Message) -> Message:
-    """Repeat a recorded call of one layer with other tensors or settings; write the result."""
+    """Repeat a recorded call of one layer with other tensors, settings or input; write the result."""
     tensors = {
         name: np.load(session.folder / file, allow_pickle=False) for name, file in message["tensors"].items()
     }
     changes = {"tensors": tensors, "settings": message["settings"]}
     call = session.kept[message["path"], message["number"]]
     try:
+        if message["given"] is not None:
+            given = np.load(session.folder / message["given"], allow_pickle=False)
+            call = ((session.runner.tensor(given, exact=message["exact"]), *call[0][1:]), call[1])
         made = session.runner.call_layer(message["path"], call, changes, exact=message["exact"])
     except Exception as error:  # noqa: BLE001 - this change does not fit the layer
         return {"made": -1, "reason": last_error_line(error)}

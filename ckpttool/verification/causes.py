@@ -15,16 +15,14 @@ import numpy as np
 
 from ckpttool.core.deferred import dataclass, field
 from ckpttool.core.errors import MappingError, abbreviate_list
-from ckpttool.core.kinds import ACTIVATIONS, SETTINGS, find_family
-from ckpttool.core.sidecar import DEFAULT_SLOPE, format_activation
+from ckpttool.core.kinds import SETTINGS, find_family
 from ckpttool.core.source import Inline
 from ckpttool.core.tree import Leaf
 from ckpttool.mapping.layer_kinds import LayerFacts
 from ckpttool.mapping.layers import candidate_kinds
 from ckpttool.mapping.rules import merge_parts
-from ckpttool.networks import numpy_backend
-from ckpttool.networks.network import Activation
 from ckpttool.networks.tracing import ROOT
+from ckpttool.verification.computations import Term, iter_activations, name_computations, without_border
 
 if TYPE_CHECKING:
     from ckpttool.verification.two_models import ModelClient
@@ -246,7 +244,11 @@ def _likeness(a: ModelLayer, b: ModelLayer) -> float:
         {each.values for each in a.tensors if not each.constant} & {each.values for each in b.tensors}
     )
     sizes = [
-        Counter(_size(each) for each in layer.tensors if sum(extent > 1 for extent in each.shape) > 1)
+        Counter(
+            _size(each)
+            for each in layer.tensors
+            if sum(extent > 1 for extent in each.shape) > 1 and find_role(each.name) != "bias"
+        )
         for layer in (a, b)
     ]
     alike = sizes[0] == sizes[1]
@@ -431,6 +433,8 @@ class Cause:
     text: str
     fix: str | None = None
     confirmed: bool = False
+    other_numbers: bool = False
+    """whether B's numbers show no relation to A's"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -440,9 +444,16 @@ class _Hypothesis:
     cause: Cause
     tensors: Mapping[str, np.ndarray] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
+    given: np.ndarray | None = None
+    """another input of the layer"""
+
+
+def _zeroed(tensors: Mapping[str, np.ndarray], names: Sequence[str]) -> _Hypothesis:
+    return _Hypothesis(Cause(""), {name: np.zeros_like(tensors[name]) for name in names})
 
 
 _MOST_TRANSPOSED = 1 << 24
+_MOST_PADDED = 6
 _ROLES = (
     ("mean", r"mean"),
     ("variance", r"var"),
@@ -474,26 +485,31 @@ class LayerCauses:
     def find(self) -> Cause | None:
         """Return the first cause that is confirmed."""
         hypotheses = itertools.chain(
-            self._different_settings(), self._different_tensors(), self._turned_tensors()
+            self._different_settings(),
+            self._different_tensors(),
+            self._different_padding(),
+            self._turned_tensors(),
         )
         for each in hypotheses:
-            if self._error(1, each.tensors, each.settings) <= self._bound:
+            if self._error(1, each) <= self._bound:
                 return replace(each.cause, confirmed=True)
         return self._missing_tensors() or self._activations()
 
-    def _error(
-        self, side: int, tensors: Mapping[str, np.ndarray], settings: Mapping[str, Any] | None = None
-    ) -> float:
+    def _error(self, side: int, change: _Hypothesis) -> float:
         """Return the error of the outputs after the change of one side."""
         own, other = self._calls[side], self._calls[1 - side]
-        plain = {"activation": "linear"} if own.before and not other.before else {}
-        key = (self._pair.a, self._pair.b)[side].key
-        made = self._sides[side].repeat(key, tensors, {**plain, **(settings or {})}, exact=self._exact)
+        made = self._repeat(side, change)
         if not made:
             return float("inf")
         changed = CapturedCall((), (), made)
         kept = CapturedCall((), (), other.made if own.before else other.before or other.made)
         return output_error(kept, changed) if side else output_error(changed, kept)
+
+    def _repeat(self, side: int, change: _Hypothesis) -> tuple[np.ndarray, ...]:
+        own, other = self._calls[side], self._calls[1 - side]
+        plain = {"activation": "linear"} if own.before and not other.before else {}
+        key, settings = (self._pair.a, self._pair.b)[side].key, {**plain, **change.settings}
+        return self._sides[side].repeat(key, change.tensors, settings, exact=self._exact, given=change.given)
 
     def _different_settings(self) -> Iterator[_Hypothesis]:
         """Yield A's settings in the place of B's; and other paddings, which may be outside of the layer."""
@@ -511,6 +527,7 @@ class LayerCauses:
                 held, shown = (_as_plain(b[own]), _as_plain(one)) if padding else (b[own], one)
                 if padding and (isinstance(shown, str | None) or shown == held):
                     shown = _as_plain(value)  # A's own is outside of the layer, or no number
+                title = own if own == "alpha" and "alpha" in a else title
                 fix = f"set {own}={_as_text(shown)} in {self._pair.b.path} of B"
                 if padding and isinstance(b[own], str):
                     fix = f"pad the input of {self._pair.b.path} in B by {_as_text(shown)}"
@@ -529,23 +546,35 @@ class LayerCauses:
         whole = translate_tensors(self._a, self._b)
         every: dict[str, np.ndarray] = {}
         reasons: list[str] = []
+        plain = True
         for name, own in self._b.items():
             known = [(name, whole[name])] if whole else [*_fitting(self._a, name, own, self._pair.a.family)]
             if own.dtype.kind != "f" or not known or any(np.array_equal(each, own) for _, each in known):
                 continue
             every[name] = known[0][1]
             for title, each in known:
-                cause = _tensor_cause(title, each, name, own)
+                cause = self._exchanged_tensor(name, whole) or _tensor_cause(title, each, name, own)
                 reasons.append(cause.text)
+                plain = plain and cause.other_numbers
                 yield _Hypothesis(cause, {name: each})
         if len(every) > 1:
             held = [
                 sorted(np.sort(each, axis=None).tobytes() for each in side)
                 for side in (every.values(), [self._b[name] for name in every])
             ]
-            if held[0] == held[1]:
+            if held[0] == held[1] and not any("numbers of A's" in each for each in reasons):
                 reasons = [f"B's {', '.join(every)} have the numbers of A in another order"]
-            yield _Hypothesis(Cause("; ".join(dict.fromkeys(reasons))), every)
+            text = "; ".join(dict.fromkeys(reasons))
+            yield _Hypothesis(Cause(text, other_numbers=plain), every)
+
+    def _exchanged_tensor(self, name: str, whole: Mapping[str, np.ndarray]) -> Cause | None:
+        """Return the other tensor of A's layer whose numbers B's tensor has."""
+        own = self._b[name]
+        for known, each in (whole or self._a).items():
+            other = known != name if whole else find_role(known) != find_role(name)
+            if other and each.shape == own.shape and each.size > 1 and np.array_equal(each, own):
+                return Cause(f"B's {name} has the numbers of A's {known}: they are exchanged")
+        return None
 
     def _missing_tensors(self) -> Cause | None:
         """Return the tensors of one side that are the difference: the other side has no such tensor."""
@@ -553,11 +582,43 @@ class LayerCauses:
         for side, (word, own, other, rest) in enumerate(sides):
             roles = {find_role(name) for name in rest} - {""}
             lone = [name for name in own if name not in rest and find_role(name) not in roles]
-            if lone and self._error(side, {name: np.zeros_like(own[name]) for name in lone}) <= self._bound:
+            if lone and self._error(side, _zeroed(own, lone)) <= self._bound:
                 text = f"{other}'s layer has no {', '.join(lone)}, which {word}'s has"
                 fix = f"add {', '.join(lone)} to {self._pair.b.path} of B" if word == "A" else None
                 return Cause(text, fix, confirmed=True)
         return None
+
+    def _different_padding(self) -> Iterator[_Hypothesis]:
+        """Yield convolutions of B whose input is padded at each side as A's may be, with A's other settings.
+
+        Frameworks divide the padding of `same` differently, and code may pad the input before the layer.
+        """
+        a, b, path = self._pair.a.settings, self._pair.b.settings, self._pair.b.path
+        kernel = next((each for each in self._b.values() if each.ndim > 2), None)
+        if self._pair.b.family != "convolution" or kernel is None or "padding" not in b:
+            return
+        given = self._calls[1].given[0]
+        if given.size > self._calls[0].given[0].size:
+            given = without_border(given)
+        last = b.get("data_format") == "channels_last"
+        axes = range(1, given.ndim - 1) if last else range(2, given.ndim)
+        changes, words = {}, []
+        for name, own, other in _window_settings(b, a):
+            if _as_plain(b[own]) != _as_plain(a[other]):
+                changes[own] = a[other]
+                words.append(f"{name} is {_as_text(a[other])} in A and {_as_text(b[own])} in B")
+        settings = {**changes, "padding": "valid" if last else 0}
+        shown = _as_text(_as_plain(b["padding"]))
+        for low, high in _paddings(kernel.shape[: len(axes)] if last else kernel.shape[2:], settings, b):
+            width = [(low, high) if axis in axes else (0, 0) for axis in range(given.ndim)]
+            pads = (low, high) * len(axes)
+            fix = f"torch.nn.functional.pad(x, {pads}) before {path} of B, with padding=0"
+            if last:
+                layer = f"ZeroPadding{len(axes)}D({tuple(each for each in width if any(each))})"
+                fix = f"{layer} before {path} of B, with padding='valid'"
+            text = f"A pads by {low} before and {high} after, the padding of B's layer is {shown}"
+            cause = Cause("; ".join([*words, text]), fix)
+            yield _Hypothesis(cause, settings=settings, given=np.pad(given, width))
 
     def _turned_tensors(self) -> Iterator[_Hypothesis]:
         """Yield B's own matrices transposed or reversed."""
@@ -572,7 +633,7 @@ class LayerCauses:
                         )
                         yield _Hypothesis(cause, {name: np.swapaxes(own, one, other)})
             for axis in range(own.ndim):
-                cause = Cause(_reversed_text(f"B's {name}", axis, own))
+                cause = Cause(_reversed_text(f"B's {name}", (axis,), own))
                 yield _Hypothesis(cause, {name: np.flip(own, axis)})
 
     def _activations(self) -> Cause | None:
@@ -594,6 +655,27 @@ def translate_tensors(
 
     The result is empty if the catalogue has no such pair of layers.
     """
+    if {name: x.shape for name, x in tensors.items()} == {name: x.shape for name, x in like.items()}:
+        return dict(tensors)  # of one framework: the catalogue would transpose square matrices
+    ways = {_is_backward(name) for name in tensors} & {_is_backward(name) for name in like}
+    if len(ways) < 2:
+        return _translate_layer(tensors, like)
+    parts = [
+        _translate_layer(
+            *({name: x for name, x in side.items() if _is_backward(name) == way} for side in (tensors, like))
+        )
+        for way in (False, True)
+    ]
+    return {**parts[0], **parts[1]} if all(parts) else {}
+
+
+def _is_backward(name: str) -> bool:
+    return "_reverse" in name or "backward" in name
+
+
+def _translate_layer(
+    tensors: Mapping[str, np.ndarray], like: Mapping[str, np.ndarray]
+) -> dict[str, np.ndarray]:
     names = {_catalogue_name(name): name for name in like}
     groups = [
         {_catalogue_name(name): _as_leaf(array) for name, array in side.items()} for side in (tensors, like)
@@ -626,7 +708,7 @@ def _catalogue_name(name: str) -> str:
     projection = re.fullmatch(r"_?(query|key|value|output)_dense", part)
     if projection is not None:
         return f"{projection[1]}/{last}"
-    return name if part == "out_proj" else last.removesuffix("_l0")
+    return name if part == "out_proj" else last.removesuffix("_reverse").removesuffix("_l0")
 
 
 def _as_leaf(array: np.ndarray) -> Leaf:
@@ -643,6 +725,26 @@ def _add_part(found: dict[str, Leaf], name: str, made: Any) -> None:
 def find_role(name: str) -> str:
     """Return what a tensor is in its layer, by its name."""
     return next((role for role, words in _ROLES if re.search(words, name, re.IGNORECASE)), "")
+
+
+def _window_settings(own: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """Yield stride and dilation: what messages call them, and their names on both sides."""
+    for row in SETTINGS:
+        if row.name in ("stride", "dilation"):
+            names = [next((name for name in row.spellings if name in each), "") for each in (own, other)]
+            if all(names):
+                yield row.name, names[0], names[1]
+
+
+def _paddings(
+    sizes: Sequence[int], settings: Mapping[str, Any], held: Mapping[str, Any]
+) -> list[tuple[int, int]]:
+    """Return the padding before and after an axis that a convolution may have, equal ones first."""
+    spellings = next(row.spellings for row in SETTINGS if row.name == "dilation")
+    dilation = next((each[name] for each in (settings, held) for name in spellings if name in each), 1)
+    reach = min((max(sizes) - 1) * int(np.max(dilation)), _MOST_PADDED)
+    widths = [(low, high) for low in range(reach + 1) for high in range(reach + 1)]
+    return sorted(widths, key=lambda each: (each[0] != each[1], each))
 
 
 def _as_plain(value: Any) -> Any:
@@ -708,6 +810,8 @@ def _usual_order(ndim: int, family: str) -> tuple[int, ...]:
 def _tensor_cause(known: str, a: np.ndarray, name: str, b: np.ndarray) -> Cause:
     """Return how B's tensor differs from A's."""
     title = f"B's {name}"
+    if not np.isfinite(b).all() and np.isfinite(a).all():
+        return Cause(f"{title} has {np.count_nonzero(~np.isfinite(b)):,} numbers that are not finite")
     if find_role(name) in ("mean", "variance") and np.unique(b).size == 1:
         return Cause(
             f"{title} is {b.flat[0] + 0:g} everywhere: the statistics of A were not copied", "copy them"
@@ -716,35 +820,95 @@ def _tensor_cause(known: str, a: np.ndarray, name: str, b: np.ndarray) -> Cause:
     if rounding is not None:
         return Cause(f"{title} is A's {known} rounded to {rounding}", f"convert A again without {rounding}")
     if np.array_equal(np.sort(a, axis=None), np.sort(b, axis=None)):
-        if a.ndim == 2 and a.shape[0] == a.shape[1] and np.array_equal(a, b.T):
-            return Cause(f"{title} {list(b.shape)} is transposed", "convert A again with --kind")
-        for axis in range(a.ndim):
-            if np.array_equal(np.flip(a, axis), b):
-                return Cause(_reversed_text(title, axis, b))
-        return Cause(
-            f"{title} has the numbers of A's {known} in another order",
-            "convert A again; --flatten states the image that a layer receives flattened",
-        )
+        return _order_cause(title, known, a, b)
     if not b.any():
         return Cause(f"{title} is zero, A's {known} is not")
-    apart = np.abs(a.astype(np.float64) - b)
-    share = float(apart.max() / (np.abs(a).max() or 1.0))
-    text = f"{title} differs from A's {known} by up to {share:.1e} of its largest number"
-    rows = np.flatnonzero(apart.reshape(len(a), -1).any(1)) if a.ndim > 1 else ()
-    if a.ndim > 1 and len(rows) < len(a):
-        shown = abbreviate_list([str(row) for row in rows], 3)
-        return Cause(f"{text}, in {len(rows):,} of {len(a):,} rows: {shown}")
-    similar = a.size > 2 and a.std() and b.std() and np.corrcoef(a.ravel(), b.ravel())[0, 1] > _CORRELATED
-    like = "; the two are similar, e.g. averaged (EMA) and raw weights" if similar else ""
-    return Cause(text + like)
+    if b.size > 1 and np.ptp(b) == 0:
+        return Cause(f"{title} is {b.flat[0]:g} everywhere, A's {known} is not")
+    return _other_numbers(title, known, a, b)
 
 
-def _reversed_text(title: str, axis: int, tensor: np.ndarray) -> str:
-    example = ", e.g. BGR for RGB" if tensor.shape[axis] == 3 else ""
-    return f"{title} has axis {axis} in reverse order{example}"
+def _other_numbers(title: str, known: str, a: np.ndarray, b: np.ndarray) -> Cause:
+    """Return a factor, a grid of few numbers, or the size of the difference."""
+    a, b = a.astype(np.float64), b.astype(np.float64)
+    scale, apart = float(np.abs(a).max()) or 1.0, np.abs(a - b)
+    for axis in range(a.ndim) if a.ndim > 1 else ():
+        rows = np.flatnonzero(np.moveaxis(apart, axis, 0).reshape(a.shape[axis], -1).any(1))
+        if len(rows) < a.shape[axis]:
+            word = "rows" if not axis else f"rows of axis {axis}"
+            shown = abbreviate_list([str(row) for row in rows], 3)
+            zero = f"{title} is zero, A's {known} is not"
+            filled = np.take(b, rows, axis).any()
+            what = _size_text(title, known, float(apart.max()) / scale) if filled else zero
+            return Cause(f"{what}, in {len(rows):,} of {a.shape[axis]:,} {word}: {shown}")
+    factor = float((a * b).sum() / ((a * a).sum() or 1.0))
+    if factor and float(np.abs(b - factor * a).max()) <= _SAME * scale:
+        return Cause(f"{title} is {factor:.6g} times A's {known}")
+    for axis in range(a.ndim) if a.ndim > 1 else ():
+        one, other = np.moveaxis(b, axis, 0), np.moveaxis(a, axis, 0)
+        if _is_affine(one, other, _SAME * scale, shifted=False):
+            return Cause(f"each row of {title} is that of A's {known} times a number: a norm of the weights")
+    text = _size_text(title, known, float(apart.max()) / scale)
+    steps = b * (_STEPS / float(np.abs(b).max()))
+    if b.size > 4 and np.abs(steps - steps.round()).max() < _ON_STEP and apart.max() <= scale / _STEPS:
+        return Cause(f"{title} is A's {known} rounded to {2 * _STEPS + 1} steps: 8 bits")
+    return Cause(text, other_numbers=True)
 
 
-_CORRELATED = 0.9
+def _size_text(title: str, known: str, share: float) -> str:
+    return f"{title} differs from A's {known} by up to {share:.1e} of its largest number"
+
+
+def _order_cause(title: str, known: str, a: np.ndarray, b: np.ndarray) -> Cause:
+    """Return how B's tensor has A's numbers in another order."""
+    for one, other in itertools.combinations(range(a.ndim), 2):
+        if np.array_equal(np.swapaxes(a, one, other), b):
+            axes = "" if a.ndim == 2 else f" in axes {one} and {other}"
+            return Cause(f"{title} {list(b.shape)} is transposed{axes}", "convert A again with --kind")
+    for count in range(1, a.ndim + 1):
+        for reverse in itertools.combinations(range(a.ndim), count):
+            if np.array_equal(np.flip(a, reverse), b):
+                return Cause(_reversed_text(title, reverse, b))
+    for axis in range(a.ndim):
+        if (text := _blocks_text(np.moveaxis(a, axis, 0), np.moveaxis(b, axis, 0))) is not None:
+            return Cause(f"{title} has the numbers of A's {known} in another order: {text}")
+    for axis in range(a.ndim) if a.ndim > 1 else ():
+        rows = [np.moveaxis(each, axis, 0).reshape(each.shape[axis], -1) for each in (a, b)]
+        order = find_order(rows[0].T, rows[1].T, 0.0)
+        if order is not None:
+            what = describe_order(order)[0]
+            return Cause(f"{title} has the numbers of A's {known} in another order along axis {axis}: {what}")
+    return Cause(f"{title} has the numbers of A's {known} in another order")
+
+
+_BLOCKS = (2, 3, 4, 6)
+
+
+def _blocks_text(a: np.ndarray, b: np.ndarray) -> str | None:
+    """Return the order of B's parts along the first axis, or that each of them is transposed."""
+    for count in _BLOCKS:
+        if len(a) % count or len(a) == count:
+            continue
+        parts = [np.split(each, count) for each in (a, b)]
+        order = [
+            next((n for n, one in enumerate(parts[0]) if np.array_equal(one, part)), -1) for part in parts[1]
+        ]
+        if sorted(order) == list(range(count)):
+            return f"its {count} parts of axis length {len(a) // count} are those of A numbered {order}"
+        square = a.ndim == 2 and len(a) // count == a.shape[1]
+        if square and all(np.array_equal(one.T, other) for one, other in zip(*parts, strict=True)):
+            return f"each of its {count} parts is transposed"
+    return None
+
+
+def _reversed_text(title: str, axes: Sequence[int], tensor: np.ndarray) -> str:
+    example = ", e.g. BGR for RGB" if [tensor.shape[axis] for axis in axes] == [3] and tensor.ndim > 1 else ""
+    words = " and ".join(map(str, axes))
+    return f"{title} has {'axis' if len(axes) == 1 else 'axes'} {words} in reverse order{example}"
+
+
+_SAME = 1e-6
+_STEPS, _ON_STEP = 127, 1e-3  # of numbers in 8 bits
 
 
 def _find_rounding(a: np.ndarray, b: np.ndarray) -> str | None:
@@ -763,18 +927,6 @@ def _find_rounding(a: np.ndarray, b: np.ndarray) -> str | None:
 
 
 _MOST_TESTED = 1 << 20
-_SLOPES = (0.01, 0.1, 0.2, 0.3)
-
-
-def _activated(x: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield the results of the known activations by name."""
-    for name in ACTIVATIONS:
-        for slope in _SLOPES if name == "leaky_relu" else (DEFAULT_SLOPE,):
-            title = {"linear": "no activation", "gelu": "exact gelu"}.get(name)
-            made = numpy_backend.ACTIVATIONS[name](Activation(name, slope))(x)
-            yield title or format_activation(name, slope), np.asarray(made, np.float64)
-    yield "tanh gelu", 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
-    yield "hard sigmoid", np.clip(x / 6 + 0.5, 0, 1)
 
 
 def name_activation(before: np.ndarray, after: np.ndarray, bound: float) -> str | None:
@@ -783,7 +935,9 @@ def name_activation(before: np.ndarray, after: np.ndarray, bound: float) -> str 
     if before.size != after.size or before.size > _MOST_TESTED:
         return None
     with np.errstate(all="ignore"):
-        return next((name for name, x in _activated(before) if align_arrays(after, x)[0] <= bound), None)
+        return next(
+            (name for name, x in iter_activations(before) if align_arrays(after, x)[0] <= bound), None
+        )
 
 
 def _different_activations(names: Sequence[str | None]) -> Cause | None:
@@ -801,21 +955,53 @@ def relate_arrays(a: np.ndarray, b: np.ndarray, bound: float) -> Cause | None:
     factor = float((a * b).sum()) / length if length else 0.0
     if factor and float(np.abs(a - factor * b).max()) <= bound * scale:
         return Cause(f"A's numbers are {factor:.6g} times B's", confirmed=True)
+    if (cause := _function_of(a, b, bound)) is not None:
+        return cause
     for axis in {a.ndim - 1, 1} if a.ndim > 1 else ():
         if _is_affine(np.moveaxis(a, axis, 0), np.moveaxis(b, axis, 0), bound * scale):
-            return Cause("A scales and shifts each feature, B does not: a normaliser", confirmed=True)
+            return Cause(
+                "each feature of A is B's with a scale and a shift: a normalizer, or another one's numbers",
+                confirmed=True,
+            )
     return None
 
 
-def _is_affine(a: np.ndarray, b: np.ndarray, allowed: float) -> bool:
-    """Return whether each row of A is a factor times B's row plus a number."""
+def _function_of(a: np.ndarray, b: np.ndarray, bound: float) -> Cause | None:
+    """Return the activation, or the clipping, that one side applies to the other side's numbers."""
+    for one, x, other, y in (("A", a, "B", b), ("B", b, "A", a)):
+        name = name_activation(y, x, bound)
+        if name is not None and name != "no activation":
+            return Cause(f"{one}'s numbers are {name} of {other}'s", confirmed=True)
+        low, high = float(x.min()), float(x.max())
+        if low < high and float(np.abs(np.clip(y, low, high) - x).max()) <= bound * max(-low, high):
+            return Cause(
+                f"{one} clips to the range from {low:g} to {high:g}, {other} does not", confirmed=True
+            )
+    return None
+
+
+def _is_affine(a: np.ndarray, b: np.ndarray, allowed: float, *, shifted: bool = True) -> bool:
+    """Return whether each row of A is a factor times B's row, plus a number if `shifted`."""
     a, b = a.reshape(len(a), -1), b.reshape(len(b), -1)
-    if a.shape[1] < 4:
+    inside = _is_inside_range(a) & _is_inside_range(b)
+    count = inside.sum(1, keepdims=True)
+    if count.min() < 4:
         return False
-    x, y = (each - each.mean(1, keepdims=True) for each in (b, a))
+    means = [np.where(inside, each, 0).sum(1, keepdims=True) / count if shifted else 0.0 for each in (b, a)]
+    x, y = (np.where(inside, each - mean, 0) for each, mean in zip((b, a), means, strict=True))
     length = (x * x).sum(1, keepdims=True)
     factor = np.divide((x * y).sum(1, keepdims=True), length, out=np.zeros_like(length), where=length > 0)
     return bool(np.abs(y - factor * x).max() <= allowed)
+
+
+def _is_inside_range(array: np.ndarray) -> np.ndarray:
+    """Return which numbers are not at an end of the range that others have too, e.g. clipped ones."""
+    inside = np.ones(array.shape, bool)
+    for end in (array.min(), array.max()):
+        at = array == end
+        if np.count_nonzero(at) > 2:
+            inside &= ~at
+    return inside
 
 
 def activation_cause(
@@ -838,17 +1024,109 @@ def between_cause(after: tuple[np.ndarray, np.ndarray], bound: float) -> Cause |
         x, y = (np.where(np.isfinite(each), each, 0.0) for each in (a, other))
         cause = relate_arrays(x, y, bound)
     if cause is None and is_reordered(a, b, bound):
-        cause = Cause("B has the numbers of A in another order", confirmed=True)
+        text = _name_border(a, b, bound) or _name_order(a, b, bound)
+        cause = Cause(text or "B has the numbers of A in another order", confirmed=True)
     return cause
+
+
+def _name_border(a: np.ndarray, b: np.ndarray, bound: float) -> str | None:
+    """Return how two sides pad the same numbers with zeros."""
+    inner = [without_border(each) for each in (a, b)]
+    if inner[0].shape == a.shape or align_arrays(*inner)[0] > bound:
+        return None
+    for axis in range(1, a.ndim) if a.shape == b.shape else ():
+        widths = []
+        for each in (a, b):
+            there = np.flatnonzero(np.moveaxis(each, axis, 0).reshape(each.shape[axis], -1).any(1))
+            widths.append((int(there[0]), int(each.shape[axis] - 1 - there[-1])))
+        if widths[0] != widths[1]:
+            pads = [f"{low} before and {high} after" for low, high in widths]
+            return f"the padding of axis {axis} is {pads[0]} in A, {pads[1]} in B"
+    return None
+
+
+def _name_order(a: np.ndarray, b: np.ndarray, bound: float) -> str | None:
+    """Return the order of B's features along one axis."""
+    for turned, axis in itertools.product(_turned(a, b), {1, a.ndim - 1}):
+        rows = [np.moveaxis(each, axis, -1).reshape(-1, a.shape[axis]) for each in (a, turned)]
+        if turned.shape == a.shape and (order := find_order(rows[0], rows[1], bound)) is not None:
+            return f"B has the numbers of A in another order along axis {axis}: {describe_order(order)[0]}"
+    return None
+
+
+def computation_cause(
+    operands: Sequence[Term], after: tuple[np.ndarray, np.ndarray], bound: float
+) -> Cause | None:
+    """Return what A and B compute of the outputs of earlier layers, None unless both are known formulas.
+
+    Else the multiple of one of these outputs that is the difference, e.g. of a residual connection.
+    """
+    a, b = (without_border(np.asarray(each, np.float64)) for each in after)
+    turned = [each for each in _turned(a, b) if each.shape == a.shape] or [b]
+    found = name_computations(operands, a, turned, bound) or _name_part(operands, a, turned, bound)
+    if found is not None:
+        return Cause(f"A computes {found[0]}, B computes {found[1]}", confirmed=True)
+    _, other = align_arrays(a, b)
+    if other is None:
+        return None
+    scale, apart = float(np.abs(a).max()) or 1.0, a - other
+    for text, x in operands:
+        if x.shape != a.shape or not x.any():
+            continue
+        size = float((x * x).sum())
+        factor, whole = float((apart * x).sum()) / size, float((a * x).sum()) / size
+        if float(np.abs(a - whole * x).max()) <= bound * scale:
+            continue  # A's own numbers are a multiple of it: so are B's
+        if abs(factor) > bound and float(np.abs(apart - factor * x).max()) <= bound * scale:
+            sides = ("A", "B") if factor > 0 else ("B", "A")
+            times = "" if abs(abs(factor) - 1) <= bound else f"{abs(factor):.6g} times "
+            return Cause(f"{sides[0]} adds {times}{text}, {sides[1]} does not", confirmed=True)
+    return None
+
+
+def _name_part(
+    operands: Sequence[Term], a: np.ndarray, b: Sequence[np.ndarray], bound: float
+) -> tuple[str, str] | None:
+    """Return the formulas of the only features that differ, e.g. of one part of a concatenation."""
+    allowed = bound * (float(np.abs(a).max()) or 1.0)
+    for other, axis in itertools.product(b, {1, a.ndim - 1} if a.ndim > 1 else ()):
+        apart = np.abs(np.moveaxis(a - other, axis, 0)).reshape(a.shape[axis], -1).max(1) > allowed
+        places = np.flatnonzero(apart)
+        if 0 < len(places) < len(apart):
+            part = range(places[0], places[-1] + 1)
+            found = name_computations(operands, np.take(a, part, axis), [np.take(other, part, axis)], bound)
+            if found is not None:
+                return found
+    return None
 
 
 def find_order(a: np.ndarray, b: np.ndarray, bound: float) -> np.ndarray | None:
     """Return the columns of B in the order of A's, None if they are not the same columns."""
     if a.ndim != 2 or a.shape != b.shape:
         return None
-    digits = max(0, int(-np.log10(bound * (float(np.abs(a).max()) or 1.0))) - 1)
+    digits = max(0, int(-np.log10(bound * (float(np.abs(a).max()) or 1.0))) - 1) if bound else 12
     at_a, at_b = (np.lexsort(np.round(np.asarray(each, np.float64), digits)) for each in (a, b))
     order = np.empty(a.shape[1], int)
     order[at_a] = at_b
     fits = float(np.abs(a - b[:, order]).max()) <= bound * (float(np.abs(a).max()) or 1.0)
     return order if fits else None
+
+
+def describe_order(order: np.ndarray) -> tuple[str, str | None]:
+    """Return what an order of features is, and an image whose flattening it is: positions and channels."""
+    size = len(order)
+    for channels in range(2, size):
+        if size % channels == 0:
+            whole = np.arange(size).reshape(-1, channels)
+            for each in (whole, whole.reshape(channels, -1)):
+                if np.array_equal(each.T.reshape(-1), order):
+                    return f"a flattened image of {channels} channels", f"{size // channels},{channels}"
+    if np.array_equal(order, np.arange(size)[::-1]):
+        return "in reverse", None
+    starts = [0, *(np.flatnonzero(np.diff(order) != 1) + 1).tolist(), size]
+    lengths = [end - start for start, end in pairwise(starts)]
+    if len(lengths) <= 4 and min(lengths) > 1:
+        return f"parts of {', '.join(map(str, lengths))} features are exchanged", None
+    moved = np.flatnonzero(order != np.arange(size))
+    shown = abbreviate_list([str(row) for row in moved], 4)
+    return f"{len(moved):,} of {size:,} rows, {shown}", None

@@ -239,8 +239,8 @@ def parse_named_shapes(texts: Sequence[str]) -> dict[str, tuple[int, ...]]:
 
 
 _BATCH, _LARGE_BATCH, _SMALLEST = 32, 8, 4
-_MOST_NUMBERS = 1 << 20
-_LARGE_MODEL = 1 << 22
+_FEWEST, _MOST_NUMBERS = 2, 1 << 20
+_LARGE_MODEL, HUGE_MODEL = 1 << 22, 1 << 24
 _UNLIMITED = 1000  # integers of an input that is looked up nowhere, e.g. the number of a step
 _FURTHER_ROWS, _FURTHER_ROUNDS, _WIDE = 4, 7, 10.0
 
@@ -250,14 +250,17 @@ def draw_inputs(
 ) -> list[np.ndarray]:
     """Return A's inputs: always the same for one seed; the last rows are small and large.
 
-    `size` is the number of weights: a large model gets fewer rows.
+    `size` is the number of weights: a large model gets fewer rows, a huge one two, the last ten times larger.
     """
     generator = np.random.default_rng(seed)
     largest = max(math.prod(pair.shape_a) for pair in pairs)
     most = _BATCH if size < _LARGE_MODEL else _LARGE_BATCH
-    rows = batch or max(_SMALLEST, min(most, _MOST_NUMBERS // max(largest, 1)))
+    huge = size >= HUGE_MODEL and batch is None
+    rows = batch or (_FEWEST if huge else max(_SMALLEST, min(most, _MOST_NUMBERS // max(largest, 1))))
     scales = np.ones(rows)
-    if rows >= _SMALLEST:
+    if huge:
+        scales[-1] = _WIDE
+    elif rows >= _SMALLEST:
         scales[-2:] = 0.1, 3.0
     found = []
     for pair in pairs:
@@ -310,14 +313,17 @@ def _draw_integers(generator: np.random.Generator, shape: tuple[int, ...], pair:
 
 
 def further_inputs(
-    pairs: Sequence[InputPair], batch: int | None, arrays: Sequence[np.ndarray]
+    pairs: Sequence[InputPair], batch: int | None, arrays: Sequence[np.ndarray], size: int = 0
 ) -> list[tuple[str, list[np.ndarray]]]:
-    """Return more inputs with their titles: large numbers, and other rows for a model of a fixed batch."""
+    """Return more inputs with their titles: large numbers, and other rows for a model of a fixed batch.
+
+    Those of a huge model (by its `size`, see draw_inputs) have large numbers already.
+    """
     found = []
     if batch is not None and batch < _SMALLEST * 2:
         rounds = range(1, _FURTHER_ROUNDS + 1)
         found += [("other random numbers", draw_inputs(pairs, batch, seed=seed)) for seed in rounds]
-    if any(each.dtype.kind == "f" for each in arrays):
+    if any(each.dtype.kind == "f" for each in arrays) and (size < HUGE_MODEL or batch is not None):
         rows = [each if batch else each[:_FURTHER_ROWS] for each in arrays]
         wide = [
             (each * _WIDE).astype(each.dtype) if each.dtype.kind == "f" and not _is_mask(pair) else each

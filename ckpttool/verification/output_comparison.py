@@ -432,6 +432,12 @@ class OutputResult:
             apart = np.abs(_finite(other) - self.fixed)
         return not (self.bound.allows_exact(apart) if exact else self.bound.allows(apart))
 
+    def differs_by_row(self, rows: int, *, exact: bool) -> bool:
+        """Return whether A's output differs from row to row of the inputs: then it depends on them."""
+        if self.bound is None or self.fixed is None or self.fixed.shape[:1] != (rows,) or rows < 2:
+            return False
+        return self.responds(np.roll(self.fixed, 1, axis=0), exact=exact)
+
 
 def _finite(array: np.ndarray) -> np.ndarray:
     return np.where(np.isfinite(array), array, 0.0).astype(np.float64)

@@ -46,7 +46,9 @@ from ckpttool.verification.causes import (
     align_arrays,
     is_inside,
 )
+from ckpttool.verification.computations import Term
 from ckpttool.verification.inputs import (
+    HUGE_MODEL,
     OPPOSITE,
     InputFile,
     InputPair,
@@ -281,6 +283,8 @@ class ModelClient:
         self.names: list[str] = []
         self.dtypes: dict[str, str] = {}
         self.exact = False
+        # The calls of the last capture, which `repeat` may repeat, with their inputs' precision.
+        self._captured: tuple[bool, dict[tuple[str, int], CapturedCall]] = (False, {})
         self._layers: list[dict[str, Any]] | None = None
 
     def request(self, do: str, **values: Any) -> dict[str, Any]:
@@ -308,6 +312,7 @@ class ModelClient:
 
     def give(self, arrays: Sequence[np.ndarray]) -> None:
         """Write the model's inputs, each in the dtype that the model accepts."""
+        self._captured = (False, {})
         for place, (name, array) in enumerate(zip(self.names, arrays, strict=True)):
             self.write(f"input-{place}.npy", array.astype(self.dtypes.get(name, array.dtype), copy=False))
 
@@ -320,16 +325,33 @@ class ModelClient:
     def capture(
         self, wanted: Sequence[tuple[str, int]], *, exact: bool
     ) -> dict[tuple[str, int], CapturedCall]:
-        """Return inputs and outputs of the wanted calls."""
-        answer = self.request(
-            "capture", names=self.names, exact=exact, wanted=[list(each) for each in wanted]
-        )
-        return {
+        """Return inputs and outputs of the wanted calls, which may be repeated then."""
+        known_exact, known = self._captured
+        if known_exact == exact and known.keys() >= {*wanted}:
+            return {key: known[key] for key in wanted}
+        return self._capture(wanted, exact=exact, outputs=False)[1]
+
+    def run_and_capture(
+        self, wanted: Sequence[tuple[str, int]], *, exact: bool
+    ) -> tuple[dict[str, np.ndarray], dict[tuple[str, int], CapturedCall]]:
+        """Return the outputs by name, and the wanted calls."""
+        return self._capture(wanted, exact=exact, outputs=True)
+
+    def _capture(
+        self, wanted: Sequence[tuple[str, int]], *, exact: bool, outputs: bool
+    ) -> tuple[dict[str, np.ndarray], dict[tuple[str, int], CapturedCall]]:
+        self._captured = (False, {})
+        rows = [list(each) for each in wanted]
+        answer = self.request("capture", names=self.names, exact=exact, wanted=rows, outputs=outputs)
+        calls = {
             (each["path"], each["number"]): CapturedCall(
                 *(tuple(self._rows(each.get(what, ()))) for what in ("given", "before", "made"))
             )
             for each in answer["calls"]
         }
+        self._captured = exact, calls
+        made = {name: self.read(f"output-{place}.npy") for place, name in enumerate(answer["outputs"])}
+        return made, calls
 
     def _rows(self, rows: Sequence[Mapping[str, Any]]) -> Iterator[np.ndarray]:
         for row in rows:
@@ -353,14 +375,23 @@ class ModelClient:
         settings: Mapping[str, Any],
         *,
         exact: bool,
+        given: np.ndarray | None = None,
     ) -> tuple[np.ndarray, ...]:
-        """Return the outputs of a captured call with other tensors or settings; nothing if it fails."""
+        """Return the outputs of a captured call with these changes; nothing if it fails."""
+        if given is not None:
+            self.write("change-given.npy", given)
         files = {}
         for place, (name, array) in enumerate(tensors.items()):
             files[name] = f"change-{place}.npy"
             self.write(files[name], array)
         answer = self.request(
-            "repeat", path=call[0], number=call[1], tensors=files, settings=dict(settings), exact=exact
+            "repeat",
+            path=call[0],
+            number=call[1],
+            tensors=files,
+            settings=dict(settings),
+            exact=exact,
+            given=None if given is None else "change-given.npy",
         )
         return tuple(self.read(f"repeated-{place}.npy") for place in range(max(answer["made"], 0)))
 
@@ -416,6 +447,8 @@ class _Session:
     further: Sequence[tuple[str, Sequence[np.ndarray]]] = ()
     # Whether the inputs are drawn, not the user's.
     drawn: bool = True
+    # The number of weights of the larger model.
+    size: int = 0
 
     def cut(self, rows: int) -> int:
         """Give both sides the last rows only, unless a model's batch is fixed; return how many."""
@@ -541,9 +574,10 @@ def _prepare(session: _Session, opened: list[dict[str, Any]], options: ModelComp
         for pair, ((_, a), (_, b)) in zip(session.pairs, limits, strict=True)
         if a is not None and b is not None and a != b
     ]
+    session.size = max(sizes)
     if given is None:
-        arrays = draw_inputs(session.pairs, batch, max(sizes))
-        session.further = further_inputs(session.pairs, batch, arrays)
+        arrays = draw_inputs(session.pairs, batch, session.size)
+        session.further = further_inputs(session.pairs, batch, arrays, session.size)
     else:
         session.drawn = False
         arrays = given.inputs(session.pairs, batch)
@@ -607,8 +641,13 @@ class _Rounds:
     def first(self) -> ComparisonRound:
         """Compare on the first inputs; an output that changes from call to call differs."""
         found = self.run(observe=True)
-        changing = []
-        for side, made in zip(self._session.sides, found.made, strict=True):
+        changing: list[list[str]] = []
+        for side, made, exact in zip(self._session.sides, found.made, found.exact, strict=True):
+            # Of a huge model the float64 run is the second one.
+            second = exact if self._session.size >= HUGE_MODEL else None
+            if second is not None and not changing_outputs(made, second):
+                changing.append([])
+                continue
             again, _ = side.run(exact=False, observe=False)
             changing.append(changing_outputs(made, again))
             if changing[-1]:
@@ -635,9 +674,10 @@ class _Rounds:
             self._bound = RoundingBound.of((*calls[0], *calls[1]), layers, self._rounded)
         if self._exact is None:
             self._exact = _make_exact(self._session)
+        wanted = self._few_calls(calls) if observe and all((*self._exact, *self._observable)) else ([], [])
         exact = [
-            _exact_outputs(side, self._session, each) if there else None
-            for side, each, there in zip((a, b), made, self._exact, strict=True)
+            _exact_outputs(side, self._session, each, keys) if there else None
+            for side, each, there, keys in zip((a, b), made, self._exact, wanted, strict=True)
         ]
         self._exact = [each is not None for each in exact]
         moves = {pair.transposed for pair in self._session.pairs} - {""}
@@ -645,6 +685,23 @@ class _Rounds:
         found = ComparisonRound(made, (exact[0], exact[1]), calls, names, missing, [])
         found.results += [self._measure(found, each) for each in names]
         return found
+
+    def _few_calls(
+        self, calls: tuple[list[dict[str, Any]], list[dict[str, Any]]]
+    ) -> tuple[list[tuple[str, int]], list[tuple[str, int]]]:
+        """Return the calls of both sides' layers, none if their arrays are large: a run may capture them."""
+        sides = self._session.sides
+        keys = tuple(
+            {each.key for each in causes.called_layers(side.layers(), rows)}
+            for side, rows in zip(sides, calls, strict=True)
+        )
+        size = sum(
+            _call_bytes(row)
+            for rows, own in zip(calls, keys, strict=True)
+            for row in rows
+            if (row["path"], row["number"]) in own
+        )
+        return ([*keys[0]], [*keys[1]]) if size <= _MOST_BYTES else ([], [])
 
     def _measure(self, found: ComparisonRound, names: OutputNames) -> OutputResult:
         exact = [
@@ -657,6 +714,8 @@ class _Rounds:
 
     def further(self, main: ComparisonRound) -> ComparisonRound:
         """Compare on further inputs; return the first round that differs, which the sides then have."""
+        if not self._session.further:
+            return main
         seen = self._session.assumed, self._session.notes
         notes, assumed = list(self._session.notes), list(self._session.assumed)
         for title, arrays in self._session.further:
@@ -678,7 +737,13 @@ class _Rounds:
     def require_response(self, found: ComparisonRound) -> None:
         """Raise UsageError if none of A's outputs depends on the inputs: then agreement shows nothing."""
         a = self._session.sides[0]
-        silent = [names.a for names in found.names]
+        silent = [
+            names.a
+            for names, each in zip(found.names, found.results, strict=True)
+            if not each.differs_by_row(len(self._session.arrays[0]), exact=found.exact_on_both)
+        ]
+        if not silent:
+            return
         others = [arrays for _, arrays in self._session.further if self._session.fixed]
         for arrays in (shake_inputs(self._session.arrays), *others):
             self._session.give(arrays)
@@ -738,7 +803,7 @@ def _compare(
         finder = _LayerFinder(session, main.calls, exact=found.exact, unstable=rounds.unstable)
         layers, first = finder.find(main.values(), failed=main.failed)
         if first is None or first.cause is None or first.a == "outputs":
-            first = _shape_difference(main) or first
+            first = _shape_difference(main) or _exchanged_outputs(main, finder.bound) or first
         if not main.failed:
             session.notes += _hidden_differences(layers, finder.bound)
         none = () if layers else ("layers: no layer of A has a counterpart in B",)
@@ -770,6 +835,19 @@ def _shape_difference(found: ComparisonRound) -> Divergence | None:
         return None
     cause = Cause(f"B has no counterpart of A's output {found.missing[0]}", confirmed=True)
     return _divergence(found.missing[0], "outputs", BETWEEN, None, cause, None)
+
+
+def _exchanged_outputs(found: ComparisonRound, bound: float) -> Divergence | None:
+    """Return an output that differs if its numbers are those of another output of B, else None."""
+    a, b = (each or {} for each in (found.exact if found.exact_on_both else found.made))
+    for each, result in zip(found.names, found.results, strict=True):
+        for other in () if result.parity.within else found.names:
+            array = move_channels(b[other.b], other.how)
+            same = other.b != each.b and array.shape == a[each.a].shape
+            if same and align_arrays(a[each.a], array)[0] <= bound:
+                cause = Cause(f"B's output {other.b} is A's output {each.a}: another order", confirmed=True)
+                return _divergence(each.a, each.b, BETWEEN, None, cause, None)
+    return None
 
 
 class _UnequalTable(NamedTuple):
@@ -867,10 +945,18 @@ def _make_exact(session: _Session) -> list[bool]:
     return found
 
 
-def _exact_outputs(side: ModelClient, session: _Session, plain: Outputs) -> dict[str, np.ndarray] | None:
-    """Return the outputs in float64, None if the model has no such form, or another one than `plain`."""
+def _exact_outputs(
+    side: ModelClient, session: _Session, plain: Outputs, wanted: Sequence[tuple[str, int]]
+) -> dict[str, np.ndarray] | None:
+    """Return the outputs in float64, None if the model has no such form, or another one than `plain`.
+
+    The `wanted` calls of layers are captured in the same run.
+    """
     try:
-        made, _ = side.run(exact=True, observe=False)
+        if wanted:
+            made, _ = side.run_and_capture(wanted, exact=True)
+        else:
+            made, _ = side.run(exact=True, observe=False)
     except CkpttoolError as error:
         reason = error.message
     else:
@@ -888,9 +974,10 @@ def _exact_outputs(side: ModelClient, session: _Session, plain: Outputs) -> dict
 # Layers.
 
 _MOST_ROUNDS = 8  # of inputs for the rows of one table
-_MOST_BYTES = 256 << 20
+_MOST_BYTES = 512 << 20
 _FEWEST_ROWS = 2
 _MOST_CALLS = 16
+_MOST_OPERANDS = 10  # layers whose outputs may be part of a computation between layers
 EXACT_BOUND, FLOAT_BOUND = 1e-6, 3e-5
 
 
@@ -1050,10 +1137,12 @@ class _LayerFinder:
                 if owner is not None:
                     return _divergence(before.a.path, owner, LAYER, None, activation, title)
                 cause = activation
-            cause = cause or self._between((after[0], after[1]))
         found = None if cause is not None else self._called_instead(pairs, pair, calls[0])
-        found = found or (None if cause is not None else self._exchanged(pairs, outputs))
-        if found is not None:
+        if cause is None and found is None:
+            found = self._exchanged(pairs, outputs)
+            if where == BETWEEN and (found is None or found[1] is None):
+                cause = self._computed(pair, (after[0], after[1])) or self._between((after[0], after[1]))
+        if cause is None and found is not None:
             return _divergence(found[0].a.path, found[0].b.path, LAYER, None, found[1], title)
         return _divergence(row.a, row.b, where, row.inputs, cause, title)
 
@@ -1075,14 +1164,48 @@ class _LayerFinder:
         captured = self._capture([before])
         prior = (captured[0][before.a.key], captured[1][before.b.key])
         after = (outputs[0], outputs[1])
-        cause = causes.activation_cause(prior, after, self._bound) or self._between(after)
+        cause = (
+            causes.activation_cause(prior, after, self._bound)
+            or self._computed(None, after)
+            or self._between(after)
+        )
         return _divergence("outputs", "outputs", BETWEEN, None, cause, before.a.path)
 
     def _between(self, after: tuple[np.ndarray, np.ndarray]) -> Cause | None:
         return self._constant_tensor(after) or causes.between_cause(after, self._bound)
 
+    def _computed(self, until: LayerCallPair | None, after: tuple[np.ndarray, np.ndarray]) -> Cause | None:
+        """Return the computations of both sides between layers, by the outputs of A's layers before one."""
+        earlier = list(self._layers[0])
+        if until is not None:
+            earlier = earlier[: next(n for n, each in enumerate(earlier) if each.key == until.a.key)]
+        # Layers without tensors are what is to be named.
+        earlier = [each for each in earlier if each.tensors and not each.composed][-_MOST_OPERANDS:]
+        a = self._session.sides[0]
+        calls = a.capture([(ROOT, 0), *(each.key for each in earlier)], exact=self._exact)
+        operands = [
+            Term(each.title, array)
+            for each in reversed(earlier)
+            if each.key in calls
+            for array in (calls[each.key].before or calls[each.key].made)[:1]
+        ]
+        operands += [
+            Term(f"the input of {each.title}", x)
+            for each in reversed(earlier)
+            if each.key in calls
+            for x in calls[each.key].given[:1]
+            if x.dtype.kind == "f" and not any(np.array_equal(x, known) for _, known in operands)
+        ]
+        if (ROOT, 0) in calls:
+            operands += [
+                Term(f"input {n}", x) for n, x in enumerate(calls[ROOT, 0].given) if x.dtype.kind == "f"
+            ]
+        if not operands:
+            return None
+        return causes.computation_cause(operands, after, self._bound)
+
     def _constant_tensor(self, after: tuple[np.ndarray, np.ndarray]) -> Cause | None:
-        """Return the tensor of A whose numbers A adds to every row, and B does not."""
+        """Return the tensor whose numbers A adds to every row, and B does not, or another one's."""
         _, other = align_arrays(*after)
         if other is None or len(other) < 2:
             return None
@@ -1093,12 +1216,23 @@ class _LayerFinder:
             if not named or size <= self._bound:
                 continue
             for name, held in self._session.sides[0].tensors(layer.path).items():
-                if (
-                    held.size == apart.size
-                    and align_arrays(held.reshape(apart.shape), apart)[0] <= self._bound
-                ):
+                if held.size != apart.size:
+                    continue
+                if align_arrays(held.reshape(apart.shape), apart)[0] <= self._bound:
                     return Cause(f"A adds {name} of {layer.path}, B does not", confirmed=True)
+                for title, there in self._tensors_of_size(1, apart.size):
+                    sides = (each.reshape(apart.shape).astype(np.float64) for each in (held, there))
+                    if align_arrays(np.subtract(*sides), apart)[0] <= self._bound:
+                        text = f"A adds {name} of {layer.path}, B adds {title}, which has other numbers"
+                        return Cause(text, confirmed=True)
         return None
+
+    def _tensors_of_size(self, side: int, size: int) -> Iterator[tuple[str, np.ndarray]]:
+        for layer in {each.path: each for each in self._layers[side]}.values():
+            if any(math.prod(each.shape) == size for each in layer.tensors):
+                for name, held in self._session.sides[side].tensors(layer.path).items():
+                    if held.size == size:
+                        yield f"{name} of {layer.path}", held
 
     def _reordered(self, pair: LayerCallPair, calls: tuple[CapturedCall, CapturedCall]) -> Cause | None:
         """Return the cause if B's layer is right with its weights in the order of its inputs."""
@@ -1107,10 +1241,10 @@ class _LayerFinder:
         if order is None:
             return None
         program = self._session.sides[1]
+        what, image = causes.describe_order(order)
         cause = Cause(
-            f"{pair.b.path} of B receives A's numbers in another order, its weights have A's order: "
-            "a permuted flatten",
-            f"convert A again with --flatten '{pair.b.path}=H,W,C'",
+            f"{pair.b.path} of B receives A's numbers in another order, its weights have A's order: {what}",
+            None if image is None else f"convert A again with --flatten '{pair.b.path}={image}'",
         )
         for name, held in program.tensors(pair.b.path).items():
             for axis in [
@@ -1136,7 +1270,11 @@ class _LayerFinder:
                     f"B's {other.b.path}, called in the place of A's {failed.a.path}, has the weights of "
                     f"A's {other.a.path}"
                 )
-                return failed, Cause(text, confirmed=True)
+                if failed.a.family != other.b.family:
+                    text = (
+                        f"B calls {other.b.path} on what A passes to {failed.a.path}: another order of layers"
+                    )
+                return replace(failed, b=other.b), Cause(text, confirmed=True)
         return None
 
     def _exchanged(
@@ -1177,6 +1315,13 @@ class _LayerFinder:
         ]
         if cause is None:
             return None
+        every = [
+            {each.values for layer in side for each in layer.tensors if not each.constant}
+            for side in self._layers
+        ]
+        if cause.other_numbers and len(every[0]) > 1 and not every[0] & every[1]:
+            text = "no tensor of A occurs in B: the weights of another step, or averaged ones (EMA)"
+            return replace(cause, text=f"{cause.text}; {text}")
         for layer in others:
             values = {each.values for each in layer.tensors}
             if values & (theirs - own):
@@ -1191,7 +1336,7 @@ class _LayerFinder:
         side = "AB".index(word)
         program, layers = self._session.sides[side], self._layers[side]
         keys = [each.key for each in layers]
-        first, again = (program.capture(keys, exact=self._exact) for _ in range(2))
+        first, again = (program.run_and_capture(keys, exact=self._exact)[1] for _ in range(2))
         cause = Cause(
             f"{word} gives other outputs at every call: dropout or noise is active in evaluation, or calls "
             "change its state",
