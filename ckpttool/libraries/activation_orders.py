@@ -413,6 +413,7 @@ def _read_function_orders(checkpoint: Checkpoint) -> _Orders:
 
     result: dict[Path, WeightUse] = {}
     graphs = list(tensorflow.read_each(checkpoint))
+    calls = [None if graph is None else number_calls(graph) for graph in graphs]
     for graph in graphs:
         if graph is None:
             orders: _Orders = mark_orders_unknown(checkpoint.tree)
@@ -421,9 +422,9 @@ def _read_function_orders(checkpoint: Checkpoint) -> _Orders:
         for path, each in orders.items():
             known = result.get(path, each)
             result[path] = WeightUse(_agreed(known.takes, each.takes), _agreed(known.makes, each.makes))
-    # Several functions may call the layers in different orders.
-    alone = graphs[0] if len(graphs) == 1 else None
-    return result if alone is None else with_uses(result, alone)
+    # Several functions may call the layers in different orders; Keras exports one function under two names.
+    first = graphs[0] if graphs and all(each == calls[0] for each in calls) else None
+    return result if first is None else with_uses(result, first)
 
 
 def _agreed(one: AxisOrder | None, two: AxisOrder | None) -> AxisOrder | None:

@@ -86,7 +86,7 @@ def layer_settings(layer: Layer) -> dict[str, object]:
     kind, about, held = layer.kinds[0], layer.about, layer.about.settings
     found: dict[str, object] = {}
     for name in LAYER_TYPES[kind.name].settings if kind.name in LAYER_TYPES else ():
-        value = next((held[word] for word in SPELLINGS[name] if held.get(word) is not None), None)
+        value = _find_setting(held, name)
         if value is not None:
             found[name] = _normalize_setting(value, several=name in ("dilation", "stride"))
     if kind.name in ("lstm", "gru"):
@@ -98,12 +98,27 @@ def layer_settings(layer: Layer) -> dict[str, object]:
                 found[name] = usual if torch else held[name]
     cls = about.cls or _class_from_name(layer)
     if kind.name in NORM_KIND_NAMES and kind.name in kinds_by_class().get(cls, ()):
-        many = next((held[word] for word in SPELLINGS["groups"] if word in held), None)
+        many = _find_setting(held, "groups")
         of_groups = _INSTANCE if many == -1 else _GROUPS if many is None else f"over {many} groups"
         found["norm"] = "over all channels"
         if cls.startswith(("Group", "Instance")):
             found["norm"] = of_groups if cls.startswith("Group") else _INSTANCE
     return found
+
+
+def _find_setting(held: Mapping[str, object], name: str) -> object:
+    """Return a setting by any of its names, None if it is not recorded.
+
+    The `group` of a layer in an HDF5 file is its path there, and no number of groups.
+    """
+    return next(
+        (
+            value
+            for word in SPELLINGS[name]
+            if (value := held.get(word)) is not None and not (name == "groups" and isinstance(value, str))
+        ),
+        None,
+    )
 
 
 def recorded_differences(source: Layer, target: Layer) -> Iterator[tuple[str, str, str]]:

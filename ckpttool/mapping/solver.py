@@ -180,9 +180,17 @@ def name_tokens(name: tuple[str, ...]) -> frozenset[str]:
     return frozenset(found)
 
 
-def words_contradict(one: frozenset[str], other: frozenset[str]) -> bool:
-    """Return whether words of two names exclude each other: one contains `value`, the other `advantage`."""
+_ATTENTION = _FAMILIES[0]
+
+
+def words_contradict(one: frozenset[str], other: frozenset[str], *, attention: bool = True) -> bool:
+    """Return whether words of two names exclude each other: one contains `value`, the other `advantage`.
+
+    Without `attention`, `q` and `value` name the same: a model without keys has no queries.
+    """
     for family in _FAMILIES:
+        if family is _ATTENTION and not attention:
+            continue
         mine, theirs = (
             {n for n, same in enumerate(family) if any(_SPELLINGS[each] in side for each in same)}
             for side in (one, other)
@@ -518,6 +526,7 @@ class _Solver:
         self.numbered: list[LayerPair] = []
         self._crossed: set[int] = set()
         self._tokens: tuple[dict[int, frozenset[str]], dict[int, frozenset[str]]] = ({}, {})
+        self._attends: bool | None = None
         # By height above the layers: modules of one side, and the other side's modules that contain the
         # matching layers.
         self._links: tuple[tuple[_Links, _Links], ...] = (({}, {}), ({}, {}), ({}, {}))
@@ -631,7 +640,7 @@ class _Solver:
             for (first, second), (one, other) in edges.items()
             if degree[first] == degree[second] == 1
             and not {first, second} & several
-            and not words_contradict(
+            and not self._contradict(
                 name_tokens(_step_of(rest[0], one)), name_tokens(_step_of(rest[1], other))
             )
         ]
@@ -709,13 +718,22 @@ class _Solver:
     def _pair(self, source: int, target: int, by: By) -> bool:
         """Match two unless their words exclude each other."""
         if (
-            words_contradict(self._words(0, source), self._words(1, target))
+            self._contradict(self._words(0, source), self._words(1, target))
             or self._is_elsewhere(source, target)
             or self._states_other(source, target)
         ):
             return False
         self.pairs.append(LayerPair(source, target, by))
         return True
+
+    def _contradict(self, one: frozenset[str], other: frozenset[str]) -> bool:
+        if self._attends is None:
+            key = _ATTENTION[1][0]
+            self._attends = all(
+                any(key in self._words(side, n) for n in range(len(every)))
+                for side, every in enumerate((self.sources, self.targets))
+            )
+        return words_contradict(one, other, attention=self._attends)
 
     def _is_elsewhere(self, source: int, target: int) -> bool:
         """Return whether two layers have different positions in the order of calls, with both recorded."""

@@ -30,9 +30,17 @@ from typing import Any
 import numpy as np
 
 RESULTS = Path(__file__).with_name("twins.tsv")
-FAMILIES = ("twins_dense", "twins_images", "twins_attention")
-KERAS = ("keras", "weights", "h5", "objects", "npz_keras")
-TORCH = ("pt", "safetensors", "whole", "script")
+# Blocks with square matrices on purpose, and whole architectures with the shapes that they usually have.
+SQUARE = ("twins_dense", "twins_images", "twins_attention")
+USUAL = ("twins_agents", "twins_vision", "twins_language")
+KERAS = ("keras", "weights", "h5", "objects", "npz_keras", "saved_model")
+TORCH = ("pt", "safetensors", "whole", "script", "onnx")
+# What each family is saved as. Half of the forms of the usual shapes record the computation.
+FORMS = {
+    SQUARE: tuple(form for form in (*KERAS, *TORCH) if form not in ("saved_model", "onnx")),
+    USUAL: ("keras", "saved_model", "weights", "script", "onnx", "pt"),
+}
+RECORDING = ("keras", "saved_model", "script", "onnx")
 # Of the outputs' size. Inputs of a thousandth are divided by a norm's deviation, and rounding with them.
 CLOSE, CLOSE_SMALL = 2e-5, 5e-5
 STATES = ("right", "assumed", "corrected", "followed", "refused", "WRONG ASSUMED", "WRONG", "crash", "unable")
@@ -65,6 +73,12 @@ class Twins:
     out: str
     make: Callable[[], tuple[Callable[[], Any], Callable[[], Any]]]
 
+    @property
+    def forms(self) -> tuple[str, ...]:
+        """The forms that are recorded of it."""
+        family = self.make.__module__.rpartition(".")[2]
+        return next(forms for families, forms in FORMS.items() if family in families)
+
 
 @dataclass(frozen=True)
 class Cell:
@@ -93,7 +107,7 @@ def pair(name: str, *inputs: Spec, out: str = "v", expect: str = "right") -> Cal
 
 def load_families() -> None:
     """Import the modules that register the pairs."""
-    for name in FAMILIES:
+    for name in (*SQUARE, *USUAL):
         importlib.import_module(f"tests.model_pairs.{name}")
 
 
@@ -169,6 +183,9 @@ class Keras:
         path = str(folder / (file or "objects"))
         if form == "weights":
             model.save_weights(path)
+        elif form == "saved_model":
+            model.export(str(folder / form), verbose=False)
+            return str(folder / form)
         elif form == "objects":
             return str(tf.train.Checkpoint(model=model).write(path))
         elif form == "npz_keras":
@@ -215,6 +232,14 @@ class Torch:
         elif form == "whole":
             _name_classes(model)
             torch.save(model, path)
+        elif form == "onnx":
+            path = str(folder / "m.onnx")
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                # Norms stay layers of their own.
+                kept = torch.onnx.TrainingMode.PRESERVE
+                x = tuple(map(torch.from_numpy, given(twins, "torch", 1)))
+                torch.onnx.export(model, x, path, dynamo=False, training=kept)
         else:
             torch.jit.trace(model, tuple(map(torch.from_numpy, given(twins, "torch", 1)))).save(path)
         return path
@@ -238,11 +263,11 @@ def error(one: Sequence[np.ndarray], other: Sequence[np.ndarray]) -> float:
     return found
 
 
-def cells(names: Sequence[str], sources: Sequence[str], tries: int = _MOST_TRIES) -> Iterator[Cell]:
-    """Fill the twins of these pairs from these forms, in this process, which imports both frameworks."""
+def cells(names: Sequence[str], sources: Sequence[str] = (), tries: int = _MOST_TRIES) -> Iterator[Cell]:
+    """Fill the twins of these pairs from these forms, or all, in this process, which imports both frameworks."""
     for name in names:
         with tempfile.TemporaryDirectory() as folder:
-            for source in sources:
+            for source in sources or PAIRS[name].forms:
                 try:
                     with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
                         warnings.simplefilter("ignore")
@@ -422,7 +447,8 @@ def main() -> None:
     """Run pairs and print their states; all of them are recorded with --record."""
     parser = argparse.ArgumentParser()
     parser.add_argument("names", nargs="*")
-    parser.add_argument("--sources", default=",".join((*KERAS, *TORCH)))
+    parser.add_argument("--sources", default="", help="forms; without it those of the family")
+    parser.add_argument("--usual", action="store_true", help="only pairs with usual shapes")
     parser.add_argument("--record", action="store_true")
     parser.add_argument("--of", default="0/1", help="which part of the pairs, such as 1/3")
     parser.add_argument("--tries", type=int, default=_MOST_TRIES, help="choices of a hint that are tried")
@@ -430,11 +456,18 @@ def main() -> None:
     load_families()
     found = []
     part, of = map(int, options.of.split("/"))
-    for cell in cells((options.names or [*PAIRS])[part::of], options.sources.split(","), options.tries):
+    usual = [name for name, twins in PAIRS.items() if twins.forms == FORMS[USUAL]]
+    names = options.names or (usual if options.usual else [*PAIRS])
+    forms = tuple(filter(None, options.sources.split(",")))
+    for cell in cells(names[part::of], forms, options.tries):
         found.append(cell)
         print("\t".join((cell.pair, cell.source, cell.state, cell.sentence)), flush=True)  # noqa: T201
     if options.record:
-        rows = ("\t".join((c.pair, c.source, c.state, c.sentence.replace("\t", " "))) for c in found)
+        new = {(cell.pair, cell.source): cell for cell in found}
+        old = {(cell.pair, cell.source): cell for cell in recorded()}
+        every = {(name, form) for name, twins in PAIRS.items() for form in twins.forms}
+        kept = [{**old, **new}[key] for key in {**old, **new} if key in every]
+        rows = ("\t".join((c.pair, c.source, c.state, c.sentence.replace("\t", " "))) for c in kept)
         RESULTS.write_text("".join(f"{row}\n" for row in rows), encoding="utf-8")
 
 
