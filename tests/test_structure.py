@@ -32,12 +32,12 @@ PACKAGE = ROOT / "ckpttool"
 # Lines and classes of each package, without the modules that a table names: a newcomer's format is free.
 # They only fall: a higher one needs an entry in docs/decisions/0025-rooms.md that states what it pays for.
 MOST = {
-    "core": (9_100, 105),
+    "core": (9_100, 106),
     "encodings": (3_800, 24),
     "formats": (12_600, 108),
-    "mapping": (9_300, 77),
+    "mapping": (9_500, 77),
     "graphs": (4_200, 38),
-    "libraries": (11_800, 75),
+    "libraries": (11_900, 75),
     "networks": (9_500, 86),
     "evaluation": (11_600, 115),
     "verification": (5_000, 49),

@@ -8,11 +8,12 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import accumulate
 from math import prod
 from types import MappingProxyType
 
 from ckpttool.core import deferred, dtypes
-from ckpttool.core.activations import NO_IMAGE, UNKNOWN, AxisOrder, framework_order, plain_order
+from ckpttool.core.activations import NO_IMAGE, UNKNOWN, AxisOrder, Parts, framework_order, plain_order
 from ckpttool.core.deferred import NamedTuple
 from ckpttool.core.errors import MappingError, abbreviate_list
 from ckpttool.core.kinds import LAYER_TYPES, SPELLINGS, kinds_by_class, list_kinds
@@ -1166,6 +1167,38 @@ def plan_reordering(
     )
 
 
+def arrange_parts(
+    layer: Layer, kind: LayerKind, made: FeatureReordering, theirs: Parts, ours: LayerFacts
+) -> FeatureReordering:
+    """Return the reordering of a layer with that of the parts that its input and output have.
+
+    `theirs` are the parts of the input in the source, with the calls of the target. If both models record
+    where the parts come from, they decide; otherwise the order is assumed, and so is that of an output
+    that the target uses in parts.
+    """
+    if kind.name not in ("dense", "convolution", "depthwise"):
+        return made
+    assumed = []
+    rules = dict(made.rules)
+    if max(len(theirs), len(ours.parts)) > 1:
+        followed = all(part.origin and part.number >= 0 for part in (*theirs, *ours.parts))
+        whole = len({*theirs}) == len(theirs) and len({*ours.parts}) == len(ours.parts)
+        same = followed and whole and sorted(theirs) == sorted(ours.parts)
+        plain = not made.rules and made.flatten is None
+        if same and theirs != ours.parts and kind.name == "dense" and plain:
+            starts = dict(zip(theirs, accumulate((part.size for part in theirs), initial=0), strict=False))
+            order = (range(starts[part], starts[part] + part.size) for part in ours.parts)
+            rules["kernel"] = BlockOrder(0, tuple(position for block in order for position in block))
+        elif not same or theirs != ours.parts:
+            sizes = [f"{part.size:,}" for part in ours.parts or theirs if part.size]
+            many = f" of {abbreviate_list(sizes, _SHOWN_PARTS)} numbers" if len(sizes) > 1 else ""
+            assumed.append(f"{layer.title} takes joined parts{many}, in the same order in both models")
+    if ours.cut:
+        assumed.append(f"{layer.title} makes numbers that the models use in parts, in the same order")
+    return made._replace(rules=rules, assumed=(*made.assumed, *assumed))
+
+
+_SHOWN_PARTS = 6
 _RANKS: Mapping[str, int] = {"kernel": 2, "embeddings": 2}
 
 

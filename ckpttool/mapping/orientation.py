@@ -189,11 +189,11 @@ def group_unnamed_arrays(tree: Tree, framework: str, *, stated: bool = False) ->
     pairs = _find_pairs(tree) if framework == "tensorflow" else []
     if pairs:
         return _group_pairs(tree, pairs)
-    rows = [] if any(gather_evidence(tree)) else _find_rows(tree)
-    named = [row for row in rows if framework == "tensorflow" and _are_named(row)]
+    lists = [] if any(gather_evidence(tree)) else _find_rows(tree)
+    named = [row for row in lists if framework == "tensorflow" and _are_named(row)]
     if named:
         return _group_named(tree, named)
-    found = [row for row in rows if _is_network(row)]
+    found = [row for row in lists if _is_network(row)]
     if not found:
         return same
     layers = _name_arrays(found, framework, stated=stated)

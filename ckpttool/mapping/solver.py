@@ -350,12 +350,21 @@ def add_call_places(
 
     The position of a layer follows from its kind and shape, from its inputs and consumers, and from the
     outputs of the model that depend on it. It is evidence only if both sides have equally many layers at
-    each position; otherwise outputs count as equal, and then the settings stay unchanged. The third result
-    is whether only the order of the outputs distinguishes some positions.
+    each position; otherwise lone tensors are left out, then outputs count as equal, and then the settings
+    stay unchanged. The third result is whether only the order of the outputs distinguishes some positions.
     """
     sides = list(theirs), list(ours)
+    with_lone = _add_places(sides, lone=True) if any(each.lone for each in (*theirs, *ours)) else None
+    return with_lone or _add_places(sides, lone=False) or (*sides, False)
+
+
+def _add_places(
+    given: tuple[list[LayerCandidate], list[LayerCandidate]], *, lone: bool
+) -> tuple[list[LayerCandidate], list[LayerCandidate], bool] | None:
+    """Return what add_call_places returns, None where the sides disagree; `lone` includes lone tensors."""
+    sides = list(given[0]), list(given[1])
     known = frozenset.intersection(
-        *(frozenset(s for each in side for s in each.signatures) for side in sides)
+        *(frozenset(s for each in side if lone or not each.lone for s in each.signatures) for side in sides)
     )
     kinds = [[frozenset(each.signatures & known) for each in side] for side in sides]
     # A kind is no evidence if a call of one of its layers was not observed, or if only one side has it.
@@ -371,7 +380,7 @@ def add_call_places(
         for own in kinds
     ]
     if min(map(len, marks)) < 2 or len(marks[0]) > _MOST_PLACED:
-        return *sides, False
+        return None
     with_outputs: list[dict[int, object]] = [
         {n: (mark, side[n].call.leads) for n, mark in own.items()}
         for side, own in zip(sides, marks, strict=True)
@@ -380,6 +389,8 @@ def add_call_places(
     by_outputs = _find_places(sides, with_outputs)
     decide = bool(by_outputs) and len({*by_outputs[0].values()}) > len({*plain[0].values()} if plain else ())
     places = by_outputs if decide else plain
+    if not places:
+        return None
     for side, own in zip(sides, places, strict=False):
         for n, place in own.items():
             side[n] = side[n]._replace(settings=side[n].settings | {(PLACE, place)})
@@ -986,7 +997,8 @@ class _Solver:
 class _LayerRow(NamedTuple):
     """Layers that one side numbers: their numbers, step by step, and the steps that differ.
 
-    `listed` means that the numbers are positions in Keras's list of a model's layers,
+    `listed` means that the numbers are positions in Keras's list of a model's layers, `by_place` that they
+    are positions in a list of the program,
     `by_construction` that they are the order of creation in the program, which may differ from the
     order of calls.
     """
@@ -997,6 +1009,7 @@ class _LayerRow(NamedTuple):
     varying: list[int]
     listed: bool = False
     by_construction: bool = False
+    by_place: bool = False
 
     @property
     def by_framework(self) -> bool:
@@ -1031,6 +1044,8 @@ class _LayerRow(NamedTuple):
         if any(parse_name_step(named.steps[0][at]).text is not None for at in (*outer, last)):
             return None
         # Networks numbered only by the framework are parallel, in the order of construction.
+        if mine.by_place and not _is_grouped(mine.nesting):
+            return "named"
         return "counted" if len(mine.varying) == 1 and not mine.has_networks else None
 
 
@@ -1052,7 +1067,12 @@ def _build_row(every: Sequence[LayerCandidate], some: Sequence[int]) -> _LayerRo
     listed = any(not _LISTS.isdisjoint(every[n].name) for n in some)
     by_class = all(_is_by_class(steps[n][at]) for n in some for at in varying)
     made = by_class and not listed and not all(every[n].listed for n in some)
-    return _LayerRow(ordered, [steps[n] for n in ordered], rows, varying, listed, made)
+    # A file of Keras 3 numbers the items of a list, an attribute of the program, by class.
+    first = varying[0] if varying else 0
+    placed = first > 0 and all(
+        every[n].listed and parse_name_step(steps[n][first - 1]).text is not None for n in some
+    )
+    return _LayerRow(ordered, [steps[n] for n in ordered], rows, varying, listed, made, placed)
 
 
 def _is_chain(called: Sequence[LayerCandidate]) -> bool:

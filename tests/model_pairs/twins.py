@@ -264,7 +264,7 @@ def error(one: Sequence[np.ndarray], other: Sequence[np.ndarray]) -> float:
 
 
 def cells(names: Sequence[str], sources: Sequence[str] = (), tries: int = _MOST_TRIES) -> Iterator[Cell]:
-    """Fill the twins of these pairs from these forms, or all, in this process, which imports both frameworks."""
+    """Fill the twins from these forms, or their family's, in this process, which imports both frameworks."""
     for name in names:
         with tempfile.TemporaryDirectory() as folder:
             for source in sources or PAIRS[name].forms:

@@ -1,8 +1,10 @@
-"""Twins of agents' networks: value functions, policies, world models, and what learns from states and sets."""
+"""Twins of agents' networks: value functions, policies, world models, and networks of sets and graphs."""
 
 # ruff: noqa: E731, N802
 
 from __future__ import annotations
+
+from itertools import pairwise
 
 import keras
 import torch
@@ -15,7 +17,7 @@ from tests.model_pairs.twins import pair
 
 def _mlp(*widths):
     steps = []
-    for taken, made in zip(widths[:-2], widths[1:-1], strict=True):
+    for taken, made in pairwise(widths[:-1]):
         steps += [nn.Linear(taken, made), nn.ReLU()]
     return nn.Sequential(*steps, nn.Linear(widths[-2], widths[-1]))
 
@@ -129,7 +131,9 @@ def noisy_c51():
 
         def build(self, shape):
             for name in ("mu", "sigma"):
-                setattr(self, f"kernel_{name}", self.add_weight((shape[-1], self.made), name=f"kernel_{name}"))
+                setattr(
+                    self, f"kernel_{name}", self.add_weight((shape[-1], self.made), name=f"kernel_{name}")
+                )
                 setattr(self, f"bias_{name}", self.add_weight((self.made,), name=f"bias_{name}"))
 
         def call(self, x):
@@ -550,7 +554,13 @@ def icm_curiosity():
 @pair("rnd_pair", ("img", 10, 10, 1))
 def rnd_pair():
     def net(last):
-        steps = [nn.Conv2d(1, 6, 4, 2), nn.LeakyReLU(0.2), nn.Conv2d(6, 8, 2), nn.LeakyReLU(0.2), nn.Flatten()]
+        steps = [
+            nn.Conv2d(1, 6, 4, 2),
+            nn.LeakyReLU(0.2),
+            nn.Conv2d(6, 8, 2),
+            nn.LeakyReLU(0.2),
+            nn.Flatten(),
+        ]
         return nn.Sequential(*steps, nn.Linear(72, 16), *last)
 
     class T(nn.Module):

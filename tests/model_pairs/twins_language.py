@@ -1,4 +1,4 @@
-"""Twins of networks of words, sounds, series and choices: transformers, recurrent nets, recommenders, flows."""
+"""Twins of networks of words, sounds, series and choices: transformers, recurrent nets, recommenders."""
 
 # ruff: noqa: E731, N802
 
@@ -169,7 +169,7 @@ def bert_three_embeddings():
         norm = lambda name: layers.LayerNormalization(epsilon=1e-12, name=name)
         ids, kinds = keras.Input((6,), dtype="int32"), keras.Input((6,), dtype="int32")
         x = layers.Embedding(40, 12, name="token_embedding")(ids)
-        x = x + layers.Embedding(6, 12, name="position_embedding")(ops.arange(6))
+        x = x + layers.Embedding(6, 12, name="position_embedding")(ops.cumsum(ops.ones_like(ids), 1) - 1)
         x = x + layers.Embedding(2, 12, name="segment_embedding")(kinds)
         x = norm("embedding_norm")(x)
         for n in range(2):
