@@ -265,6 +265,22 @@ def test_the_items_of_a_list_pair_with_those_of_another_list():
     assert found([layer(one.title.removeprefix("heads/")) for one in theirs], ours)[0] == {}
 
 
+@pytest.mark.parametrize("name", ["fc_{}", "fc{}", "block_{}/dense", "net/fc{}"])
+def test_numbers_from_zero_and_from_one_are_no_equal_names(name):
+    theirs, ours = ([layer(name.format(n)) for n in numbers] for numbers in (range(3), range(1, 4)))
+    pairs, solution = found(theirs, ours)
+    assert pairs == {one.title: other.title for one, other in zip(theirs, ours, strict=True)}
+    # Which is said: the names alone would pair others.
+    assert len(solution.numbered) == 3
+
+
+def test_numbers_of_a_part_of_a_model_are_its_names():
+    theirs, ours = ([layer(f"fc{n}") for n in numbers] for numbers in (range(4), (1, 2)))
+    assert found(theirs, ours)[0] == {"fc1": "fc1", "fc2": "fc2"}
+    # Not if they are spelled differently, and one side counts from zero.
+    assert found([layer(f"fc_{n}") for n in range(4)], ours)[0] == {}
+
+
 def test_q_and_value_name_one_thing_in_a_model_without_keys():
     assert found([layer("value")], [layer("q")])[0] == {"value": "q"}
     keys = frozenset({("dense", (8, 4))})

@@ -190,7 +190,7 @@ def group_unnamed_arrays(tree: Tree, framework: str, *, stated: bool = False) ->
     if pairs:
         return _group_pairs(tree, pairs)
     lists = [] if any(gather_evidence(tree)) else _find_rows(tree)
-    named = [row for row in lists if framework == "tensorflow" and _are_named(row)]
+    named = [row for row in _join_lists(lists) if framework == "tensorflow" and _are_named(row)]
     if named:
         return _group_named(tree, named)
     found = [row for row in lists if _is_network(row)]
@@ -250,7 +250,7 @@ def _own_name(leaf: Leaf) -> str:
 
 
 def _are_named(row: _Row) -> bool:
-    """Return whether a list's variables all have names of their own, and some those of Keras's layers."""
+    """Return whether a list's variables all have recorded names, and some those of Keras's layers."""
     names = [_own_name(leaf) for _, leaf in row]
     return all(names) and not _FIRST.isdisjoint(names)
 
@@ -271,10 +271,27 @@ def _group_named(tree: Tree, rows: Sequence[_Row]) -> LayeredTree:
             layers[-1].append((path, leaf))
         for name, layer in zip(_number_named(layers), layers, strict=True):
             for path, leaf in layer:
-                places[path] = (*path[:-1], key(f"{name}/{_own_name(leaf)}"))
+                above = path[:-2] if _is_below_its_name(path, leaf) else path[:-1]
+                places[path] = (*above, key(f"{name}/{_own_name(leaf)}"))
     shown = abbreviate_list([tree.names[path] for row in rows for path, _ in row], _SHOWN)
     what = f"{shown}: a list of variables, read as layers in this order by the variables' names"
     return _rename(tree, places, set())._replace(assumed=(what,))
+
+
+def _is_below_its_name(path: Path, leaf: Leaf) -> bool:
+    return len(path) > 1 and str(path[-2].value) == _own_name(leaf)
+
+
+def _join_lists(rows: Sequence[_Row]) -> Iterator[_Row]:
+    """Yield the lists, those of which the members are under their names (`kernel/0`, `bias/1`) as one."""
+    parts: dict[Path, _Row] = {}
+    for row in rows:
+        if all(_is_below_its_name(*each) for each in row):
+            parts.setdefault(row[0][0][:-2], []).extend(row)
+        else:
+            yield row
+    for joined in parts.values():
+        yield sorted(joined, key=lambda each: int(_NUMBERED.fullmatch(str(each[0][-1].value))[2]))
 
 
 # The parts of an attention in Keras's order (keras/src/layers/attention/multi_head_attention.py).

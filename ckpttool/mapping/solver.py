@@ -318,8 +318,12 @@ def pair_scopes(
     Numbers count as names if both sides have the same ones, or if all of one side's list are in the
     other's, and all of these modules `agree`.
     """
-    named = ours.named()
-    found = [(child, named[text]) for text, child in theirs.named().items() if text in named]
+    named, shifted = ours.named(), _shifted_names(theirs, ours)
+    found = [
+        (child, named[text])
+        for text, child in theirs.named().items()
+        if text in named and text not in shifted
+    ]
     mine, others = theirs.numbered(), ours.numbered()
     both = [step for step in mine if step in others]
     lists = all(step.isdecimal() for step in (*mine, *others))
@@ -329,6 +333,33 @@ def pair_scopes(
         counted = [(mine[step], others[step]) for step in both]
         if all(agree(one, other) for one, other in counted):
             found += counted
+    return found
+
+
+_NUMBERED_NAME = deferred.compile(r"(.*\D)(\d{1,9})", re.ASCII)
+
+
+def _shifted_names(theirs: NameScope, ours: NameScope) -> set[str]:
+    """Return the numbered names of two modules that count from different numbers (fc_0, fc_1 and fc1, fc2).
+
+    Equal names then belong to different layers, unless one side has some of the other's.
+    """
+    sides: list[dict[str, dict[int, str]]] = []
+    for scope in (theirs, ours):
+        rows: dict[str, dict[int, str]] = {}
+        for step, child in scope.children.items():
+            match = _NUMBERED_NAME.fullmatch(child.word.text or "")
+            if match is not None:
+                rows.setdefault(match[1], {})[int(match[2])] = step
+        sides.append(rows)
+    found: set[str] = set()
+    for stem, mine in sides[0].items():
+        others = sides[1].get(stem, {})
+        if not others or mine.keys() == others.keys() or min(mine) == min(others):
+            continue
+        part = mine.keys() <= others.keys() or others.keys() <= mine.keys()
+        if not part or any(mine[n] != others[n] for n in mine.keys() & others.keys()):
+            found |= {f"{stem}{n}" for n in mine}
     return found
 
 
@@ -639,8 +670,9 @@ class _Solver:
         holders = [_holders(side) for side in rest]
         edges: dict[tuple[int, int], tuple[NameScope, NameScope]] = {}
         several: set[int] = set()
+        shifted = _shifted_names(*rest)
         for name, mine in holders[0].items():
-            others = holders[1].get(name, [])
+            others = holders[1].get(name, []) if name not in shifted else []
             if len(mine) == len(others) == 1:
                 edges[id(mine[0]), id(others[0])] = mine[0], others[0]
             elif others:
