@@ -48,6 +48,10 @@ STATES = ("right", "assumed", "corrected", "followed", "refused", "WRONG ASSUMED
 # norm's and no affine map's or group norm's (these pairs do not compute the same), that a norm multiplies by
 # its weight and not by 1 + it.
 UNDECIDED = frozenset(("affine_gamma_beta_no_norm", "prelu_noshared_vs_ln", "rms_gemma_plus1"))
+# Parts that the two models join, or into which they divide a result, in other orders: where not both
+# computations say where each part comes from, the order is assumed, and the layer named.
+UNDECIDED |= {"ddpg_critic_action_first", "glu_conv_halves", "geglu_swapped_halves", "unet_upsampled_swapped"}
+UNDECIDED |= {"text_cnn_swapped", "wide_and_deep", "memory_policy_swapped"}
 _MOST_TRIES = 30
 _CANDIDATES = re.compile(
     r"could fill (?P<targets>.*?)(?:; choose|, and nothing) .*?match=\{(?P<sources>[^}]*)\}"
@@ -414,33 +418,70 @@ def recorded() -> list[Cell]:
 
 _PAGE = """## Models with different names
 
-{pairs} models written twice by hand with other names and nesting, mostly square, filled from each form by
-`load_into` (`python -m tests.model_pairs.twins --record`). *Followed* are refusals that one of the listed
-choices makes right. *Refused* are the others: the hint was not tried (`--tries 0`), leaves more than
-{tries} choices, or needs another model.
+Models written twice by hand with other names and nesting, filled from each form by `load_into`
+(`python -m tests.model_pairs.twins --record`).
+
+### Square blocks
+
+{pairs} blocks, mostly square. *Followed* are refusals that one of the listed choices makes right. *Refused*
+are the others: the hint was not tried (`--tries 1`), leaves more than {tries} choices, or needs another model.
 
 """
+_USUAL_PAGE = """
+### Architectures
+
+{pairs} whole networks with the shapes that they usually have, in six forms: agents, image models, language
+models, recommenders. Hints were not tried. `.keras` files of custom classes record no computation.
+
+"""
+_FORMS = {
+    "keras": "`.keras`",
+    "saved_model": "SavedModel",
+    "weights": "`.weights.h5`",
+    "script": "TorchScript",
+    "onnx": "ONNX",
+    "pt": "state_dict `.pt`",
+}
+_Rows = Sequence[tuple[str, Sequence[str]]]
+
+
+def _table(found: Sequence[Cell], columns: Sequence[str], rows: _Rows) -> str:
+    """Return the numbers of cells by state, a row for some forms each."""
+    text = f"| forms | {' | '.join(columns)} | wrong: with, silent | right share |\n"
+    text += f"|---|{'---:|' * (len(columns) + 2)}\n"
+    for title, forms in rows:
+        states = [cell.state for cell in found if cell.source in forms]
+        marks = " | ".join(str(states.count(state)) for state in columns)
+        able = [state for state in states if state != "unable"]
+        share = sum(state in ("right", "assumed", "corrected") for state in able) / max(1, len(able))
+        wrong = f"{states.count('WRONG ASSUMED')}, {states.count('WRONG')}"
+        text += f"| {title} | {marks} | {wrong} | {share:.0%} |\n"
+    return text
+
+
+def _wrong_fillings(found: Sequence[Cell]) -> str:
+    wrong: dict[str, list[str]] = {}
+    for cell in found:
+        if cell.state == "WRONG ASSUMED":
+            wrong.setdefault(cell.pair, []).append(f"`{cell.source}`")
+    return "; ".join(f"`{name}` ({', '.join(forms)})" for name, forms in wrong.items())
 
 
 def page() -> str:
-    """Return the section with the recorded states by form, and the fillings that are wrong."""
-    found = recorded()
-    columns = [state for state in STATES if state not in ("WRONG ASSUMED", "WRONG", "crash", "unable")]
-    text = _PAGE.format(pairs=len({cell.pair for cell in found}), tries=_MOST_TRIES)
-    text += f"| forms | {' | '.join(columns)} | wrong: with, silent |\n|---|{'---:|' * (len(columns) + 1)}\n"
-    for title, forms in (("Keras", KERAS), ("PyTorch", TORCH), ("all", (*KERAS, *TORCH))):
-        states = [cell.state for cell in found if cell.source in forms]
-        marks = " | ".join(str(states.count(state)) for state in columns)
-        wrong = f"{states.count('WRONG ASSUMED')}, {states.count('WRONG')}"
-        text += f"| {title} | {marks} | {wrong} |\n"
-    wrong_fillings: dict[str, list[str]] = {}
-    for cell in found:
-        if cell.state == "WRONG ASSUMED":
-            wrong_fillings.setdefault(cell.pair, []).append(f"`{cell.source}`")
-    each = "; ".join(f"`{pair}` ({', '.join(forms)})" for pair, forms in wrong_fillings.items())
-    return (
-        f"{text}\nWrong with an assumption (square matrices and pairs of vectors without classes): {each}.\n"
-    )
+    """Return the sections with the recorded states by form, and the fillings that are wrong."""
+    cells, columns = recorded(), ("right", "assumed", "corrected", "followed", "refused")
+    usual = {cell.pair for cell in cells if cell.source in ("onnx", "saved_model")}
+    square = [cell for cell in cells if cell.pair not in usual]
+    others = [cell for cell in cells if cell.pair in usual]
+    text = _PAGE.format(pairs=len({cell.pair for cell in square}), tries=_MOST_TRIES)
+    text += _table(square, columns, (("Keras", KERAS), ("PyTorch", TORCH), ("all", (*KERAS, *TORCH))))
+    text += "\nWrong with an assumption (square matrices and pairs of vectors without classes): "
+    text += f"{_wrong_fillings(square)}.\n"
+    text += _USUAL_PAGE.format(pairs=len(usual))
+    rows: list[tuple[str, Sequence[str]]] = [(title, (form,)) for form, title in _FORMS.items()]
+    rows += [("with a computation", RECORDING), ("all", FORMS[USUAL])]
+    text += _table(others, ("right", "assumed", "refused"), rows)
+    return f"{text}\nWrong with a sentence that names the layer: {_wrong_fillings(others)}.\n"
 
 
 def main() -> None:
