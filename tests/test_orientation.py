@@ -478,6 +478,26 @@ def test_a_list_of_named_variables_is_read_as_layers_by_the_names():
         assert made.tree[path].source is leaves[old].source
 
 
+def test_members_of_a_list_are_in_its_order_below_their_names_too():
+    members = {
+        ("kernel", "0"): (3, 4),
+        ("bias", "1"): (4,),
+        ("kernel", "2"): (4, 12),
+        ("recurrent_kernel",): (4, 12),
+        ("bias", "4"): (2, 12),
+        ("kernel", "5"): (4, 2),
+    }
+    leaves = {
+        tuple(index(int(step)) if step.isdigit() else attr(step) for step in ("k", *steps)): Leaf(
+            "float32", shape, Inline(array(*shape).tobytes()), "", name=f"k/{steps[0]}"
+        )
+        for steps, shape in members.items()
+    }
+    made = orientation.group_unnamed_arrays(Tree(leaves), "tensorflow").tree
+    kinds = [[kind.name for kind in layer.kinds] for layer in find_layers(made, "tensorflow")]
+    assert [each for each in kinds if each] == [["dense"], ["gru"], ["dense"]]
+
+
 def test_the_projections_of_an_attention_in_a_list_are_one_layer():
     shapes = [shape for _ in range(3) for shape in ((6, 2, 3), (2, 3))] + [(2, 3, 6), (6,)]
     leaves = {

@@ -189,11 +189,11 @@ def group_unnamed_arrays(tree: Tree, framework: str, *, stated: bool = False) ->
     pairs = _find_pairs(tree) if framework == "tensorflow" else []
     if pairs:
         return _group_pairs(tree, pairs)
-    lists = [] if any(gather_evidence(tree)) else _find_rows(tree)
-    named = [row for row in _join_lists(lists) if framework == "tensorflow" and _are_named(row)]
+    lists = _find_rows(tree)
+    named = [row for row in _join_lists(tree, lists) if framework == "tensorflow" and _are_named(row)]
     if named:
         return _group_named(tree, named)
-    found = [row for row in lists if _is_network(row)]
+    found = [] if any(gather_evidence(tree)) else [row for row in lists if _is_network(row)]
     if not found:
         return same
     layers = _name_arrays(found, framework, stated=stated)
@@ -282,16 +282,24 @@ def _is_below_its_name(path: Path, leaf: Leaf) -> bool:
     return len(path) > 1 and str(path[-2].value) == _own_name(leaf)
 
 
-def _join_lists(rows: Sequence[_Row]) -> Iterator[_Row]:
-    """Yield the lists, those of which the members are under their names (`kernel/0`, `bias/1`) as one."""
-    parts: dict[Path, _Row] = {}
+def _join_lists(tree: Tree, rows: Sequence[_Row]) -> Iterator[_Row]:
+    """Yield the lists; one of which members with equal names are numbered below them in the tree's order.
+
+    Such a list has `kernel/0`, `bias/1`, `kernel/2`, `recurrent_kernel`.
+    """
+    parents: set[Path] = set()
     for row in rows:
         if all(_is_below_its_name(*each) for each in row):
-            parts.setdefault(row[0][0][:-2], []).extend(row)
+            parents.add(row[0][0][:-2])
         else:
             yield row
-    for joined in parts.values():
-        yield sorted(joined, key=lambda each: int(_NUMBERED.fullmatch(str(each[0][-1].value))[2]))
+    for parent in sorted(parents):
+        yield [
+            (path, leaf)
+            for path, leaf in tree.tensors()
+            if (path[:-2] == parent and _is_below_its_name(path, leaf))
+            or (path[:-1] == parent and str(path[-1].value) == _own_name(leaf))
+        ]
 
 
 # The parts of an attention in Keras's order (keras/src/layers/attention/multi_head_attention.py).

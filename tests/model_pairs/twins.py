@@ -423,8 +423,8 @@ Models written twice by hand with other names and nesting, filled from each form
 
 ### Square blocks
 
-{pairs} blocks, mostly square. *Followed* are refusals that one of the listed choices makes right. *Refused*
-are the others: the hint was not tried (`--tries 1`), leaves more than {tries} choices, or needs another model.
+{pairs} blocks, mostly square. *Followed* are refusals that one listed choice makes right. *Refused*
+are the others: the hint was not tried, leaves more than {tries} choices, or needs another model.
 
 """
 _USUAL_PAGE = """
