@@ -716,7 +716,9 @@ def _count_contents(tree: Tree, below: Path) -> Counter[object]:
     for path, leaf in tree.items():
         if path[: len(below)] == below and isinstance(leaf, Leaf):
             name = tree.names[path].partition("/")[2]
-            own = leaf.name or ("" if name.isdecimal() else name)
+            own = "" if name.isdecimal() else name
+            if leaf.name and not leaf.name.startswith(str(below[0].value)):
+                own = leaf.name
             found[own, leaf.dtype, leaf.shape, hashlib.sha256(leaf.read()).digest()] += 1
     return found
 
