@@ -1191,14 +1191,13 @@ def arrange_parts(
             rules["kernel"] = BlockOrder(0, tuple(position for block in order for position in block))
         elif not same or theirs != ours.parts:
             sizes = [f"{part.size:,}" for part in ours.parts or theirs if part.size]
-            many = f" of {abbreviate_list(sizes, _SHOWN_PARTS)} numbers" if len(sizes) > 1 else ""
+            many = f" of {abbreviate_list(sizes, _MOST)} numbers" if len(sizes) > 1 else ""
             assumed.append(f"{layer.title} takes joined parts{many}, in the same order in both models")
     if ours.cut:
         assumed.append(f"{layer.title} makes numbers that the models use in parts, in the same order")
     return made._replace(rules=rules, assumed=(*made.assumed, *assumed))
 
 
-_SHOWN_PARTS = 6
 _RANKS: Mapping[str, int] = {"kernel": 2, "embeddings": 2}
 
 

@@ -283,10 +283,7 @@ def _is_below_its_name(path: Path, leaf: Leaf) -> bool:
 
 
 def _join_lists(tree: Tree, rows: Sequence[_Row]) -> Iterator[_Row]:
-    """Yield the lists; one of which members with equal names are numbered below them in the tree's order.
-
-    Such a list has `kernel/0`, `bias/1`, `kernel/2`, `recurrent_kernel`.
-    """
+    """Yield the lists, also those of members below their names (`kernel/0`, `bias/1`, `recurrent_kernel`)."""
     parents: set[Path] = set()
     for row in rows:
         if all(_is_below_its_name(*each) for each in row):

@@ -340,10 +340,7 @@ _NUMBERED_NAME = deferred.compile(r"(.*\D)(\d{1,9})", re.ASCII)
 
 
 def _shifted_names(theirs: NameScope, ours: NameScope) -> set[str]:
-    """Return the numbered names of two modules that count from different numbers (fc_0, fc_1 and fc1, fc2).
-
-    Equal names then belong to different layers, unless one side has some of the other's.
-    """
+    """Return the numbered names of two modules counted from different numbers (fc_0, fc_1; fc1, fc2)."""
     sides: list[dict[str, dict[int, str]]] = []
     for scope in (theirs, ours):
         rows: dict[str, dict[int, str]] = {}

@@ -408,7 +408,7 @@ def wavenet_fused_gates():
                 y, gate = dilated(functional.pad(x, (2**n, 0))).chunk(2, 1)
                 y = torch.tanh(y) * gate.sigmoid()
                 x, skips = x + residual(y), skips + skip(y)
-            return self.end_conv_2(functional.relu(self.end_conv_1(functional.relu(skips))))
+            return self.end_conv_2(functional.relu(self.end_conv_1(functional.relu(skips)))), x
 
     def K():
         i = keras.Input((16, 3))
@@ -420,7 +420,7 @@ def wavenet_fused_gates():
             x = x + layers.Conv1D(10, 1, name=f"stack_{n}_to_next")(y)
         y = layers.ReLU()(layers.Add()(skips))
         y = layers.Conv1D(16, 1, activation="relu", name="post_1")(y)
-        return keras.Model(i, layers.Conv1D(5, 1, name="post_2")(y))
+        return keras.Model(i, [layers.Conv1D(5, 1, name="post_2")(y), x])
 
     return K, T
 
