@@ -1180,7 +1180,10 @@ def arrange_parts(
         return made
     assumed = []
     rules = dict(made.rules)
-    if max(len(theirs), len(ours.parts)) > 1:
+    orders = layer.facts.takes, ours.takes
+    # Images and vectors of different sizes, in the same order on both sides, are told apart by these.
+    sized = [each.parts for each in orders if each is not None and len({*each.parts}) == len(each.parts) > 1]
+    if max(len(theirs), len(ours.parts)) > 1 and not (len(sized) == 2 and sized[0] == sized[1]):
         followed = all(part.origin and part.number >= 0 for part in (*theirs, *ours.parts))
         whole = len({*theirs}) == len(theirs) and len({*ours.parts}) == len(ours.parts)
         same = followed and whole and sorted(theirs) == sorted(ours.parts)
