@@ -627,3 +627,16 @@ def test_an_optimizer_can_be_the_whole_file(tmp_path: Path) -> None:
     assert in_process("inspect", path).status == 0
     assert in_process("convert", path, tmp_path / "out.pt").status == 2
     assert not (tmp_path / "out.pt").exists()
+
+
+def test_the_numbers_of_a_list_give_its_order_and_not_the_addresses(tmp_path: Path) -> None:
+    # HDF5 reuses freed space: a later object may have a lower address.
+    file = tmp_path / "x.weights.h5"
+    with h5py.File(file, "w") as held:
+        for name in ("dense_2", "dense", "layer_normalization_1", "dense_1", "layer_normalization"):
+            held[f"layers/{name}/vars/0"] = np.ones((2, 2) if "dense" in name else 2, np.float32)
+        held.create_group("vars")
+    found = [path.split("/")[0] for path in map(display, open_checkpoint(str(file)).tree)]
+    for name in ("dense", "layer_normalization"):
+        own = [each for each in found if each.startswith(name)]
+        assert own == sorted(own, key=lambda each: (len(each), each))

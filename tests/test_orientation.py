@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +12,9 @@ import pytest
 from ckpttool.commands.convert import convert
 from ckpttool.conversion.filling import load_into, model_source
 from ckpttool.conversion.write import save
-from ckpttool.core import MappingError, UsageError
+from ckpttool.core import Inline, Leaf, MappingError, Tree, UsageError, attr, display, index
 from ckpttool.formats import open_checkpoint
+from ckpttool.mapping import find_layers, orientation
 from tests import v1_writer as v1
 
 Arrays = dict[str, np.ndarray]
@@ -456,3 +458,76 @@ def test_keras_own_files_fix_the_axes_of_its_own_layers(
     (written,) = (leaf.array() for _, leaf in found.tensors())
     np.testing.assert_array_equal(written, weight.T)
     assert any("square" in each for each in done.report.assumed) is assumed
+
+
+def test_a_list_of_named_variables_is_read_as_layers_by_the_names():
+    names = ("k/kernel", "k/kernel", "k/gamma", "k/beta", "k/latent", "k/kernel", "k/bias", "k/bias")
+    shapes = ((3, 4), (4, 4), (4,), (4,), (2, 4), (4, 2), (2,), (2,))
+    leaves = {
+        (attr("variables"), index(n)): Leaf("float32", shape, Inline(array(*shape).tobytes()), "", name=name)
+        for n, (name, shape) in enumerate(zip(names, shapes, strict=True))
+    }
+    made = orientation.group_unnamed_arrays(Tree(leaves), "tensorflow")
+    assert [display(path) for path in made.tree] == [
+        *("variables/0/kernel", "variables/1/kernel", "variables/2/gamma", "variables/2/beta"),
+        # A second bias is of no layer before it.
+        *("variables/3/latent", "variables/4/kernel", "variables/4/bias", "variables/5/bias"),
+    ]
+    assert len(made.assumed) == 1
+    for path, old in made.sources.items():
+        assert made.tree[path].source is leaves[old].source
+
+
+def test_members_of_a_list_are_in_its_order_below_their_names_too():
+    members = {
+        ("kernel", "0"): (3, 4),
+        ("bias", "1"): (4,),
+        ("kernel", "2"): (4, 12),
+        ("recurrent_kernel",): (4, 12),
+        ("bias", "4"): (2, 12),
+        ("kernel", "5"): (4, 2),
+    }
+    leaves = {
+        tuple(index(int(step)) if step.isdigit() else attr(step) for step in ("k", *steps)): Leaf(
+            "float32", shape, Inline(array(*shape).tobytes()), "", name=f"k/{steps[0]}"
+        )
+        for steps, shape in members.items()
+    }
+    made = orientation.group_unnamed_arrays(Tree(leaves), "tensorflow").tree
+    kinds = [[kind.name for kind in layer.kinds] for layer in find_layers(made, "tensorflow")]
+    assert [each for each in kinds if each] == [["dense"], ["gru"], ["dense"]]
+
+
+def test_the_projections_of_an_attention_in_a_list_are_one_layer():
+    shapes = [shape for _ in range(3) for shape in ((6, 2, 3), (2, 3))] + [(2, 3, 6), (6,)]
+    leaves = {
+        (attr("variables"), index(n)): Leaf(
+            "float32", shape, Inline(array(*shape).tobytes()), "", name=("k/kernel", "k/bias")[n % 2]
+        )
+        for n, shape in enumerate(shapes)
+    }
+    made = orientation.group_unnamed_arrays(Tree(leaves), "tensorflow")
+    (layer,) = find_layers(made.tree, "tensorflow")
+    assert [kind.name for kind in layer.kinds] == ["attention"]
+    # Biases of one axis are those of convolutions.
+    for path in [path for path, leaf in leaves.items() if leaf.shape == (2, 3)]:
+        leaves[path] = replace(leaves[path], shape=(3,), source=Inline(array(3).tobytes()))
+    kinds = {
+        k.name
+        for one in find_layers(
+            orientation.group_unnamed_arrays(Tree(leaves), "tensorflow").tree, "tensorflow"
+        )
+        for k in one.kinds
+    }
+    assert "attention" not in kinds
+
+
+def test_arrays_of_objects_that_are_no_layers_stay_as_they_are():
+    leaves = {
+        (attr("d"), attr("vars"), index(n)): Leaf(
+            "float32", shape, Inline(array(*shape).tobytes()), f"d/vars/{n}"
+        )
+        for n, shape in enumerate(((4, 8, 12), (4, 1, 12)))
+    }
+    tree = Tree(leaves)
+    assert orientation.group_unnamed_arrays(tree, "tensorflow").tree is tree

@@ -22,7 +22,7 @@ from ckpttool.conversion.plan import report_moves
 from ckpttool.conversion.preparation import NO_PREPARATION, PreparationOptions, PreparedTree, prepare_tree
 from ckpttool.conversion.targets import TARGETS, TargetKind
 from ckpttool.core import deferred, sidecar
-from ckpttool.core.activations import CallPlace, WeightUse, parse_order
+from ckpttool.core.activations import CallPlace, FeaturePart, WeightUse, parse_order
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.deferred import NamedTuple, dataclass
 from ckpttool.core.dtypes import is_widening
@@ -280,7 +280,10 @@ def _part(module: Mapping[str, Any], places: Mapping[str | int, Path], framework
     call = CallPlace(
         int(module.get("call", -1)), *(int(module.get(name, "0"), 16) for name in ("after", "leads"))
     )
-    return ModelModule(tuple(module["path"]), cls, settings, tensors, orders, call)
+    parts = tuple(FeaturePart(*part) for part in module.get("parts", ()))
+    return ModelModule(
+        tuple(module["path"]), cls, settings, tensors, orders, call, parts, cut=bool(module.get("cut"))
+    )
 
 
 # The framework class of a dense layer whose matrix has this form.

@@ -78,12 +78,27 @@ class CallPlace(NamedTuple):
 NO_CALL = CallPlace()
 
 
+class FeaturePart(NamedTuple):
+    """Features that come from one of several results that a layer's input joins: their number and origin.
+
+    `origin` is "call" with the number of a layer's call, "input" with that of a model input, or "" where
+    the result is not followed. While a graph is read, `number` may be the path of the layer's weight.
+    """
+
+    size: int
+    origin: str = ""
+    number: Any = -1
+
+
+Parts = Tuple[FeaturePart, ...]  # noqa: UP006
+
+
 class WeightUse(NamedTuple):
     """What a computation does with a weight: the order of the features that its layer takes and makes.
 
     An order is None where nothing records it. `role` is that in a product: "in_out" and "out_in" are
     matrices by their axes, "added" is a bias; or the norm that its module computes. `settings` are those
-    of its layer, by their names in Keras.
+    of its layer, by their names in Keras. `parts` are those of the features that the layer takes.
     """
 
     takes: Optional[AxisOrder] = None  # noqa: UP045
@@ -91,6 +106,7 @@ class WeightUse(NamedTuple):
     call: CallPlace = NO_CALL
     role: str = ""
     settings: Optional[Dict[str, Any]] = None  # noqa: UP006, UP045
+    parts: Parts = ()
 
 
 def parse_order(document: Any) -> Optional[AxisOrder]:  # noqa: UP045
@@ -138,6 +154,8 @@ class ActivationTracker:
         self._taken = [numpy.full(1024, -1, "int64") for _ in range(2)]
         self._links = []  # type: List[Tuple[Any, Any]]
         self._weak = []  # type: List[Tuple[Any, int]]
+        self._starts = []  # type: List[int]
+        self._cuts = []  # type: List[Tuple[int, int, Any]]
 
     def plain(self, shape: Sequence[int]) -> Any:
         """Return the numbers of new entries that belong to no image yet."""
@@ -145,6 +163,7 @@ class ActivationTracker:
         for extent in shape:
             size *= extent
         start, self._count = self._count, self._count + size
+        self._starts.append(start)
         if self._count > MOST_ENTRIES:
             raise TrackingLimitError
         while len(self._made[0]) < self._count:
@@ -170,6 +189,36 @@ class ActivationTracker:
         """Record that two tensors of one shape are combined element by element, so they share one order."""
         if one.shape == other.shape:
             self._links.append((one, other))
+
+    def results(self, row: Any) -> Tuple[Tuple[int, int], ...]:  # noqa: UP006
+        """Return the results whose entries a row has, by number, with their counts, first come first.
+
+        The number is -1 where a row has the entries of a result more than once or in another order.
+        """
+        np = self.numpy
+        if not len(row) or (row < 0).any():
+            return ()
+        numbers = np.searchsorted(self._starts, row, side="right") - 1
+        found, first, counts = np.unique(numbers, return_index=True, return_counts=True)
+        mixed = [bool((np.diff(row[numbers == each]) <= 0).any()) for each in found]
+        whole = tuple((-1 if mixed[at] else int(found[at]), int(counts[at])) for at in np.argsort(first))  # type: Tuple[Tuple[int, int], ...]
+        return (*whole, (-1, 0)) if any(mixed) and len(whole) == 1 else whole
+
+    def cut(self, entries: Any) -> None:
+        """Record that an operation takes these entries out of a result."""
+        if entries.size:
+            self._cuts.append((int(entries.min()), int(entries.max()), entries))
+
+    def is_cut(self, row: Any) -> bool:
+        """Return whether an operation takes some entries of a row, and not all, out of their result."""
+        np = self.numpy
+        first, last = int(row.min()), int(row.max())
+        for least, most, entries in self._cuts:
+            if least <= last and most >= first:
+                among = np.isin(row, entries)
+                if among.any() and not among.all():
+                    return True
+        return False
 
     @staticmethod
     def untracked(like: Any) -> Any:

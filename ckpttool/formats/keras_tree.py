@@ -621,9 +621,12 @@ class KerasWalk:
         if len(holders) < 2 or (configured and all(m.place < UNPLACED for m in holders)):
             return members
         if len({m.container for m in holders}) == 1 and holders[0].container is not None:
-            if not _numbers_agree(holders):
-                self.unsure.append(path)
-            return members
+            if _numbers_agree(holders):
+                return members
+            # HDF5 reuses freed space, so that a later object may have a lower address. Keras numbers the
+            # layers of one class in their order (keras/src/saving/saving_lib.py, _save_container_state).
+            self.unsure.append(path)
+            return _in_number_order(members, holders)
         # Attributes are stored in alphabetical order; the numbers in Keras's names give the creation order.
         names = [keras_config.split_number(m.node.name or "") for m in holders]
         if (
@@ -707,6 +710,21 @@ def _numbers_agree(members: Iterable[KerasMember]) -> bool:
             return False
         last[stem] = number
     return True
+
+
+def _in_number_order(members: Sequence[KerasMember], holders: Iterable[KerasMember]) -> list[KerasMember]:
+    """Return the members with the layers of each class in the order of their numbers."""
+    classes: dict[str, list[tuple[int, KerasMember]]] = {}
+    stems = {}
+    for member in holders:
+        stem, number = keras_config.split_number(member.node.group.rpartition("/")[2])
+        classes.setdefault(stem, []).append((number, member))
+        stems[id(member)] = stem
+    rows = {
+        stem: iter([member for _, member in sorted(row, key=lambda each: each[0])])
+        for stem, row in classes.items()
+    }
+    return [next(rows[stems[id(member)]]) if id(member) in stems else member for member in members]
 
 
 def _is_counter(node: KerasNode, member: KerasMember) -> bool:

@@ -16,6 +16,8 @@ from ckpttool.core.activations import (
     UNKNOWN,
     ActivationTracker,
     AxisOrder,
+    FeaturePart,
+    Parts,
     TrackingLimitError,
     WeightUse,
     framework_order,
@@ -105,6 +107,7 @@ class OrderTracer:
     opaque: AxisOrder | None = UNKNOWN
     activations: ActivationTracker = field(default_factory=ActivationTracker)
     uses: dict[Path, dict[str, list[Any]]] = field(default_factory=dict)
+    inputs: list[TracedActivation] = field(default_factory=list)
     _made: list[tuple[Path, TracedActivation]] = field(default_factory=list)
     _steps: int = 0
     _numbered: int = 0
@@ -151,6 +154,7 @@ class OrderTracer:
         `channel` is the axis of channels of the framework's images.
         """
         made = self.fresh(shape)
+        self.inputs.append(made)
         channel = self.channel if channel is None else channel
         # PyTorch image models without convolutions may have inputs with the channels last.
         first = channel == 1 and not (len(shape) > 2 and shape[1] <= _COLOURS < min(shape[2:]))
@@ -321,11 +325,34 @@ class OrderTracer:
             if made.is_numbered:
                 self.makes(weight, made, self.channel % len(made.shape))
         self.activations.finish()
-        found = {}
+        found, origins = {}, self._origins()
         for weight, sides in self.uses.items():
             orders = {side: self._order(calls) for side, calls in sides.items()}
-            found[weight] = WeightUse(orders.get("takes"), orders.get("makes"))
+            parts = {self._parts(row, origins) for row in sides.get("takes", ())}
+            whole = parts.pop() if len(parts) == 1 else ()
+            found[weight] = WeightUse(orders.get("takes"), orders.get("makes"), parts=whole)
         return found
+
+    def _origins(self) -> dict[int, tuple[str, Any]]:
+        """Return the model inputs and the layers, by their weights, of which each result is the output."""
+        origins: dict[int, tuple[str, Any]] = {}
+        for number, made in enumerate(self.inputs):
+            if made.is_numbered:
+                for each, _ in self.activations.results(made.entries.ravel()):
+                    origins[each] = ("input", number)
+        for weight, sides in self.uses.items():
+            for row in sides.get("makes", ()):
+                results = self.activations.results(row) if isinstance(row, np.ndarray) else ()
+                if len(results) == 1:
+                    origins.setdefault(results[0][0], ("call", weight))
+        return origins
+
+    def _parts(self, row: Any, origins: Mapping[int, tuple[str, Any]]) -> Parts:
+        if not isinstance(row, np.ndarray):
+            return ()
+        return tuple(
+            FeaturePart(count, *origins.get(each, ("", -1))) for each, count in self.activations.results(row)
+        )
 
     def _order(self, calls: Sequence[Any]) -> AxisOrder | None:
         if self.opaque is None and any(each is None or isinstance(each, int) for each in calls):
@@ -404,7 +431,12 @@ def with_uses(orders: _Orders, graph: Graph) -> _Orders:
     for path in {**calls, **orders}:
         role, settings = roles.get(path, ("", {}))
         use = orders.get(path, WeightUse())
-        made[path] = use._replace(call=calls.get(path, NO_CALL), role=role, settings=dict(settings))
+        parts = tuple(
+            part._replace(number=calls.get(part.number, NO_CALL).number) if part.origin == "call" else part
+            for part in use.parts
+        )
+        call = calls.get(path, NO_CALL)
+        made[path] = use._replace(call=call, role=role, settings=dict(settings), parts=parts)
     return made
 
 
@@ -414,17 +446,35 @@ def _read_function_orders(checkpoint: Checkpoint) -> _Orders:
 
     result: dict[Path, WeightUse] = {}
     graphs = list(tensorflow.read_each(checkpoint))
+    calls = [None if graph is None else number_calls(graph) for graph in graphs]
     for graph in graphs:
         if graph is None:
             orders: _Orders = mark_orders_unknown(checkpoint.tree)
         else:
             orders = trace_graph_orders(graph, checkpoint.tree, -1)
+            if len(graph.inputs) > 1:
+                orders = _without_inputs(orders)
         for path, each in orders.items():
             known = result.get(path, each)
-            result[path] = WeightUse(_agreed(known.takes, each.takes), _agreed(known.makes, each.makes))
-    # Several functions may call the layers in different orders.
-    alone = graphs[0] if len(graphs) == 1 else None
-    return result if alone is None else with_uses(result, alone)
+            parts = each.parts if known.parts == each.parts else ()
+            takes, makes = _agreed(known.takes, each.takes), _agreed(known.makes, each.makes)
+            result[path] = WeightUse(takes, makes, parts=parts)
+    # Several functions may call the layers in different orders; Keras exports one function under two names.
+    first = graphs[0] if graphs and all(each == calls[0] for each in calls) else None
+    return result if first is None else with_uses(result, first)
+
+
+def _without_inputs(orders: _Orders) -> _Orders:
+    """Return the orders without inputs as origins: a signature lists its inputs by name, not by position."""
+    unknown = FeaturePart(0)
+    return {
+        path: use._replace(
+            parts=tuple(
+                unknown._replace(size=part.size) if part.origin == "input" else part for part in use.parts
+            )
+        )
+        for path, use in orders.items()
+    }
 
 
 def _agreed(one: AxisOrder | None, two: AxisOrder | None) -> AxisOrder | None:
@@ -466,7 +516,9 @@ def _keep_size_independent(orders: _Orders) -> _Orders:
         forms = (framework_order(order.parts, each) for each in ("torch", "tensorflow"))
         return order if order in forms else UNKNOWN
 
-    return {path: WeightUse(kept(each.takes), kept(each.makes)) for path, each in orders.items()}
+    return {
+        path: WeightUse(kept(each.takes), kept(each.makes), parts=each.parts) for path, each in orders.items()
+    }
 
 
 def _candidates(checkpoint: Checkpoint, shapes: Sequence[Shape]) -> Iterator[tuple[Shape, ...]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -72,6 +73,8 @@ _RECURRENT = {
     for op, kind in (("LSTM", "lstm"), ("GRU", "gru"), ("RNN", "simple_rnn"))
 }
 _SAME = frozenset(("Identity", "Cast", "Dropout"))
+# A vector of these is no weight: the factors of a resized image are its operator's settings.
+_SETTINGS = _ELEMENTWISE | {"Resize"}
 _STATES = frozenset(("Expand", "Concat", "Slice", *_RECURRENT))
 _SHAPED = frozenset(("Unsqueeze", "Squeeze", "Reshape"))
 # Operators on a recurrent layer's tensors in graphs from exporters without constant folding.
@@ -146,11 +149,36 @@ def plan_state_dict(checkpoint: Checkpoint) -> tuple[Plan, tuple[LayerOption, ..
 
 
 def read_as_state_dict(checkpoint: Checkpoint) -> Checkpoint:
-    """Return the state_dict of a model's layers as a checkpoint."""
+    """Return the state_dict of a model's layers as a checkpoint, with parameters outside of layers."""
     plan, _ = plan_state_dict(checkpoint)
+    lone = {path: (key(str(path[0].value)),) for path in _lone_parameters(checkpoint.tree, plan)}
+    plan = replace(
+        plan,
+        moves=(*plan.moves, *(Move(path, place, KEEP) for path, place in lone.items())),
+        labels={
+            **plan.labels,
+            **{place: Label("parameter", key=str(place[0].value)) for place in lone.values()},
+        },
+        kept=tuple(path for path in plan.kept if path not in lone),
+    )
     notes = (*checkpoint.notes, *plan.assumed, *plan.notes)
     tree = with_orders(apply_plan(checkpoint.tree, plan), checkpoint, sources=map_weight_constants(plan))
     return replace(checkpoint, format="pytorch", tree=tree, notes=notes)
+
+
+# A parameter that an exporter wrote unchanged keeps its name; names of computed constants are the exporter's.
+_PARAMETER = deferred.compile(r"[A-Za-z_]\w*(?:\.\w+)*", re.ASCII)
+
+
+def _lone_parameters(tree: Tree, plan: Plan) -> Iterator[Path]:
+    """Yield the parameters with names of the program that no layer reads, such as a scale or a token."""
+    used = {move.source for move in plan.moves} | {*plan.consumed}
+    taken = {str(move.target[-1].value) for move in plan.moves}
+    for path, leaf in tree.tensors():
+        name = str(path[0].value)
+        free = len(path) == 1 and path not in used and name not in taken
+        if free and leaf.role == "parameter" and _PARAMETER.fullmatch(name):
+            yield path
 
 
 def list_unread_constants(checkpoint: Checkpoint) -> tuple[list[str], list[str]]:
@@ -158,8 +186,9 @@ def list_unread_constants(checkpoint: Checkpoint) -> tuple[list[str], list[str]]
     (plan, _), tree = plan_state_dict(checkpoint), checkpoint.tree
     used, other = {move.source for move in plan.moves}, {*plan.consumed, *plan.kept}
     names = [(path, tree.names[path]) for path, _ in tree.tensors() if path not in used]
-    lost = [name for path, name in names if path not in other]
-    return lost, [name for path, name in names if path in other]
+    alone = {*_lone_parameters(tree, plan)}
+    lost = [name for path, name in names if path not in other and path not in alone]
+    return lost, [name for path, name in names if path in other and path not in alone]
 
 
 def map_weight_constants(plan: Plan) -> dict[Path, Path]:
@@ -446,7 +475,7 @@ def _sort_unused(
         plain = isinstance(leaf, Leaf) and leaf.size == max(leaf.shape, default=1)
         if isinstance(leaf, Leaf) and operators <= _STATES and not plain and not leaf.array().any():
             zeros.append(path)  # the initial state of a recurrent layer
-        elif isinstance(leaf, ValueLeaf) or not plain or not operators <= _ELEMENTWISE or len(path) > 1:
+        elif isinstance(leaf, ValueLeaf) or not plain or not operators <= _SETTINGS or len(path) > 1:
             gone.add(path)
             lost.append(f"{tree.names[path]} ({', '.join(sorted(operators)) or 'no operator of the graph'})")
         else:

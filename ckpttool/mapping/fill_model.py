@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from ckpttool.core import dtypes
-from ckpttool.core.activations import NO_CALL, UNKNOWN, AxisOrder, CallPlace
+from ckpttool.core.activations import NO_CALL, UNKNOWN, AxisOrder, CallPlace, Parts
 from ckpttool.core.deferred import NamedTuple, dataclass, field
 from ckpttool.core.errors import MappingError, UsageError, abbreviate_list
 from ckpttool.core.kinds import list_kinds
@@ -134,7 +134,9 @@ def build_side(tree: Tree, found: tuple[Layer, ...], *, in_order: bool = True) -
         leaf = tree[path]
         shape = leaf.shape if isinstance(leaf, Leaf) else ()
         name = tuple(tree.names[path].split("/"))
-        candidates.append(LayerCandidate(name, frozenset({(BARE, shape)}), lone=True))
+        use = leaf.use if isinstance(leaf, Leaf) else None
+        call = NO_CALL if use is None else use.call
+        candidates.append(LayerCandidate(name, frozenset({(BARE, shape)}), call=call, lone=True))
     return MatchSide(tree, found, bare, tuple(candidates))
 
 
@@ -218,7 +220,8 @@ class ModelModule:
     """One module of the model: its name, its framework's class, plain settings, its own tensors' paths.
 
     `orders` are those of its input features ("in") and output features ("out"), None if they could not be
-    followed. `call` is its place among the calls of the model.
+    followed. `call` is its place among the calls of the model. `parts` are those of its input's features;
+    `cut` means that the model uses its output in parts.
     """
 
     name: Name
@@ -227,6 +230,8 @@ class ModelModule:
     tensors: Mapping[str, Path]
     orders: Mapping[str, AxisOrder | None] = field(default_factory=dict)
     call: CallPlace = NO_CALL
+    parts: Parts = ()
+    cut: bool = False
 
     def observed_orders(self) -> tuple[AxisOrder | None, AxisOrder | None]:
         """Return the orders of input and output: UNKNOWN if not followed, None if no call showed them."""
@@ -287,7 +292,7 @@ def _add_module_facts(layer: Layer, tree: Tree, parts: Mapping[Name, ModelModule
     facts = LayerFacts(heads if isinstance(heads, int) else None, None, shapes)
     if part is not None:
         takes, makes = part.observed_orders()
-        facts = facts._replace(takes=takes, makes=makes)
+        facts = facts._replace(takes=takes, makes=makes, parts=part.parts, cut=part.cut)
     return layer._replace(facts=facts)
 
 
@@ -446,6 +451,14 @@ def _add_calls(
                 after |= bits if number != call.number and after >> number & 1 else 0
             after |= sum(1 << call.number + each * stride for each in depths[layer.name] if each < depth)
             wanting[n] = wanting[n]._replace(call=CallPlace(call.number + depth * stride, after, call.leads))
+    # A lone tensor is used where its module is called, if the module has no other parts.
+    owners = {
+        path: part for part in skeleton.parts if part.call.number >= 0 for path in part.tensors.values()
+    }
+    inner_names = {part.name[:-1] for part in skeleton.parts if part.name}
+    for n, path in enumerate(ours.bare, start=len(ours.layers)):
+        if (owner := owners.get(path)) is not None and owner.name not in inner_names:
+            wanting[n] = wanting[n]._replace(call=owner.call)
     having, wanting, by_outputs = add_call_places(theirs.candidates, wanting)
     theirs, ours = theirs._replace(candidates=tuple(having)), ours._replace(candidates=tuple(wanting))
     return theirs, ours, by_outputs
@@ -471,6 +484,7 @@ def _build_sides(
         )
 
     theirs, ours = changed(_drop_name_only_layers)
+    theirs, ours = changed(_drop_lone_vectors)
     if source.framework == "tensorflow" and foreign:
         theirs = source.side(_identify_numbered(theirs, ours, described))
     if foreign:
@@ -630,6 +644,22 @@ def _drop_name_only_layers(one: MatchSide, other: MatchSide) -> tuple[Layer, ...
     )
 
 
+def _drop_lone_vectors(one: MatchSide, other: MatchSide) -> tuple[Layer, ...]:
+    """Return a side's layers without vectors of own classes that the other side stores outside of layers.
+
+    A scale that one program makes a layer is a parameter of a block in another one.
+    """
+    there = other.signatures
+    left = []
+    for layer, candidate in zip(one.layers, one.candidates, strict=False):
+        shapes = [leaf.shape for leaf in layer.group(one.tree).values()]
+        own = not layer.about.cls or all(kind.refused for kind in layer.kinds)
+        alone = len(shapes) == 1 and len(shapes[0]) == 1 and not candidate.signatures & there
+        if not (alone and own and not layer.given and (BARE, shapes[0]) in there):
+            left.append(layer)
+    return tuple(left)
+
+
 def _split_separable(one: MatchSide, other: MatchSide) -> tuple[Layer, ...]:
     """Return a side's layers, with separable convolutions split in two if the other side has none.
 
@@ -771,6 +801,7 @@ class _FillBuilder:
         self.theirs, self.ours, self.places = theirs, ours, places
         self._frameworks, self._foreign = frameworks, frameworks[0] != frameworks[1]
         self._reordered: dict[int, FeatureReordering] = {}
+        self._partners: dict[int, int] = {}
         self.moves: list[Move] = []
         self.added: dict[Path, Leaf] = {}
         self.left: set[Path] = set()
@@ -811,7 +842,7 @@ class _FillBuilder:
             except MappingError as error:
                 own[layer.title] = error.message
                 continue
-            self._reordered[pair.source] = made
+            self._reordered[pair.source] = self._arrange_parts(pair, made, pairs)
             # Order observed in a call of the target, so that the source need not record it.
             takes = layer.facts.takes or target.facts.takes
             makes = layer.facts.makes or target.facts.makes
@@ -820,6 +851,29 @@ class _FillBuilder:
         requested = {self.theirs.title(pair.source) for pair in pairs} & refused.keys()
         self.notes += [sentence for title, sentence in refused.items() if title in requested]
         return [pair for pair in pairs if self.theirs.title(pair.source) not in requested]
+
+    def _arrange_parts(
+        self, pair: LayerPair, made: FeatureReordering, pairs: Sequence[LayerPair]
+    ) -> FeatureReordering:
+        """Return the reordering with that of parts which the two models join in different orders."""
+        layer, target = self._layers[pair.source], self.ours.layers[pair.target]
+        kind, _ = self._kinds(layer, target)
+        if not self._partners:
+            self._partners.update(self._calls_of_partners(pairs))
+        theirs = tuple(
+            part._replace(number=self._partners.get(part.number, -1)) if part.origin == "call" else part
+            for part in layer.facts.parts
+        )
+        return flattening.arrange_parts(layer, kind, made, theirs, target.facts)
+
+    def _calls_of_partners(self, pairs: Sequence[LayerPair]) -> Iterator[tuple[int, int]]:
+        """Yield the calls of the source's layers, each with that of the paired layer in the target."""
+        for pair in pairs:
+            for path in self._layers[pair.source].tensors.values() if pair.source < len(self._layers) else ():
+                leaf = self.theirs.tree[path]
+                use = leaf.use if isinstance(leaf, Leaf) else None
+                if use is not None and use.call.number >= 0:
+                    yield use.call.number, self.ours.candidates[pair.target].call.number
 
     def add(self, pair: LayerPair) -> None:
         """Add one pair: its moves, its additional tensors, and its evidence."""

@@ -8,11 +8,12 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import accumulate
 from math import prod
 from types import MappingProxyType
 
 from ckpttool.core import deferred, dtypes
-from ckpttool.core.activations import NO_IMAGE, UNKNOWN, AxisOrder, framework_order, plain_order
+from ckpttool.core.activations import NO_IMAGE, UNKNOWN, AxisOrder, Parts, framework_order, plain_order
 from ckpttool.core.deferred import NamedTuple
 from ckpttool.core.errors import MappingError, abbreviate_list
 from ckpttool.core.kinds import LAYER_TYPES, SPELLINGS, kinds_by_class, list_kinds
@@ -86,7 +87,7 @@ def layer_settings(layer: Layer) -> dict[str, object]:
     kind, about, held = layer.kinds[0], layer.about, layer.about.settings
     found: dict[str, object] = {}
     for name in LAYER_TYPES[kind.name].settings if kind.name in LAYER_TYPES else ():
-        value = next((held[word] for word in SPELLINGS[name] if held.get(word) is not None), None)
+        value = _find_setting(held, name)
         if value is not None:
             found[name] = _normalize_setting(value, several=name in ("dilation", "stride"))
     if kind.name in ("lstm", "gru"):
@@ -98,12 +99,27 @@ def layer_settings(layer: Layer) -> dict[str, object]:
                 found[name] = usual if torch else held[name]
     cls = about.cls or _class_from_name(layer)
     if kind.name in NORM_KIND_NAMES and kind.name in kinds_by_class().get(cls, ()):
-        many = next((held[word] for word in SPELLINGS["groups"] if word in held), None)
+        many = _find_setting(held, "groups")
         of_groups = _INSTANCE if many == -1 else _GROUPS if many is None else f"over {many} groups"
         found["norm"] = "over all channels"
         if cls.startswith(("Group", "Instance")):
             found["norm"] = of_groups if cls.startswith("Group") else _INSTANCE
     return found
+
+
+def _find_setting(held: Mapping[str, object], name: str) -> object:
+    """Return a setting by any of its names, None if it is not recorded.
+
+    The `group` of a layer in an HDF5 file is its path there, and no number of groups.
+    """
+    return next(
+        (
+            value
+            for word in SPELLINGS[name]
+            if (value := held.get(word)) is not None and not (name == "groups" and isinstance(value, str))
+        ),
+        None,
+    )
 
 
 def recorded_differences(source: Layer, target: Layer) -> Iterator[tuple[str, str, str]]:
@@ -1149,6 +1165,40 @@ def plan_reordering(
     return FeatureReordering(
         {name: chain_rules(*each) for name, each in rules.items()}, flatten, tuple(assumed)
     )
+
+
+def arrange_parts(
+    layer: Layer, kind: LayerKind, made: FeatureReordering, theirs: Parts, ours: LayerFacts
+) -> FeatureReordering:
+    """Return the reordering of a layer with that of the parts that its input and output have.
+
+    `theirs` are the parts of the input in the source, with the calls of the target. If both models record
+    where the parts come from, they decide; otherwise the order is assumed, and so is that of an output
+    that the target uses in parts.
+    """
+    if kind.name not in ("dense", "convolution", "depthwise"):
+        return made
+    assumed = []
+    rules = dict(made.rules)
+    orders = layer.facts.takes, ours.takes
+    # Images and vectors of different sizes, in the same order on both sides, are told apart by these.
+    sized = [each.parts for each in orders if each is not None and len({*each.parts}) == len(each.parts) > 1]
+    if max(len(theirs), len(ours.parts)) > 1 and not (len(sized) == 2 and sized[0] == sized[1]):
+        followed = all(part.origin and part.number >= 0 for part in (*theirs, *ours.parts))
+        whole = len({*theirs}) == len(theirs) and len({*ours.parts}) == len(ours.parts)
+        same = followed and whole and sorted(theirs) == sorted(ours.parts)
+        plain = not made.rules and made.flatten is None
+        if same and theirs != ours.parts and kind.name == "dense" and plain:
+            starts = dict(zip(theirs, accumulate((part.size for part in theirs), initial=0), strict=False))
+            order = (range(starts[part], starts[part] + part.size) for part in ours.parts)
+            rules["kernel"] = BlockOrder(0, tuple(position for block in order for position in block))
+        elif not same or theirs != ours.parts:
+            sizes = [f"{part.size:,}" for part in ours.parts or theirs if part.size]
+            many = f" of {abbreviate_list(sizes, _MOST)} numbers" if len(sizes) > 1 else ""
+            assumed.append(f"{layer.title} takes joined parts{many}, in the same order in both models")
+    if ours.cut:
+        assumed.append(f"{layer.title} makes numbers that the models use in parts, in the same order")
+    return made._replace(rules=rules, assumed=(*made.assumed, *assumed))
 
 
 _RANKS: Mapping[str, int] = {"kernel": 2, "embeddings": 2}

@@ -9,7 +9,7 @@ from math import prod
 from types import MappingProxyType
 from typing import Literal
 
-from ckpttool.core.activations import AxisOrder
+from ckpttool.core.activations import AxisOrder, Parts
 from ckpttool.core.deferred import NamedTuple, dataclass, field
 from ckpttool.core.errors import MappingError
 from ckpttool.core.kinds import count_gates, gate_order
@@ -80,7 +80,8 @@ class LayerFacts(NamedTuple):
     depthwise convolution's multiplier, the shared axes of a PReLU. `flatten` is the shape (H, W, C)
     of the image that a dense layer receives flattened; () means that there is none. `wanted` are the
     target's own shapes by stored name. `takes` and `makes` are the orders of its input and output
-    features, UNKNOWN if they could not be followed, None without evidence.
+    features, UNKNOWN if they could not be followed, None without evidence. `parts` are those of its input's
+    features; `cut` means that the target uses its output in parts.
     """
 
     number: int | None = None
@@ -88,6 +89,8 @@ class LayerFacts(NamedTuple):
     wanted: Mapping[str, Shape] = MappingProxyType({})
     takes: AxisOrder | None = None
     makes: AxisOrder | None = None
+    parts: Parts = ()
+    cut: bool = False
 
 
 NO_FACTS = LayerFacts()

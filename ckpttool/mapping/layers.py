@@ -927,8 +927,10 @@ def _recorded_facts(about: ModuleInfo, fitting: Sequence[LayerKind], group: Mapp
     unknown = UNKNOWN if about.settings.get("axis_order") == "unknown" else None
     facts = LayerFacts(takes=unknown, makes=unknown)
     for leaf in group.values():
-        takes, makes, *_ = leaf.use or WeightUse()
+        use = leaf.use or WeightUse()
+        takes, makes = use.takes, use.makes
         facts = facts._replace(
+            parts=facts.parts or use.parts,
             takes=takes if takes not in (None, UNKNOWN) else facts.takes or takes,
             makes=makes if makes not in (None, UNKNOWN) else facts.makes or makes,
         )

@@ -189,10 +189,16 @@ def group_unnamed_arrays(tree: Tree, framework: str, *, stated: bool = False) ->
     pairs = _find_pairs(tree) if framework == "tensorflow" else []
     if pairs:
         return _group_pairs(tree, pairs)
-    found = [] if any(gather_evidence(tree)) else [row for row in _find_rows(tree) if _is_network(row)]
+    lists = _find_rows(tree)
+    named = [row for row in _join_lists(tree, lists) if framework == "tensorflow" and _are_named(row)]
+    if named:
+        return _group_named(tree, named)
+    found = [] if any(gather_evidence(tree)) else [row for row in lists if _is_network(row)]
     if not found:
         return same
     layers = _name_arrays(found, framework, stated=stated)
+    if layers is None and all(_is_of_object(leaf) for row in found for _, leaf in row):
+        return same
     if layers is None:
         raise MappingError(
             f"unnamed arrays, whose shapes do not match a sequence of {_TITLES[framework]} layers",
@@ -220,6 +226,98 @@ def group_unnamed_arrays(tree: Tree, framework: str, *, stated: bool = False) ->
         what += f"; the shapes start anew, so they are {many} networks"
     rows = {path for row in found for path in _row_biases(row)}
     return _rename(ordered, places, rows)._replace(assumed=(what,))
+
+
+def _is_of_object(leaf: Leaf) -> bool:
+    """Return whether Keras 3 saved the array as one of the variables of an object, e.g. a custom layer."""
+    return "/vars/" in leaf.key
+
+
+# The variables of Keras's layers that follow another one of the same layer, which they need.
+_FOLLOWS: Mapping[str, frozenset[str]] = {
+    "bias": frozenset(("kernel", "depthwise_kernel")),
+    "recurrent_kernel": frozenset(("kernel",)),
+    "pointwise_kernel": frozenset(("depthwise_kernel",)),
+    "beta": frozenset(("gamma",)),
+    "moving_mean": frozenset(("gamma", "beta")),
+    "moving_variance": frozenset(("moving_mean",)),
+}
+_FIRST = frozenset(("kernel", "depthwise_kernel", "gamma", "embeddings"))
+
+
+def _own_name(leaf: Leaf) -> str:
+    return (leaf.name or "").removesuffix(":0").rpartition("/")[2]
+
+
+def _are_named(row: _Row) -> bool:
+    """Return whether a list's variables all have recorded names, and some those of Keras's layers."""
+    names = [_own_name(leaf) for _, leaf in row]
+    return all(names) and not _FIRST.isdisjoint(names)
+
+
+def _group_named(tree: Tree, rows: Sequence[_Row]) -> LayeredTree:
+    """Return the tree with the variables of lists as numbered layers, by the names of the variables.
+
+    A model lists its variables layer by layer (keras/src/layers/layer.py, Layer.variables).
+    """
+    places: dict[Path, Path] = {}
+    for row in rows:
+        layers: list[list[tuple[Path, Leaf]]] = []
+        for path, leaf in row:
+            own = _own_name(leaf)
+            held = {_own_name(each) for _, each in layers[-1]} if layers else set()
+            if own in held or held.isdisjoint(_FOLLOWS.get(own, ())):
+                layers.append([])
+            layers[-1].append((path, leaf))
+        for name, layer in zip(_number_named(layers), layers, strict=True):
+            for path, leaf in layer:
+                above = path[:-2] if _is_below_its_name(path, leaf) else path[:-1]
+                places[path] = (*above, key(f"{name}/{_own_name(leaf)}"))
+    shown = abbreviate_list([tree.names[path] for row in rows for path, _ in row], _SHOWN)
+    what = f"{shown}: a list of variables, read as layers in this order by the variables' names"
+    return _rename(tree, places, set())._replace(assumed=(what,))
+
+
+def _is_below_its_name(path: Path, leaf: Leaf) -> bool:
+    return len(path) > 1 and str(path[-2].value) == _own_name(leaf)
+
+
+def _join_lists(tree: Tree, rows: Sequence[_Row]) -> Iterator[_Row]:
+    """Yield the lists, also those of members below their names (`kernel/0`, `bias/1`, `recurrent_kernel`)."""
+    parents: set[Path] = set()
+    for row in rows:
+        if all(_is_below_its_name(*each) for each in row):
+            parents.add(row[0][0][:-2])
+        else:
+            yield row
+    for parent in sorted(parents):
+        yield [
+            (path, leaf)
+            for path, leaf in tree.tensors()
+            if (path[:-2] == parent and _is_below_its_name(path, leaf))
+            or (path[:-1] == parent and str(path[-1].value) == _own_name(leaf))
+        ]
+
+
+# The parts of an attention in Keras's order (keras/src/layers/attention/multi_head_attention.py).
+_PROJECTIONS = ("query", "key", "value", "attention_output")
+
+
+def _number_named(layers: Sequence[_Row]) -> list[str]:
+    """Return the number of each layer in a list; the four projections of an attention share one."""
+    kernels = [layer[0][1].shape if _own_name(layer[0][1]) == "kernel" else () for layer in layers]
+    names: list[str] = []
+    while (at := len(names)) < len(layers):
+        number, parts = len({name.partition("/")[0] for name in names}), kernels[at : at + 4]
+        if len(parts) == len(_PROJECTIONS) and all(len(shape) == 3 for shape in parts):
+            (_, *query), (_, *key_), (_, *value), (*output, _) = parts
+            # Biases of the inner projections have the axes of the heads, unlike those of convolutions.
+            biases = [leaf.shape for layer in layers[at : at + 3] for _, leaf in layer[1:]]
+            if query == key_ and value == output and biases in ([], [(*query,), (*key_,), (*value,)]):
+                names += [f"{number}/{part}" for part in _PROJECTIONS]
+                continue
+        names.append(str(number))
+    return names
 
 
 def _count_networks(names: Sequence[str], framework: str) -> int:
@@ -532,6 +630,8 @@ def checkpoint_orientation(
             raise UsageError("invalid value for --from; choose torch or tf", found=stated)
         return WORDS[stated]
     if checkpoint.format == "keras_h5" and checkpoint.writer is None:
+        if all(_is_of_object(leaf) for _, leaf in tree.tensors()):
+            return native
         names = gather_evidence(tree)
         if not any(names):
             try:

@@ -180,9 +180,17 @@ def name_tokens(name: tuple[str, ...]) -> frozenset[str]:
     return frozenset(found)
 
 
-def words_contradict(one: frozenset[str], other: frozenset[str]) -> bool:
-    """Return whether words of two names exclude each other: one contains `value`, the other `advantage`."""
+_ATTENTION = _FAMILIES[0]
+
+
+def words_contradict(one: frozenset[str], other: frozenset[str], *, attention: bool = True) -> bool:
+    """Return whether words of two names exclude each other: one contains `value`, the other `advantage`.
+
+    Without `attention`, `q` and `value` name the same: a model without keys has no queries.
+    """
     for family in _FAMILIES:
+        if family is _ATTENTION and not attention:
+            continue
         mine, theirs = (
             {n for n, same in enumerate(family) if any(_SPELLINGS[each] in side for each in same)}
             for side in (one, other)
@@ -310,8 +318,12 @@ def pair_scopes(
     Numbers count as names if both sides have the same ones, or if all of one side's list are in the
     other's, and all of these modules `agree`.
     """
-    named = ours.named()
-    found = [(child, named[text]) for text, child in theirs.named().items() if text in named]
+    named, shifted = ours.named(), _shifted_names(theirs, ours)
+    found = [
+        (child, named[text])
+        for text, child in theirs.named().items()
+        if text in named and text not in shifted
+    ]
     mine, others = theirs.numbered(), ours.numbered()
     both = [step for step in mine if step in others]
     lists = all(step.isdecimal() for step in (*mine, *others))
@@ -321,6 +333,30 @@ def pair_scopes(
         counted = [(mine[step], others[step]) for step in both]
         if all(agree(one, other) for one, other in counted):
             found += counted
+    return found
+
+
+_NUMBERED_NAME = deferred.compile(r"(.*\D)(\d{1,9})", re.ASCII)
+
+
+def _shifted_names(theirs: NameScope, ours: NameScope) -> set[str]:
+    """Return the numbered names of two modules counted from different numbers (fc_0, fc_1; fc1, fc2)."""
+    sides: list[dict[str, dict[int, str]]] = []
+    for scope in (theirs, ours):
+        rows: dict[str, dict[int, str]] = {}
+        for step, child in scope.children.items():
+            match = _NUMBERED_NAME.fullmatch(child.word.text or "")
+            if match is not None:
+                rows.setdefault(match[1], {})[int(match[2])] = step
+        sides.append(rows)
+    found: set[str] = set()
+    for stem, mine in sides[0].items():
+        others = sides[1].get(stem, {})
+        if not others or mine.keys() == others.keys() or min(mine) == min(others):
+            continue
+        part = mine.keys() <= others.keys() or others.keys() <= mine.keys()
+        if not part or any(mine[n] != others[n] for n in mine.keys() & others.keys()):
+            found |= {f"{stem}{n}" for n in mine}
     return found
 
 
@@ -342,12 +378,21 @@ def add_call_places(
 
     The position of a layer follows from its kind and shape, from its inputs and consumers, and from the
     outputs of the model that depend on it. It is evidence only if both sides have equally many layers at
-    each position; otherwise outputs count as equal, and then the settings stay unchanged. The third result
-    is whether only the order of the outputs distinguishes some positions.
+    each position; otherwise lone tensors are left out, then outputs count as equal, and then the settings
+    stay unchanged. The third result is whether only the order of the outputs distinguishes some positions.
     """
     sides = list(theirs), list(ours)
+    with_lone = _add_places(sides, lone=True) if any(each.lone for each in (*theirs, *ours)) else None
+    return with_lone or _add_places(sides, lone=False) or (*sides, False)
+
+
+def _add_places(
+    given: tuple[list[LayerCandidate], list[LayerCandidate]], *, lone: bool
+) -> tuple[list[LayerCandidate], list[LayerCandidate], bool] | None:
+    """Return what add_call_places returns, None where the sides disagree; `lone` includes lone tensors."""
+    sides = list(given[0]), list(given[1])
     known = frozenset.intersection(
-        *(frozenset(s for each in side for s in each.signatures) for side in sides)
+        *(frozenset(s for each in side if lone or not each.lone for s in each.signatures) for side in sides)
     )
     kinds = [[frozenset(each.signatures & known) for each in side] for side in sides]
     # A kind is no evidence if a call of one of its layers was not observed, or if only one side has it.
@@ -363,7 +408,7 @@ def add_call_places(
         for own in kinds
     ]
     if min(map(len, marks)) < 2 or len(marks[0]) > _MOST_PLACED:
-        return *sides, False
+        return None
     with_outputs: list[dict[int, object]] = [
         {n: (mark, side[n].call.leads) for n, mark in own.items()}
         for side, own in zip(sides, marks, strict=True)
@@ -372,6 +417,8 @@ def add_call_places(
     by_outputs = _find_places(sides, with_outputs)
     decide = bool(by_outputs) and len({*by_outputs[0].values()}) > len({*plain[0].values()} if plain else ())
     places = by_outputs if decide else plain
+    if not places:
+        return None
     for side, own in zip(sides, places, strict=False):
         for n, place in own.items():
             side[n] = side[n]._replace(settings=side[n].settings | {(PLACE, place)})
@@ -518,6 +565,7 @@ class _Solver:
         self.numbered: list[LayerPair] = []
         self._crossed: set[int] = set()
         self._tokens: tuple[dict[int, frozenset[str]], dict[int, frozenset[str]]] = ({}, {})
+        self._attends: bool | None = None
         # By height above the layers: modules of one side, and the other side's modules that contain the
         # matching layers.
         self._links: tuple[tuple[_Links, _Links], ...] = (({}, {}), ({}, {}), ({}, {}))
@@ -619,8 +667,9 @@ class _Solver:
         holders = [_holders(side) for side in rest]
         edges: dict[tuple[int, int], tuple[NameScope, NameScope]] = {}
         several: set[int] = set()
+        shifted = _shifted_names(*rest)
         for name, mine in holders[0].items():
-            others = holders[1].get(name, [])
+            others = holders[1].get(name, []) if name not in shifted else []
             if len(mine) == len(others) == 1:
                 edges[id(mine[0]), id(others[0])] = mine[0], others[0]
             elif others:
@@ -631,7 +680,7 @@ class _Solver:
             for (first, second), (one, other) in edges.items()
             if degree[first] == degree[second] == 1
             and not {first, second} & several
-            and not words_contradict(
+            and not self._contradict(
                 name_tokens(_step_of(rest[0], one)), name_tokens(_step_of(rest[1], other))
             )
         ]
@@ -709,13 +758,22 @@ class _Solver:
     def _pair(self, source: int, target: int, by: By) -> bool:
         """Match two unless their words exclude each other."""
         if (
-            words_contradict(self._words(0, source), self._words(1, target))
+            self._contradict(self._words(0, source), self._words(1, target))
             or self._is_elsewhere(source, target)
             or self._states_other(source, target)
         ):
             return False
         self.pairs.append(LayerPair(source, target, by))
         return True
+
+    def _contradict(self, one: frozenset[str], other: frozenset[str]) -> bool:
+        if self._attends is None:
+            key = _ATTENTION[1][0]
+            self._attends = all(
+                any(key in self._words(side, n) for n in range(len(every)))
+                for side, every in enumerate((self.sources, self.targets))
+            )
+        return words_contradict(one, other, attention=self._attends)
 
     def _is_elsewhere(self, source: int, target: int) -> bool:
         """Return whether two layers have different positions in the order of calls, with both recorded."""
@@ -968,7 +1026,8 @@ class _Solver:
 class _LayerRow(NamedTuple):
     """Layers that one side numbers: their numbers, step by step, and the steps that differ.
 
-    `listed` means that the numbers are positions in Keras's list of a model's layers,
+    `listed` means that the numbers are positions in Keras's list of a model's layers, `by_place` that they
+    are positions in a list of the program,
     `by_construction` that they are the order of creation in the program, which may differ from the
     order of calls.
     """
@@ -979,6 +1038,7 @@ class _LayerRow(NamedTuple):
     varying: list[int]
     listed: bool = False
     by_construction: bool = False
+    by_place: bool = False
 
     @property
     def by_framework(self) -> bool:
@@ -1013,6 +1073,8 @@ class _LayerRow(NamedTuple):
         if any(parse_name_step(named.steps[0][at]).text is not None for at in (*outer, last)):
             return None
         # Networks numbered only by the framework are parallel, in the order of construction.
+        if mine.by_place and not _is_grouped(mine.nesting):
+            return "named"
         return "counted" if len(mine.varying) == 1 and not mine.has_networks else None
 
 
@@ -1034,7 +1096,12 @@ def _build_row(every: Sequence[LayerCandidate], some: Sequence[int]) -> _LayerRo
     listed = any(not _LISTS.isdisjoint(every[n].name) for n in some)
     by_class = all(_is_by_class(steps[n][at]) for n in some for at in varying)
     made = by_class and not listed and not all(every[n].listed for n in some)
-    return _LayerRow(ordered, [steps[n] for n in ordered], rows, varying, listed, made)
+    # A file of Keras 3 numbers the items of a list, an attribute of the program, by class.
+    first = varying[0] if varying else 0
+    placed = first > 0 and all(
+        every[n].listed and parse_name_step(steps[n][first - 1]).text is not None for n in some
+    )
+    return _LayerRow(ordered, [steps[n] for n in ordered], rows, varying, listed, made, placed)
 
 
 def _is_chain(called: Sequence[LayerCandidate]) -> bool:

@@ -205,6 +205,7 @@ class CallFacts(CallRecorder):
         """Record the start of a call."""
         if path == ROOT:
             self._trace.border((args, kwargs), self._runner.channel_axis)
+            self._trace.enter((args, kwargs))
         return path, module, args, kwargs
 
     def leave(self, record: Any, made: Any) -> None:
@@ -252,6 +253,8 @@ class CallFacts(CallRecorder):
                 found[module] = {"call": number, "after": hex(self._before[number]), "leads": hex(leads)}
         for module, orders in self._trace.orders().items():
             found.setdefault(module, {})["orders"] = orders
+        for module, parts in self._trace.parts(self._order).items():
+            found.setdefault(module, {}).update(parts)
         for number, (module, like) in self._probed.items():
             try:
                 tensors = self._runner.arrays_of(module)
@@ -363,6 +366,8 @@ class Trace:
         # Variables by their handles, and the tensors read from them: kept, because an id may be reused.
         self._handles: dict[int, tuple[Any, int]] = {}
         self._read: dict[int, tuple[Any, int]] = {}
+        # The results that are the model's inputs.
+        self._inputs: list[int] = []
 
     def following(self) -> contextlib.AbstractContextManager[None]:
         """Trace the operations of the framework in a block, if it reports them."""
@@ -435,6 +440,38 @@ class Trace:
             elif shape:
                 self.entries(tensor)
 
+    def enter(self, value: Any) -> None:
+        """Record the model's inputs as the origins of features."""
+        for tensor in list_tensors(value):
+            if tensor_shape(tensor):
+                self._inputs += [
+                    number for number, _ in self.activations.results(self.entries(tensor).ravel())
+                ]
+
+    def parts(self, calls: dict[int, int]) -> dict[int, dict[str, Any]]:
+        """Return by module the parts of its input (see FeaturePart) and whether its output is used in parts.
+
+        `calls` are the numbers of the modules' calls.
+        """
+        if self.failed:
+            return {}
+        origins: dict[int, tuple[str, int]] = {each: ("input", n) for n, each in enumerate(self._inputs)}
+        for module, number in sorted(calls.items(), key=lambda item: item[1]):
+            for row in self._seen.get(module, {}).get("out", []):
+                results = self.activations.results(row)
+                if len(results) == 1:
+                    origins.setdefault(results[0][0], ("call", number))
+        found: dict[int, dict[str, Any]] = {}
+        for module, sides in self._seen.items():
+            taken = {self.activations.results(row) for row in sides.get("in", []) if row is not None}
+            several = next(iter(taken)) if len(taken) == 1 else ()
+            made = [row for row in sides.get("out", []) if row is not None]
+            found[module] = {
+                "parts": [[n, *origins.get(each, ("", -1))] for each, n in several if len(several) > 1],
+                "cut": any(self.activations.is_cut(row) for row in made),
+            }
+        return found
+
     def orders(self) -> dict[int, dict[str, Any]]:
         """Return the orders of inputs and outputs by module, as documents."""
         if self.failed:
@@ -493,6 +530,9 @@ _MOVED = frozenset(
         "expand_copy",
         "view_copy",
     ]
+)
+_TORCH_CUTS = frozenset(
+    ("split", "split_with_sizes", "slice", "select", "narrow", "unbind", "index", "index_select")
 )
 _CONVOLVES = ("conv", "_pool", "upsample", "grid_sampler", "im2col", "col2im")
 # Their results may have the shape of their input.
@@ -569,6 +609,8 @@ class TorchTrace(Trace):
         elif any(part in name for part in _MIXES) or not self.kept(given, outputs[0]):
             for each in outputs:
                 self.put(each, self.activations.plain(tensor_shape(each)))
+            if name == "glu":
+                self.activations.cut(np.split(self.entries(given[0]), 2, (*args, -1)[1])[0])
 
     def _moved(self, torch: Any, func: Any, args: Any, kwargs: Any, outputs: list[Any], name: str) -> None:
         def numbers(value: Any) -> Any:
@@ -592,6 +634,8 @@ class TorchTrace(Trace):
             self.activations.take(self.entries(args[0]), 1)
         for number, each in enumerate(outputs):
             self.put(each, again[number])
+            if name in _TORCH_CUTS:
+                self.activations.cut(again[number])
         if name == "pixel_shuffle":
             self.activations.take(again[0], 1)
 
@@ -629,6 +673,7 @@ _AGAIN = frozenset(
         "MirrorPad",
     ]
 )
+_TENSORFLOW_CUTS = frozenset(("Split", "SplitV", "StridedSlice", "Slice", "Unpack", "GatherV2"))
 # The image input.
 _IMAGES = {"Conv2DBackpropInput": 2, "Conv3DBackpropInputV2": 2, "Conv3DBackpropInput": 2}
 _IMAGE_WORDS = (
@@ -737,6 +782,8 @@ class TensorFlowTrace(Trace):
         made = execute.quick_execute(op, len(outputs), given, flat, context.context())
         for number, each in enumerate(outputs):
             self.put(each, made[number].numpy())
+            if op in _TENSORFLOW_CUTS:
+                self.activations.cut(self.entries(each))
         if op == "DepthToSpace" and last:
             self.activations.take(self.entries(outputs[0]), -1)
 

@@ -30,9 +30,17 @@ from typing import Any
 import numpy as np
 
 RESULTS = Path(__file__).with_name("twins.tsv")
-FAMILIES = ("twins_dense", "twins_images", "twins_attention")
-KERAS = ("keras", "weights", "h5", "objects", "npz_keras")
-TORCH = ("pt", "safetensors", "whole", "script")
+# Blocks with square matrices on purpose, and whole architectures with the shapes that they usually have.
+SQUARE = ("twins_dense", "twins_images", "twins_attention")
+USUAL = ("twins_agents", "twins_vision", "twins_language")
+KERAS = ("keras", "weights", "h5", "objects", "npz_keras", "saved_model")
+TORCH = ("pt", "safetensors", "whole", "script", "onnx")
+# What each family is saved as. Half of the forms of the usual shapes record the computation.
+FORMS = {
+    SQUARE: tuple(form for form in (*KERAS, *TORCH) if form not in ("saved_model", "onnx")),
+    USUAL: ("keras", "saved_model", "weights", "script", "onnx", "pt"),
+}
+RECORDING = ("keras", "saved_model", "script", "onnx")
 # Of the outputs' size. Inputs of a thousandth are divided by a norm's deviation, and rounding with them.
 CLOSE, CLOSE_SMALL = 2e-5, 5e-5
 STATES = ("right", "assumed", "corrected", "followed", "refused", "WRONG ASSUMED", "WRONG", "crash", "unable")
@@ -40,6 +48,10 @@ STATES = ("right", "assumed", "corrected", "followed", "refused", "WRONG ASSUMED
 # norm's and no affine map's or group norm's (these pairs do not compute the same), that a norm multiplies by
 # its weight and not by 1 + it.
 UNDECIDED = frozenset(("affine_gamma_beta_no_norm", "prelu_noshared_vs_ln", "rms_gemma_plus1"))
+# Parts that the two models join, or into which they divide a result, in other orders: where not both
+# computations say where each part comes from, the order is assumed, and the layer named.
+UNDECIDED |= {"ddpg_critic_action_first", "glu_conv_halves", "geglu_swapped_halves", "unet_upsampled_swapped"}
+UNDECIDED |= {"text_cnn_swapped", "wide_and_deep", "memory_policy_swapped"}
 _MOST_TRIES = 30
 _CANDIDATES = re.compile(
     r"could fill (?P<targets>.*?)(?:; choose|, and nothing) .*?match=\{(?P<sources>[^}]*)\}"
@@ -64,6 +76,12 @@ class Twins:
     inputs: tuple[Spec, ...]
     out: str
     make: Callable[[], tuple[Callable[[], Any], Callable[[], Any]]]
+
+    @property
+    def forms(self) -> tuple[str, ...]:
+        """The forms that are recorded of it."""
+        family = self.make.__module__.rpartition(".")[2]
+        return next(forms for families, forms in FORMS.items() if family in families)
 
 
 @dataclass(frozen=True)
@@ -93,7 +111,7 @@ def pair(name: str, *inputs: Spec, out: str = "v", expect: str = "right") -> Cal
 
 def load_families() -> None:
     """Import the modules that register the pairs."""
-    for name in FAMILIES:
+    for name in (*SQUARE, *USUAL):
         importlib.import_module(f"tests.model_pairs.{name}")
 
 
@@ -169,6 +187,9 @@ class Keras:
         path = str(folder / (file or "objects"))
         if form == "weights":
             model.save_weights(path)
+        elif form == "saved_model":
+            model.export(str(folder / form), verbose=False)
+            return str(folder / form)
         elif form == "objects":
             return str(tf.train.Checkpoint(model=model).write(path))
         elif form == "npz_keras":
@@ -215,6 +236,14 @@ class Torch:
         elif form == "whole":
             _name_classes(model)
             torch.save(model, path)
+        elif form == "onnx":
+            path = str(folder / "m.onnx")
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                # Norms stay layers of their own.
+                kept = torch.onnx.TrainingMode.PRESERVE
+                x = tuple(map(torch.from_numpy, given(twins, "torch", 1)))
+                torch.onnx.export(model, x, path, dynamo=False, training=kept)
         else:
             torch.jit.trace(model, tuple(map(torch.from_numpy, given(twins, "torch", 1)))).save(path)
         return path
@@ -238,11 +267,11 @@ def error(one: Sequence[np.ndarray], other: Sequence[np.ndarray]) -> float:
     return found
 
 
-def cells(names: Sequence[str], sources: Sequence[str], tries: int = _MOST_TRIES) -> Iterator[Cell]:
-    """Fill the twins of these pairs from these forms, in this process, which imports both frameworks."""
+def cells(names: Sequence[str], sources: Sequence[str] = (), tries: int = _MOST_TRIES) -> Iterator[Cell]:
+    """Fill the twins from these forms, or their family's, in this process, which imports both frameworks."""
     for name in names:
         with tempfile.TemporaryDirectory() as folder:
-            for source in sources:
+            for source in sources or PAIRS[name].forms:
                 try:
                     with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
                         warnings.simplefilter("ignore")
@@ -389,40 +418,78 @@ def recorded() -> list[Cell]:
 
 _PAGE = """## Models with different names
 
-{pairs} models written twice by hand with other names and nesting, mostly square, filled from each form by
-`load_into` (`python -m tests.model_pairs.twins --record`). *Followed* are refusals that one of the listed
-choices makes right. *Refused* are the others: the hint was not tried (`--tries 0`), leaves more than
-{tries} choices, or needs another model.
+Models written twice by hand with other names and nesting, filled from each form by `load_into`
+(`python -m tests.model_pairs.twins --record`).
+
+### Square blocks
+
+{pairs} blocks, mostly square. *Followed* are refusals that one listed choice makes right. *Refused*
+are the others: the hint was not tried, leaves more than {tries} choices, or needs another model.
 
 """
+_USUAL_PAGE = """
+### Architectures
+
+{pairs} whole networks with the shapes that they usually have, in six forms: agents, image models, language
+models, recommenders. Hints were not tried. `.keras` files of custom classes record no computation.
+
+"""
+_FORMS = {
+    "keras": "`.keras`",
+    "saved_model": "SavedModel",
+    "weights": "`.weights.h5`",
+    "script": "TorchScript",
+    "onnx": "ONNX",
+    "pt": "state_dict `.pt`",
+}
+_Rows = Sequence[tuple[str, Sequence[str]]]
+
+
+def _table(found: Sequence[Cell], columns: Sequence[str], rows: _Rows) -> str:
+    """Return the numbers of cells by state, a row for some forms each."""
+    text = f"| forms | {' | '.join(columns)} | wrong: with, silent | right share |\n"
+    text += f"|---|{'---:|' * (len(columns) + 2)}\n"
+    for title, forms in rows:
+        states = [cell.state for cell in found if cell.source in forms]
+        marks = " | ".join(str(states.count(state)) for state in columns)
+        able = [state for state in states if state != "unable"]
+        share = sum(state in ("right", "assumed", "corrected") for state in able) / max(1, len(able))
+        wrong = f"{states.count('WRONG ASSUMED')}, {states.count('WRONG')}"
+        text += f"| {title} | {marks} | {wrong} | {share:.0%} |\n"
+    return text
+
+
+def _wrong_fillings(found: Sequence[Cell]) -> str:
+    wrong: dict[str, list[str]] = {}
+    for cell in found:
+        if cell.state == "WRONG ASSUMED":
+            wrong.setdefault(cell.pair, []).append(f"`{cell.source}`")
+    return "; ".join(f"`{name}` ({', '.join(forms)})" for name, forms in wrong.items())
 
 
 def page() -> str:
-    """Return the section with the recorded states by form, and the fillings that are wrong."""
-    found = recorded()
-    columns = [state for state in STATES if state not in ("WRONG ASSUMED", "WRONG", "crash", "unable")]
-    text = _PAGE.format(pairs=len({cell.pair for cell in found}), tries=_MOST_TRIES)
-    text += f"| forms | {' | '.join(columns)} | wrong: with, silent |\n|---|{'---:|' * (len(columns) + 1)}\n"
-    for title, forms in (("Keras", KERAS), ("PyTorch", TORCH), ("all", (*KERAS, *TORCH))):
-        states = [cell.state for cell in found if cell.source in forms]
-        marks = " | ".join(str(states.count(state)) for state in columns)
-        wrong = f"{states.count('WRONG ASSUMED')}, {states.count('WRONG')}"
-        text += f"| {title} | {marks} | {wrong} |\n"
-    wrong_fillings: dict[str, list[str]] = {}
-    for cell in found:
-        if cell.state == "WRONG ASSUMED":
-            wrong_fillings.setdefault(cell.pair, []).append(f"`{cell.source}`")
-    each = "; ".join(f"`{pair}` ({', '.join(forms)})" for pair, forms in wrong_fillings.items())
-    return (
-        f"{text}\nWrong with an assumption (square matrices and pairs of vectors without classes): {each}.\n"
-    )
+    """Return the sections with the recorded states by form, and the fillings that are wrong."""
+    cells, columns = recorded(), ("right", "assumed", "corrected", "followed", "refused")
+    usual = {cell.pair for cell in cells if cell.source in ("onnx", "saved_model")}
+    square = [cell for cell in cells if cell.pair not in usual]
+    others = [cell for cell in cells if cell.pair in usual]
+    text = _PAGE.format(pairs=len({cell.pair for cell in square}), tries=_MOST_TRIES)
+    text += _table(square, columns, (("Keras", KERAS), ("PyTorch", TORCH), ("all", (*KERAS, *TORCH))))
+    text += "\nWrong with an assumption (square matrices and pairs of vectors without classes): "
+    text += f"{_wrong_fillings(square)}.\n"
+    text += _USUAL_PAGE.format(pairs=len(usual))
+    rows: list[tuple[str, Sequence[str]]] = [(title, (form,)) for form, title in _FORMS.items()]
+    rows += [("with a computation", RECORDING), ("all", FORMS[USUAL])]
+    text += _table(others, ("right", "assumed", "refused"), rows)
+    return f"{text}\nWrong with a sentence that names the layer: {_wrong_fillings(others)}.\n"
 
 
 def main() -> None:
     """Run pairs and print their states; all of them are recorded with --record."""
     parser = argparse.ArgumentParser()
     parser.add_argument("names", nargs="*")
-    parser.add_argument("--sources", default=",".join((*KERAS, *TORCH)))
+    parser.add_argument("--sources", default="", help="forms; without it those of the family")
+    parser.add_argument("--usual", action="store_true", help="only pairs with usual shapes")
     parser.add_argument("--record", action="store_true")
     parser.add_argument("--of", default="0/1", help="which part of the pairs, such as 1/3")
     parser.add_argument("--tries", type=int, default=_MOST_TRIES, help="choices of a hint that are tried")
@@ -430,11 +497,18 @@ def main() -> None:
     load_families()
     found = []
     part, of = map(int, options.of.split("/"))
-    for cell in cells((options.names or [*PAIRS])[part::of], options.sources.split(","), options.tries):
+    usual = [name for name, twins in PAIRS.items() if twins.forms == FORMS[USUAL]]
+    names = options.names or (usual if options.usual else [*PAIRS])
+    forms = tuple(filter(None, options.sources.split(",")))
+    for cell in cells(names[part::of], forms, options.tries):
         found.append(cell)
         print("\t".join((cell.pair, cell.source, cell.state, cell.sentence)), flush=True)  # noqa: T201
     if options.record:
-        rows = ("\t".join((c.pair, c.source, c.state, c.sentence.replace("\t", " "))) for c in found)
+        new = {(cell.pair, cell.source): cell for cell in found}
+        old = {(cell.pair, cell.source): cell for cell in recorded()}
+        every = {(name, form) for name, twins in PAIRS.items() for form in twins.forms}
+        kept = [{**old, **new}[key] for key in {**old, **new} if key in every]
+        rows = ("\t".join((c.pair, c.source, c.state, c.sentence.replace("\t", " "))) for c in kept)
         RESULTS.write_text("".join(f"{row}\n" for row in rows), encoding="utf-8")
 
 
