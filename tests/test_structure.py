@@ -32,21 +32,21 @@ PACKAGE = ROOT / "ckpttool"
 # Lines and classes of each package, without the modules that a table names: a newcomer's format is free.
 # They only fall: a higher one needs an entry in docs/decisions/0025-rooms.md that states what it pays for.
 MOST = {
-    "core": (9_200, 105),
+    "core": (9_400, 107),
     "encodings": (3_800, 24),
     "formats": (12_700, 110),
-    "mapping": (9_300, 77),
+    "mapping": (9_600, 77),
     "graphs": (4_200, 38),
-    "libraries": (11_900, 75),
-    "networks": (9_500, 86),
-    "evaluation": (11_700, 117),
+    "libraries": (12_000, 75),
+    "networks": (9_600, 86),
+    "evaluation": (11_900, 117),
     "listing": (4_300, 38),
-    "verification": (5_300, 53),
-    "conversion": (8_000, 51),
-    "commands": (7_800, 61),
-    "report": (2_700, 34),
+    "verification": (6_100, 55),
+    "conversion": (9_000, 55),
+    "commands": (8_000, 64),
+    "report": (3_000, 37),
     "browser": (2_800, 33),
-    "cli": (4_700, 23),
+    "cli": (4_700, 19),
 }
 SHORTEST = 50
 MOST_LINES = 80

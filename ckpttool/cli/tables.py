@@ -495,7 +495,9 @@ def _yes_or_no(value: bool | None) -> str:
 def _installed_cell(row: PluginRow) -> str:
     from ckpttool.core.installation import install_extra
 
-    return "yes" if row.available else f"no: {install_extra(row.extra)}"
+    if row.available or row.extra is None:
+        return "yes" if row.available else "no"
+    return f"no: {install_extra(row.extra)}"
 
 
 # Output of `stats`, `diff` and `doctor`: a line per tensor, change or finding, and a verdict.
