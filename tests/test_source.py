@@ -230,6 +230,28 @@ def test_parts_of_a_transposed_tensor_are_those_of_the_whole(
             list(iter_pieces(_moved(each, damaged)))
 
 
+@pytest.mark.parametrize(("shape", "passes"), [((2, 1200, 640), 2), ((400, 4096), 2), ((20_000, 100), 40)])
+def test_the_rows_of_a_part_are_read_alone_where_they_are_long(
+    shape: tuple[int, ...], passes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bytes read do not grow with the number of parts, but for short rows, which take a pass for each."""
+    data = np.random.default_rng(3).standard_normal(shape, dtype=np.float32)
+    (tmp_path / "x").write_bytes(data.tobytes())
+    span = Span(File.stamp(str(tmp_path / "x")), 0, data.nbytes)
+    turned = TransformedSource(span, "float32", shape, Permute((1, 0, *range(2, data.ndim))))
+    monkeypatch.setattr(source, "_CUT", 300_000)
+    count = 0
+
+    def counting(descriptor: int, buffer: memoryview, offset: int) -> int:
+        nonlocal count
+        count += len(buffer)
+        return os.preadv(descriptor, [buffer], offset)
+
+    monkeypatch.setattr(filesystem, "read_into", counting)
+    assert b"".join(map(bytes, iter_pieces(turned))) == data.swapaxes(0, 1).tobytes()
+    assert data.nbytes < count <= passes * data.nbytes
+
+
 def _moved(each: Any, file: File) -> Any:
     """Return a source of another file."""
     if isinstance(each, TransformedSource | DeflatedSpan):

@@ -364,6 +364,18 @@ class Span(NamedTuple):
         if checksum is not None:
             checksum.require(running, self.length, self.file.path, self.offset)
 
+    def fill_columns(self, part: np.ndarray, first: int, row: int) -> None:
+        """Fill a uint8 array [height, width] with `width` bytes, from `first` on, of each `row` bytes.
+
+        No checksum is verified. Raise ChangedError if the file has changed.
+        """
+        flat, width = part.reshape(-1).data, part.shape[1]
+        with self.file.opened(self.offset, self.length) as descriptor:
+            for number in range(len(part)):
+                slot = flat[number * width : (number + 1) * width]
+                if filesystem.read_into(descriptor, slot, self.offset + number * row + first) != width:
+                    raise ChangedError("the file was truncated while it was read", file=self.file.path)
+
     def part(self, start: int, stop: int) -> Buffer:
         """Return bytes `start` to `stop` of the span; the whole span's checksum is verified once."""
         if (start, stop) == (0, self.length):
@@ -673,7 +685,9 @@ class TransformedSource(NamedTuple):
 
 
 _CUT = 32 << 20
-"""bytes of a part of an array that is transposed: the larger, the fewer passes over the array"""
+"""bytes of a part of an array that is transposed"""
+_SLICE = 512
+"""bytes of a row from which on the rows of a part are read one by one, not by a pass over the array"""
 
 
 def _cut_axis(op: ArrayOp) -> int | None:
@@ -697,11 +711,11 @@ def cut_array(
 ) -> Iterator[Buffer]:
     """Yield the bytes of `apply` to parts of a source's array along an axis, one after the other.
 
-    Each part needs a pass over the source, unless the axis is the first; only the first pass verifies it.
-    What has to be unpacked is unpacked once, into an unnamed temporary file.
+    Unless the axis is the first, each part takes a slice of every row; only the first pass verifies the
+    source. What has to be unpacked or fetched is so once, into an unnamed temporary file.
     """
     outer, extent = math.prod(shape[:axis]), shape[axis]
-    if outer > 1 and not _is_file_run(source):
+    if outer > 1 and _file_run(source) is None:
         with tempfile.TemporaryFile() as copy:
             for piece in iter_pieces(source, verify=verify):
                 copy.write(piece)
@@ -722,18 +736,26 @@ def cut_array(
 
 
 def _iter_columns(source: Source, height: int, row: int, width: int, *, verify: bool) -> Iterator[np.ndarray]:
-    """Yield a matrix of bytes, its rows of `row` bytes, in parts of `width` columns, one pass for each."""
+    """Yield a matrix of bytes, its rows of `row` bytes, in parts of `width` columns."""
+    run = _file_run(source)
     for start in range(0, row, width):
         part = np.empty((height, min(width, row - start)), np.uint8)
-        _copy_columns(part, iter_pieces(source, verify=verify and not start), start, row)
+        # The first part goes with a pass over all bytes, which reports and verifies them.
+        if start and isinstance(run, Span) and part.shape[1] >= _SLICE:
+            run.fill_columns(part, start, row)
+        else:
+            _copy_columns(part, iter_pieces(source, verify=verify and not start), start, row)
         yield part
 
 
-def _is_file_run(source: Source) -> bool:
-    """Return whether the bytes of a source are a run of a file, which costs little to read again."""
+def _file_run(source: Source) -> Span | _TemporaryCopy | None:
+    """Return the run of a local file that a source's bytes are; None if reading them again costs more."""
     while not isinstance(source, Span) and not hasattr(source, "streams"):
         source = cast(PiecewiseSource, source).base
-    return isinstance(source, _TemporaryCopy) or _streamed_span(source) is not None
+    if isinstance(source, _TemporaryCopy):
+        return source
+    span = _streamed_span(source)
+    return None if span is None or filesystem.find_store(span.file.path) is not None else span
 
 
 class _TemporaryCopy(NamedTuple):
