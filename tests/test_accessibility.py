@@ -148,7 +148,7 @@ def test_the_page_of_modules_can_be_used_by_all(
     size: str, scheme: str, browser: Browser, modules: Path
 ) -> None:
     assert violations(browser, modules, size, scheme) == []
-    browser.run("document.getElementById('show-drawing').click()")
+    browser.run("document.getElementById('show-tree').click()")
     browser.run(OPENED)
     browser.run(axe_source())
     assert browser.driver.execute_async_script(CHECK) == []
@@ -167,7 +167,6 @@ def test_the_page_of_modules_needs_no_mouse(browser: Browser, modules: Path) -> 
         return list(browser.run(f"return {names}.map(each => each.firstElementChild.firstChild.data)"))
 
     browser.open(modules)
-    browser.run("document.getElementById('show-drawing').click()")
     assert visible() == []
     browser.press("/")
     assert browser.run("return document.activeElement.id") == "search"

@@ -183,8 +183,12 @@ def inspect(
         document = {**found.document(), **described, **({name: drawn} if drawn else {})}
         console.print_text(console.render_document(document))
     else:
-        console.page_text(render_listing(found, replace(view, models=models), drawn))
-        next_steps.print_next_steps(next_steps.after_inspect, found, quiet=quiet or drawn is not None)
+        steps = next_steps.format_next_steps(
+            next_steps.after_inspect, found, quiet=quiet or drawn is not None
+        )
+        view = _leave_room(replace(view, models=models), steps)
+        console.page_text(render_listing(found, view, drawn))
+        next_steps.print_commands(steps)
     return status
 
 
@@ -206,22 +210,32 @@ def overview(path: PathArgument, as_json: AsJson = False, quiet: Quiet = False) 
     with show_progress("doctor", quiet=quiet) as moving:
         diagnosis = doctor.diagnose(found.checkpoint.path, progress=moving)
     verdict = tables.render_diagnosis(diagnosis, quiet=quiet, alone=False)
-    view = replace(view, models=find_architecture(found, ()))
-    if view.screen is not None:
-        view = replace(view, screen=view.screen - verdict.count("\n") - 2)
+    steps = next_steps.format_next_steps(next_steps.after_overview, found, quiet=quiet)
+    view = _leave_room(replace(view, models=find_architecture(found, ())), steps, verdict.count("\n") + 2)
     console.page_text("\n\n".join(filter(None, (render_listing(found, view, None), verdict))))
-    next_steps.print_next_steps(next_steps.after_overview, found, quiet=quiet)
+    next_steps.print_commands(steps)
     return 1 if diagnosis.findings else 0
 
 
 _SHOWN = 20
+# Lines of a terminal that the listing leaves to suggested commands.
+_STEP_LINES = 2
+
+
+def _leave_room(view: TreeView, steps: Sequence[str], lines: int = 0) -> TreeView:
+    """Return the view with room for `lines` below the tree, and for commands that take several lines."""
+    if view.screen is None:
+        return view
+    further = max(0, sum(step.count("\n") + 1 for step in steps) - _STEP_LINES)
+    return replace(view, screen=view.screen - lines - further)
 
 
 def parse_view(tree: TreeOptions, *, names: bool, quiet: bool) -> TreeView:
     """Return the tree view given by the options; raise UsageError for an unknown sort key."""
     _require_order(tree.sort, get_args(Sort))
-    # Below the tree come two suggested commands and the prompt.
-    screen = None if (height := console.terminal_height()) is None else height - (1 if quiet else 3)
+    # Below the tree come suggested commands and the prompt.
+    used = 1 if quiet else _STEP_LINES + 1
+    screen = None if (height := console.terminal_height()) is None else height - used
     from ckpttool.cli.tree_tables import TreeView
 
     return TreeView(
@@ -567,17 +581,6 @@ class ReportOptions(OptionPanel, title="Report"):
         list[str] | None,
         typer.Option("--eval", metavar="FILE", help="Results of eval --json or --out; repeatable."),
     ] = None
-    env: Annotated[
-        str | None,
-        typer.Option(
-            metavar="ID",
-            help="Play in this environment, score, and film the best.",
-            autocompletion=completion.complete_environments,
-        ),
-    ] = None
-    episodes: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Episodes to play with --env. Default: 10.")
-    ] = None
     video: Annotated[
         str | None,
         typer.Option(metavar="FILE", help="GIF, PNG or MP4 to show on the page of a run."),
@@ -596,6 +599,23 @@ class ReportOptions(OptionPanel, title="Report"):
         typer.Option("--jobs", "-j", min=1, metavar="N", help="Read a run in N processes."),
     ] = None
 
+
+@dataclass(frozen=True)
+class PlayOptions(OptionPanel, title="Play"):
+    """Environment that a report plays in."""
+
+    env: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ID",
+            help="Play in this environment, score, and film the best.",
+            autocompletion=completion.complete_environments,
+        ),
+    ] = None
+    episodes: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Episodes to play with --env. Default: 10.")
+    ] = None
+
     def __post_init__(self) -> None:
         """Raise UsageError for episodes that nothing plays."""
         if self.episodes is not None and self.env is None:
@@ -605,6 +625,7 @@ class ReportOptions(OptionPanel, title="Report"):
 def report(
     path: PathArgument,
     options: ReportOptions,
+    playing: PlayOptions,
     other: Annotated[
         str | None,
         typer.Argument(metavar="PATH2", help="A second checkpoint to compare with.", show_default=False),
@@ -623,6 +644,8 @@ def report(
 
     from ckpttool.cli.evaluate import print_failures
     from ckpttool.commands import run_history
+    from ckpttool.core.atomic_write import require_new
+    from ckpttool.report import default_report_name
 
     _require_page_name(options.out)
     quiet = quiet or as_json
@@ -642,7 +665,12 @@ def report(
     with tempfile.TemporaryDirectory() as folder:
         played = () if run is None else [each.path for each in run.members]
         played = played or [each for each in (path, other) if each is not None]
-        options, failed = _play(played, path, other, options, folder, quiet=quiet)
+        failed: Sequence[EvaluationFailure] = ()
+        if playing.env is not None:
+            # Before hours of playing.
+            require_new(options.out or default_report_name(path, other), force=options.force)
+            file, failed = _play(played, playing, options.layout, folder, quiet=quiet)
+            options = replace(options, evaluation=[*(options.evaluation or ()), file])
         made = (
             _report_run(run, options, quiet=quiet)
             if run is not None
@@ -658,23 +686,15 @@ def report(
 
 
 def _play(
-    played: Sequence[str], path: str, other: str | None, options: ReportOptions, folder: str, *, quiet: bool
-) -> tuple[ReportOptions, Sequence[EvaluationFailure]]:
-    """Play with --env; return the options with the results, and the checkpoints that did not play."""
-    if options.env is None:
-        return options, ()
+    played: Sequence[str], playing: PlayOptions, layout: str | None, folder: str, *, quiet: bool
+) -> tuple[str, Sequence[EvaluationFailure]]:
+    """Play the checkpoints; return the file with the results, and the checkpoints that did not play."""
     from ckpttool.cli.evaluate import play_for_page
-    from ckpttool.core.atomic_write import require_new
     from ckpttool.evaluation.playing import EvaluationOptions
     from ckpttool.evaluation.protocol import Protocol
-    from ckpttool.report import default_report_name
 
-    # Before hours of playing.
-    require_new(options.out or default_report_name(path, other), force=options.force)
-    protocol = Protocol(options.episodes or 10)
-    asked = EvaluationOptions(options.env, protocol, options.layout)
-    file, failed = play_for_page(played, asked, folder, quiet=quiet)
-    return replace(options, evaluation=[*(options.evaluation or ()), file]), failed
+    asked = EvaluationOptions(playing.env, Protocol(playing.episodes or 10), layout)
+    return play_for_page(played, asked, folder, quiet=quiet)
 
 
 # Kinds of files that people expect --out to choose.

@@ -32,12 +32,21 @@ _TENSORFLOW = ("tensor_bundle", "tensorflow_v1", "saved_model", "keras_h5", "ker
 
 
 def print_next_steps(after: Callable[..., Steps], *found: Any, quiet: bool) -> None:
-    """Print the commands that a function suggests for a result, one per line; never into a pipe."""
+    """Print the commands that a function suggests for a result; never into a pipe."""
+    print_commands(format_next_steps(after, *found, quiet=quiet))
+
+
+def print_commands(commands: Sequence[str]) -> None:
+    """Print suggested commands."""
+    for command in commands:
+        print_text(f"{DIM}{command}{PLAIN}" if has_colors() else command)
+
+
+def format_next_steps(after: Callable[..., Steps], *found: Any, quiet: bool) -> list[str]:
+    """Return the commands that a function suggests for a result, in the terminal's lines; none for a pipe."""
     if quiet or not sys.stdout.isatty():
-        return
-    for words in after(*found):
-        line = wrap_command("next: ", ("ckpttool", *words))
-        print_text(f"{DIM}{line}{PLAIN}" if has_colors() else line)
+        return []
+    return [wrap_command("next: ", ("ckpttool", *words)) for words in after(*found)]
 
 
 def after_inspect(found: CheckpointSummary | CheckpointFolder) -> Steps:

@@ -76,7 +76,7 @@ class TreeView:
 # Limits of the rows in total.
 _MOST_VALUES, _MOST_TENSORS = 1000, 10_000
 # Rows of the tree on the smallest screens.
-_FEWEST_ROWS = 4
+_FEWEST_ROWS = 3
 # Lines for the tree on a terminal with which everything is printed; those of the dataflow in any case.
 _LEAST_ROOM, _LEAST_FLOW = 10, 4
 

@@ -783,18 +783,25 @@ def _run(session: ModelSession, message: Message) -> Message:
     runner, names = session.runner, message["names"]
     given, exact = session.given(len(names)), message["exact"]
     recorder = CallRecorder()
-    try:
+    with _model_errors():
         if message["observe"]:
             with runner.observe(recorder, exact=exact):
                 made = runner.call(names, given, exact=exact)
         else:
             made = runner.call(names, given, exact=exact)
         outputs = _write_outputs(session, made)
+    return {"outputs": outputs, "calls": recorder.calls}
+
+
+@contextlib.contextmanager
+def _model_errors() -> Iterator[None]:
+    """Raise WorkerError for whatever the model's own code raises in the block."""
+    try:
+        yield
     except UnsupportedError:
         raise
     except Exception as error:
         raise WorkerError(f"calling the model raises {last_error_line(error)}") from error
-    return {"outputs": outputs, "calls": recorder.calls}
 
 
 def _write_outputs(session: ModelSession, made: Any) -> list[str]:
@@ -872,10 +879,11 @@ def _capture(session: ModelSession, message: Message) -> Message:
     for file in folder.iterdir():
         file.unlink()
     recorder = CallRecorder({(path, number) for path, number in message["wanted"]}, folder)
-    with runner.observe(recorder, exact=exact):
-        made = runner.call(names, session.given(len(names)), exact=exact)
-    session.kept = recorder.kept
-    outputs = _write_outputs(session, made) if message["outputs"] else []
+    with _model_errors():
+        with runner.observe(recorder, exact=exact):
+            made = runner.call(names, session.given(len(names)), exact=exact)
+        session.kept = recorder.kept
+        outputs = _write_outputs(session, made) if message["outputs"] else []
     return {"calls": recorder.calls, "outputs": outputs}
 
 
