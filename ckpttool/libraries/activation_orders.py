@@ -12,6 +12,7 @@ import numpy as np
 
 from ckpttool.core import deferred
 from ckpttool.core.activations import (
+    MIXED,
     NO_CALL,
     UNKNOWN,
     ActivationTracker,
@@ -334,7 +335,7 @@ class OrderTracer:
 
     def _origins(self) -> dict[int, tuple[str, Any]]:
         """Return the model inputs and the layers, by their weights, of which each result is the output."""
-        origins: dict[int, tuple[str, Any]] = {}
+        origins: dict[int, tuple[str, Any]] = {-1: (MIXED, -1)}
         for number, made in enumerate(self.inputs):
             if made.is_numbered:
                 for each, _ in self.activations.results(made.entries.ravel()):
@@ -347,11 +348,10 @@ class OrderTracer:
         return origins
 
     def _parts(self, row: Any, origins: Mapping[int, tuple[str, Any]]) -> Parts:
-        if not isinstance(row, np.ndarray):
+        results = self.activations.results(row) if isinstance(row, np.ndarray) else ()
+        if len(results) < 2:
             return ()
-        return tuple(
-            FeaturePart(count, *origins.get(each, ("", -1))) for each, count in self.activations.results(row)
-        )
+        return tuple(FeaturePart(count, *origins.get(each, ("", -1))) for each, count in results)
 
     def _order(self, calls: Sequence[Any]) -> AxisOrder | None:
         if self.opaque is None and any(each is None or isinstance(each, int) for each in calls):

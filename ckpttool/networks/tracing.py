@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable, Iterator  # noqa: UP035 - Python 3.7's
 
-from ckpttool.core.activations import ActivationTracker, TrackingLimitError
+from ckpttool.core.activations import MIXED, ActivationTracker, TrackingLimitError
 from ckpttool.core.deferred import DeferredModule
 
 if TYPE_CHECKING:
@@ -456,6 +456,7 @@ class Trace:
         if self.failed:
             return {}
         origins: dict[int, tuple[str, int]] = {each: ("input", n) for n, each in enumerate(self._inputs)}
+        origins[-1] = MIXED, -1
         for module, number in sorted(calls.items(), key=lambda item: item[1]):
             for row in self._seen.get(module, {}).get("out", []):
                 results = self.activations.results(row)
