@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from ckpttool.core import ActivationTracker, Inline, Leaf, Tree, attr, framework_order
-from ckpttool.core.activations import MIXED, CallPlace, FeaturePart
+from ckpttool.core.activations import MIXED, CallPlace, FeaturePart, common_parts
 from ckpttool.mapping import BlockOrder, LayerCandidate, add_call_places, find_layers, solve
 from ckpttool.mapping.flattening import FeatureReordering, arrange_parts
 from ckpttool.mapping.layer_kinds import LayerFacts
@@ -120,6 +120,13 @@ def test_joined_parts_are_the_same_moved_or_assumed(theirs, ours, rules, assumed
     assert all("l takes" in sentence for sentence in made.assumed)
     cut = arrange_parts(only, only.kinds[0], FeatureReordering(), (), LayerFacts(cut=True))
     assert len(cut.assumed) == 1
+
+
+def test_calls_that_join_other_results_leave_no_origin():
+    assert common_parts([]) == ()
+    assert common_parts([JOINED, JOINED]) == JOINED
+    for other in ((), JOINED[::-1]):
+        assert common_parts([JOINED, other]) == (FeaturePart(2, MIXED), FeaturePart(3, MIXED))
 
 
 IMAGE, MOVED = FeaturePart(6, "call", 2), FeaturePart(6, MIXED)

@@ -82,7 +82,8 @@ class FeaturePart(NamedTuple):
     """Features that come from one of several results that a layer's input joins: their number and origin.
 
     `origin` is "call" with the number of a layer's call, "input" with that of a model input, MIXED where
-    the entries are not one after the other as in their result, or "" where the result is not followed.
+    the entries are not one after the other as in their result or several calls of the layer join other
+    results, or "" where the result is not followed.
     While a graph is read, `number` may be the path of the layer's weight.
     """
 
@@ -93,6 +94,12 @@ class FeaturePart(NamedTuple):
 
 Parts = Tuple[FeaturePart, ...]  # noqa: UP006
 MIXED = "mixed"
+
+
+def common_parts(calls: Sequence[Parts]) -> Parts:
+    """Return the parts of a layer's input in all calls: those of most parts, MIXED if others differ."""
+    most = max(calls, key=len) if calls else ()  # type: Parts
+    return most if len({*calls}) < 2 else tuple(FeaturePart(part.size, MIXED) for part in most)
 
 
 class WeightUse(NamedTuple):

@@ -21,6 +21,7 @@ from ckpttool.core.activations import (
     Parts,
     TrackingLimitError,
     WeightUse,
+    common_parts,
     framework_order,
 )
 from ckpttool.core.checkpoint import Checkpoint
@@ -328,9 +329,8 @@ class OrderTracer:
         found, origins = {}, self._origins()
         for weight, sides in self.uses.items():
             orders = {side: self._order(calls) for side, calls in sides.items()}
-            parts = {self._parts(row, origins) for row in sides.get("takes", ())}
-            whole = parts.pop() if len(parts) == 1 else ()
-            found[weight] = WeightUse(orders.get("takes"), orders.get("makes"), parts=whole)
+            parts = common_parts([self._parts(row, origins) for row in sides.get("takes", ())])
+            found[weight] = WeightUse(orders.get("takes"), orders.get("makes"), parts=parts)
         return found
 
     def _origins(self) -> dict[int, tuple[str, Any]]:
@@ -455,7 +455,7 @@ def _read_function_orders(checkpoint: Checkpoint) -> _Orders:
                 orders = _without_inputs(orders)
         for path, each in orders.items():
             known = result.get(path, each)
-            parts = each.parts if known.parts == each.parts else ()
+            parts = common_parts([known.parts, each.parts])
             takes, makes = _agreed(known.takes, each.takes), _agreed(known.makes, each.makes)
             result[path] = WeightUse(takes, makes, parts=parts)
     # Several functions may call the layers in different orders; Keras exports one function under two names.
