@@ -10,6 +10,8 @@ import importlib.util
 import io
 import json
 import os
+import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -82,6 +84,12 @@ class Ran:
     def json(self) -> Any:
         """Return the document on stdout."""
         return json.loads(self.out)
+
+    def suggested(self) -> list[list[str]]:
+        """Return the words of the commands after `next:`, which a shell reads over several lines."""
+        plain = re.sub("\x1b.*?m", "", self.out).replace("\\\n", "")
+        lines = (line for line in plain.splitlines() if line.startswith("next: ckpttool "))
+        return [shlex.split(line)[2:] for line in lines]
 
 
 def ckpttool(*arguments: object, cwd: Path | None = None, env: dict[str, str] | None = None) -> Ran:

@@ -218,8 +218,7 @@ def test_a_path_alone_is_listed_and_diagnosed(tmp_path: Path) -> None:
     assert alone.status == doctor.status
     assert doctor.out.splitlines()[-1] in alone.out
     assert len(alone.out.splitlines()) <= 23
-    steps = [line.split()[2:4] for line in alone.out.splitlines() if line.startswith("next: ")]
-    assert steps == [["convert", "agent.pt"], ["eval", "agent.pt"]]
+    assert [words[:2] for words in alone.suggested()] == [["convert", "agent.pt"], ["eval", "agent.pt"]]
     assert in_process(TF_SAMPLE).status == in_process("doctor", TF_SAMPLE).status
     missing = in_process("agnt.pt", cwd=tmp_path)
     refused(missing)
@@ -458,8 +457,7 @@ def test_stats_shortens_names_on_a_terminal_only(tmp_path: Path) -> None:
 )
 def test_inspect_offers_the_environment_of_an_agent(name: str, expected: list[str], corpus: Path) -> None:
     ran = on_terminal("inspect", corpus / name)
-    commands = [shlex.split(line) for line in ran.out.splitlines() if "next: ckpttool eval " in line]
-    (words,) = [[re.sub("\x1b.*?m", "", word) for word in command] for command in commands]
+    (words,) = (command for command in ran.suggested() if command[0] == "eval")
     assert words[-len(expected) - 1 :] == [str(corpus / name), *expected]
 
 
@@ -469,7 +467,6 @@ def test_two_environments_of_one_size_are_not_offered(tmp_path: Path) -> None:
     for number, (rows, columns) in enumerate(sizes, start=1):
         state |= {f"l{number}.weight": np.ones((columns, rows)), f"l{number}.bias": np.ones(columns)}
     save(torch_tree(state), str(tmp_path / "actor.pt"))
-    (command,) = [
-        line for line in on_terminal("inspect", tmp_path / "actor.pt").out.splitlines() if " eval " in line
-    ]
-    assert "--env ID" in command
+    suggested = on_terminal("inspect", tmp_path / "actor.pt").suggested()
+    (command,) = (words for words in suggested if words[0] == "eval")
+    assert command[-2:] == ["--env", "ID"]

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ckpttool.core import ActivationTracker, Inline, Leaf, Tree, attr
-from ckpttool.core.activations import CallPlace, FeaturePart
+from ckpttool.core import ActivationTracker, Inline, Leaf, Tree, attr, framework_order
+from ckpttool.core.activations import MIXED, CallPlace, FeaturePart, common_parts
 from ckpttool.mapping import BlockOrder, LayerCandidate, add_call_places, find_layers, solve
 from ckpttool.mapping.flattening import FeatureReordering, arrange_parts
 from ckpttool.mapping.layer_kinds import LayerFacts
@@ -79,6 +79,8 @@ def test_a_tracker_tells_what_a_row_joins_and_whether_it_is_cut():
     assert tracker.results(np.concatenate([other[0], one[0]])) == ((1, 2), (0, 3))
     assert tracker.results(one[0]) == ((0, 3),)
     # Entries in another order, and twice.
+    between = np.concatenate([one[0, :1], other[0], one[0, 1:]])
+    assert tracker.results(between) == ((-1, 3), (1, 2))
     for row in (one[0][::-1], np.concatenate([one[0], one[0]])):
         assert tracker.results(row)[0][0] == -1
         assert len(tracker.results(row)) == 2
@@ -118,6 +120,49 @@ def test_joined_parts_are_the_same_moved_or_assumed(theirs, ours, rules, assumed
     assert all("l takes" in sentence for sentence in made.assumed)
     cut = arrange_parts(only, only.kinds[0], FeatureReordering(), (), LayerFacts(cut=True))
     assert len(cut.assumed) == 1
+
+
+def test_calls_that_join_other_results_leave_no_origin():
+    assert common_parts([]) == ()
+    assert common_parts([JOINED, JOINED]) == JOINED
+    for other in ((), JOINED[::-1]):
+        assert common_parts([JOINED, other]) == (FeaturePart(2, MIXED), FeaturePart(3, MIXED))
+
+
+IMAGE, MOVED = FeaturePart(6, "call", 2), FeaturePart(6, MIXED)
+
+
+@pytest.mark.parametrize(
+    ("images", "theirs", "ours", "assumed"),
+    [
+        # One image in another order than its layer made it.
+        ([(3, 2)], (MOVED, FeaturePart(0, MIXED)), (), 0),
+        ([(3, 2)], (MOVED, FeaturePart(0, MIXED)), (FeaturePart(2), FeaturePart(4)), 1),
+        ([(1, 6)], (MOVED, FeaturePart(0, MIXED)), (), 1),
+        # The only image, beside vectors of which the recorded origins tell the order.
+        ([(1, 3), (3, 2), (1, 2)], (JOINED[1], MOVED, JOINED[0]), (JOINED[1], IMAGE, JOINED[0]), 0),
+        ([(3, 2), (1, 5)], (MOVED, *JOINED), (IMAGE, *JOINED), 0),
+        ([(3, 2), (1, 5)], (MOVED, *JOINED), (IMAGE, *JOINED[::-1]), 1),
+        ([(3, 2), (1, 5)], (MOVED, FeaturePart(2), FeaturePart(3)), (IMAGE, *JOINED), 1),
+        ([(3, 2), (1, 2)], (MOVED, FeaturePart(2, MIXED)), (IMAGE, JOINED[0]), 1),
+        ([(3, 2), (1, 2)], (MOVED, FeaturePart(2, "input", 0)), (IMAGE, JOINED[0]), 1),
+        # Two images of one size, and of two.
+        ([(3, 2), (3, 2)], (MOVED, MOVED), (IMAGE, IMAGE._replace(number=3)), 1),
+        ([(3, 2), (3, 2)], (IMAGE, IMAGE._replace(number=3)), (IMAGE, IMAGE._replace(number=3)), 0),
+        ([(3, 2), (2, 3)], (MOVED, MOVED), (IMAGE, IMAGE._replace(number=3)), 0),
+    ],
+)
+def test_images_tell_joined_parts_apart(images, theirs, ours, assumed):
+    count = sum(places * channels for places, channels in images)
+    values = Inline(bytes(16 * count))
+    tree = Tree({(attr("l"), attr("kernel")): Leaf("float32", (count, 4), values, "l/kernel")})
+    order = framework_order(images, "tensorflow")
+    only = find_layers(tree, "tensorflow")[0]
+    only = only._replace(facts=only.facts._replace(takes=order))
+    facts = LayerFacts(parts=ours, takes=order)
+    made = arrange_parts(only, only.kinds[0], FeatureReordering(), theirs, facts)
+    assert not made.rules
+    assert len(made.assumed) == assumed
 
 
 # --- What a layer computes ------------------------------------------------------------------------------

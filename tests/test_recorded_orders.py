@@ -55,6 +55,23 @@ def test_a_vector_between_images_is_a_part_of_its_own():
     assert takes == framework_order(((5, 2), (1, 4), (5, 2)), "torch")
 
 
+def test_a_layer_takes_parts_of_one_origin_in_all_calls_one_after_the_other():
+    def parts(*rows):
+        call = evaluation(1)
+        inputs = [call.given((1, 12)) for _ in range(4)]
+        for one, other, columns in rows:
+            joined = call.joined([inputs[one], inputs[other]], 1)
+            taken = call.moved(joined, lambda entries, at=columns: entries[:, at])
+            call.dense(taken, WEIGHT, (24, 7))
+        return [(part.size, part.origin, part.number) for part in call.features()[WEIGHT].parts if part.size]
+
+    plain, between = np.arange(24), np.arange(24).reshape(2, 12).T.ravel()
+    recorded = [(12, "input", 1), (12, "input", 0)]
+    assert parts((1, 0, plain)) == parts((1, 0, plain), (1, 0, plain)) == recorded
+    for calls in ([(1, 0, between)], [(1, 0, plain[::-1])], [(1, 0, plain), (3, 2, plain)]):
+        assert sorted(parts(*calls)) == [(12, "mixed", -1)] * 2
+
+
 def test_what_an_unknown_operation_gives_has_no_order():
     call = evaluation(1)
     made = call.dense(UntracedActivation(), WEIGHT, (24, 7))

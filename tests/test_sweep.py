@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import shlex
 import shutil
 import signal
 import subprocess
@@ -501,8 +500,8 @@ def test_top_lists_all_where_nothing_is_ranked(whole: Sweep) -> None:
 
 def next_command(*words: object, cwd: Path | None = None) -> list[str]:
     seen = in_process(*words, "--no-chart", cwd=cwd, kind=Terminal, env={"NO_COLOR": "1"})
-    (line,) = (line for line in seen.out.splitlines() if line.startswith("next: ckpttool "))
-    return shlex.split(line)[2:]
+    (command,) = seen.suggested()
+    return command
 
 
 def test_the_next_command_plays_the_rivals_long_enough() -> None:

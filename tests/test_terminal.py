@@ -135,10 +135,8 @@ def test_a_ranking_and_a_folder_fit_whatever_their_paths_are(place: Path, tmp_pa
 def next_of(ran: Ran) -> list[list[str]]:
     whole = STYLE.sub("", ran.out)
     assert max((len(line) for line in whole.partition("next: ")[2].splitlines()), default=0) <= 80
-    # As a shell reads them: a line that ends with a backslash continues.
-    lines = [line for line in whole.replace("\\\n", "").splitlines() if line.startswith("next: ")]
-    assert len(lines) <= 2
-    return [shlex.split(line.removeprefix("next: ckpttool ")) for line in lines]
+    assert len(ran.suggested()) <= 2
+    return ran.suggested()
 
 
 def test_what_comes_next_is_said_with_the_paths_as_they_are(place: Path, tmp_path: Path) -> None:

@@ -81,8 +81,10 @@ NO_CALL = CallPlace()
 class FeaturePart(NamedTuple):
     """Features that come from one of several results that a layer's input joins: their number and origin.
 
-    `origin` is "call" with the number of a layer's call, "input" with that of a model input, or "" where
-    the result is not followed. While a graph is read, `number` may be the path of the layer's weight.
+    `origin` is "call" with the number of a layer's call, "input" with that of a model input, MIXED where
+    the entries are not one after the other as in their result or several calls of the layer join other
+    results, or "" where the result is not followed.
+    While a graph is read, `number` may be the path of the layer's weight.
     """
 
     size: int
@@ -91,6 +93,13 @@ class FeaturePart(NamedTuple):
 
 
 Parts = Tuple[FeaturePart, ...]  # noqa: UP006
+MIXED = "mixed"
+
+
+def common_parts(calls: Sequence[Parts]) -> Parts:
+    """Return the parts of a layer's input in all calls: those of most parts, MIXED if others differ."""
+    most = max(calls, key=len) if calls else ()  # type: Parts
+    return most if len({*calls}) < 2 else tuple(FeaturePart(part.size, MIXED) for part in most)
 
 
 class WeightUse(NamedTuple):
@@ -193,14 +202,19 @@ class ActivationTracker:
     def results(self, row: Any) -> Tuple[Tuple[int, int], ...]:  # noqa: UP006
         """Return the results whose entries a row has, by number, with their counts, first come first.
 
-        The number is -1 where a row has the entries of a result more than once or in another order.
+        The number is -1 where a row has the entries of a result more than once, in another order, or
+        between those of others.
         """
         np = self.numpy
         if not len(row) or (row < 0).any():
             return ()
         numbers = np.searchsorted(self._starts, row, side="right") - 1
         found, first, counts = np.unique(numbers, return_index=True, return_counts=True)
-        mixed = [bool((np.diff(row[numbers == each]) <= 0).any()) for each in found]
+        last = len(row) - np.unique(numbers[::-1], return_index=True)[1]
+        mixed = [
+            bool(last[at] - first[at] > counts[at] or (np.diff(row[numbers == each]) <= 0).any())
+            for at, each in enumerate(found)
+        ]
         whole = tuple((-1 if mixed[at] else int(found[at]), int(counts[at])) for at in np.argsort(first))  # type: Tuple[Tuple[int, int], ...]
         return (*whole, (-1, 0)) if any(mixed) and len(whole) == 1 else whole
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from ckpttool.core import deferred
 from ckpttool.core.activations import (
+    MIXED,
     NO_CALL,
     UNKNOWN,
     ActivationTracker,
@@ -20,6 +21,7 @@ from ckpttool.core.activations import (
     Parts,
     TrackingLimitError,
     WeightUse,
+    common_parts,
     framework_order,
 )
 from ckpttool.core.checkpoint import Checkpoint
@@ -328,14 +330,13 @@ class OrderTracer:
         found, origins = {}, self._origins()
         for weight, sides in self.uses.items():
             orders = {side: self._order(calls) for side, calls in sides.items()}
-            parts = {self._parts(row, origins) for row in sides.get("takes", ())}
-            whole = parts.pop() if len(parts) == 1 else ()
-            found[weight] = WeightUse(orders.get("takes"), orders.get("makes"), parts=whole)
+            parts = common_parts([self._parts(row, origins) for row in sides.get("takes", ())])
+            found[weight] = WeightUse(orders.get("takes"), orders.get("makes"), parts=parts)
         return found
 
     def _origins(self) -> dict[int, tuple[str, Any]]:
         """Return the model inputs and the layers, by their weights, of which each result is the output."""
-        origins: dict[int, tuple[str, Any]] = {}
+        origins: dict[int, tuple[str, Any]] = {-1: (MIXED, -1)}
         for number, made in enumerate(self.inputs):
             if made.is_numbered:
                 for each, _ in self.activations.results(made.entries.ravel()):
@@ -348,11 +349,10 @@ class OrderTracer:
         return origins
 
     def _parts(self, row: Any, origins: Mapping[int, tuple[str, Any]]) -> Parts:
-        if not isinstance(row, np.ndarray):
+        results = self.activations.results(row) if isinstance(row, np.ndarray) else ()
+        if len(results) < 2:
             return ()
-        return tuple(
-            FeaturePart(count, *origins.get(each, ("", -1))) for each, count in self.activations.results(row)
-        )
+        return tuple(FeaturePart(count, *origins.get(each, ("", -1))) for each, count in results)
 
     def _order(self, calls: Sequence[Any]) -> AxisOrder | None:
         if self.opaque is None and any(each is None or isinstance(each, int) for each in calls):
@@ -456,7 +456,7 @@ def _read_function_orders(checkpoint: Checkpoint) -> _Orders:
                 orders = _without_inputs(orders)
         for path, each in orders.items():
             known = result.get(path, each)
-            parts = each.parts if known.parts == each.parts else ()
+            parts = common_parts([known.parts, each.parts])
             takes, makes = _agreed(known.takes, each.takes), _agreed(known.makes, each.makes)
             result[path] = WeightUse(takes, makes, parts=parts)
     # Several functions may call the layers in different orders; Keras exports one function under two names.

@@ -13,7 +13,17 @@ from math import prod
 from types import MappingProxyType
 
 from ckpttool.core import deferred, dtypes
-from ckpttool.core.activations import NO_IMAGE, UNKNOWN, AxisOrder, Parts, framework_order, plain_order
+from ckpttool.core.activations import (
+    MIXED,
+    NO_IMAGE,
+    UNKNOWN,
+    AxisOrder,
+    FeaturePart,
+    Part,
+    Parts,
+    framework_order,
+    plain_order,
+)
 from ckpttool.core.deferred import NamedTuple
 from ckpttool.core.errors import MappingError, abbreviate_list
 from ckpttool.core.kinds import LAYER_TYPES, SPELLINGS, kinds_by_class, list_kinds
@@ -1173,17 +1183,14 @@ def arrange_parts(
     """Return the reordering of a layer with that of the parts that its input and output have.
 
     `theirs` are the parts of the input in the source, with the calls of the target. If both models record
-    where the parts come from, they decide; otherwise the order is assumed, and so is that of an output
-    that the target uses in parts.
+    where the parts come from, they decide, and so do images that only one part can be; otherwise the order
+    is assumed, and so is that of an output that the target uses in parts.
     """
     if kind.name not in ("dense", "convolution", "depthwise"):
         return made
     assumed = []
     rules = dict(made.rules)
-    orders = layer.facts.takes, ours.takes
-    # Images and vectors of different sizes, in the same order on both sides, are told apart by these.
-    sized = [each.parts for each in orders if each is not None and len({*each.parts}) == len(each.parts) > 1]
-    if max(len(theirs), len(ours.parts)) > 1 and not (len(sized) == 2 and sized[0] == sized[1]):
+    if max(len(theirs), len(ours.parts)) > 1 and not _are_told_apart(layer.facts, theirs, ours):
         followed = all(part.origin and part.number >= 0 for part in (*theirs, *ours.parts))
         whole = len({*theirs}) == len(theirs) and len({*ours.parts}) == len(ours.parts)
         same = followed and whole and sorted(theirs) == sorted(ours.parts)
@@ -1199,6 +1206,54 @@ def arrange_parts(
     if ours.cut:
         assumed.append(f"{layer.title} makes numbers that the models use in parts, in the same order")
     return made._replace(rules=rules, assumed=(*made.assumed, *assumed))
+
+
+def _are_told_apart(facts: LayerFacts, theirs: Parts, ours: LayerFacts) -> bool:
+    """Return whether each part is known to be the same in both models, which record the same images.
+
+    A part is known by its origin, or as the only image of its size; the recorded orders arrange the
+    entries of an image. A vector beside images is known by its size, if it is in the order of its result.
+    """
+    images = facts.takes.parts if facts.takes is not None else ()
+    if facts.flatten:
+        images = ((prod(facts.flatten[:-1]), facts.flatten[-1]),)
+    target = ours.takes.parts if ours.takes is not None else ()
+    if facts.takes is None and not facts.flatten and len(target) == 1 and 1 not in target[0]:
+        images = target  # One image: the source's order of its entries is assumed, not that of parts.
+    if not images or images != target:
+        return False
+    sides = [[*_parts_by_image(parts, images)] for parts in (theirs, ours.parts)]
+    return len(sides[0]) == len(sides[1]) > 0 and all(
+        _is_same_part(one, other, image if image == same and images.count(image) == 1 else None)
+        for (one, image), (other, same) in zip(*sides, strict=True)
+    )
+
+
+def _is_same_part(one: FeaturePart, other: FeaturePart, image: Part | None) -> bool:
+    """Return whether two parts are known to be the same, by their origins or as the image of both models."""
+    if all(part.origin and part.number >= 0 for part in (one, other)):
+        return one == other
+    vector = image is not None and 1 in image
+    return (
+        image is not None and one.size == other.size and not (vector and MIXED in (one.origin, other.origin))
+    )
+
+
+def _parts_by_image(parts: Parts, images: Sequence[Part]) -> Iterator[tuple[FeaturePart, Part | None]]:
+    """Yield each part with its image, or None if it is one of several vectors in a row.
+
+    Without recorded parts, each image is one. Yield a part of no size where images are not whole parts.
+    """
+    left = [part for part in parts if part.size] or [FeaturePart(prod(image)) for image in images]
+    for image in images:
+        own: list[FeaturePart] = []
+        while left and sum(part.size for part in own) < prod(image):
+            own.append(left.pop(0))
+        if sum(part.size for part in own) != prod(image) or (len(own) > 1 and 1 not in image):
+            left.append(FeaturePart(0))
+            break
+        yield from ((part, image if len(own) == 1 else None) for part in own)
+    yield from ((part._replace(size=0, origin=""), None) for part in left)
 
 
 _RANKS: Mapping[str, int] = {"kernel": 2, "embeddings": 2}

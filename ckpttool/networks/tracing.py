@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable, Iterator  # noqa: UP035 - Python 3.7's
 
-from ckpttool.core.activations import ActivationTracker, TrackingLimitError
+from ckpttool.core.activations import MIXED, ActivationTracker, FeaturePart, TrackingLimitError, common_parts
 from ckpttool.core.deferred import DeferredModule
 
 if TYPE_CHECKING:
@@ -456,6 +456,7 @@ class Trace:
         if self.failed:
             return {}
         origins: dict[int, tuple[str, int]] = {each: ("input", n) for n, each in enumerate(self._inputs)}
+        origins[-1] = MIXED, -1
         for module, number in sorted(calls.items(), key=lambda item: item[1]):
             for row in self._seen.get(module, {}).get("out", []):
                 results = self.activations.results(row)
@@ -463,11 +464,12 @@ class Trace:
                     origins.setdefault(results[0][0], ("call", number))
         found: dict[int, dict[str, Any]] = {}
         for module, sides in self._seen.items():
-            taken = {self.activations.results(row) for row in sides.get("in", []) if row is not None}
-            several = next(iter(taken)) if len(taken) == 1 else ()
+            taken = [self.activations.results(row) for row in sides.get("in", []) if row is not None]
+            joined = [call if len(call) > 1 else () for call in taken]
+            several = [tuple(FeaturePart(n, *origins.get(i, ("", -1))) for i, n in call) for call in joined]
             made = [row for row in sides.get("out", []) if row is not None]
             found[module] = {
-                "parts": [[n, *origins.get(each, ("", -1))] for each, n in several if len(several) > 1],
+                "parts": [[*part] for part in common_parts(several)],
                 "cut": any(self.activations.is_cut(row) for row in made),
             }
         return found
