@@ -58,7 +58,6 @@ from ckpttool.evaluation.restore import (
     select_network_leaves,
 )
 from ckpttool.formats.detect import note_other_shards, open_checkpoint
-from ckpttool.graphs.graph import Graph, read_graph
 from ckpttool.libraries import schema
 from ckpttool.libraries.optimizer_settings import format_framework
 from ckpttool.libraries.recognize import recognize_checkpoint
@@ -67,6 +66,7 @@ from ckpttool.mapping.layers import LayerOption
 from ckpttool.version import __version__
 
 if TYPE_CHECKING:
+    from ckpttool.graphs.graph import Graph
     from ckpttool.verification.output_comparison import OutputMismatchError, OutputVerification
 
 STANDARD_OUTPUT = "-"
@@ -527,6 +527,8 @@ class _TargetWriter:
         """Return what the source computes, if the target is a state dictionary under the source's names."""
         if self.plan.binding is not None or self.request.kind is not TARGETS["torch"]:
             return None
+        from ckpttool.graphs.graph import read_graph
+
         return read_graph(self.checkpoint)
 
     def _statistics(self) -> list[Output]:

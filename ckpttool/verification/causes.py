@@ -1089,7 +1089,8 @@ def _name_part(
 ) -> tuple[str, str] | None:
     """Return the formulas of the only features that differ, e.g. of one part of a concatenation."""
     allowed = bound * (float(np.abs(a).max()) or 1.0)
-    for other, axis in itertools.product(b, {1, a.ndim - 1} if a.ndim > 1 else ()):
+    same = [other for other in b if other.shape == a.shape]
+    for other, axis in itertools.product(same, {1, a.ndim - 1} if a.ndim > 1 else ()):
         apart = np.abs(np.moveaxis(a - other, axis, 0)).reshape(a.shape[axis], -1).max(1) > allowed
         places = np.flatnonzero(apart)
         if 0 < len(places) < len(apart):
