@@ -601,7 +601,7 @@ class ReportOptions(OptionPanel, title="Report"):
 
 
 @dataclass(frozen=True)
-class PlayOptions(OptionPanel, title="Play"):
+class ReportEpisodes(OptionPanel, title="Play"):
     """Environment that a report plays in."""
 
     env: Annotated[
@@ -625,7 +625,7 @@ class PlayOptions(OptionPanel, title="Play"):
 def report(
     path: PathArgument,
     options: ReportOptions,
-    playing: PlayOptions,
+    playing: ReportEpisodes,
     other: Annotated[
         str | None,
         typer.Argument(metavar="PATH2", help="A second checkpoint to compare with.", show_default=False),
@@ -686,7 +686,7 @@ def report(
 
 
 def _play(
-    played: Sequence[str], playing: PlayOptions, layout: str | None, folder: str, *, quiet: bool
+    played: Sequence[str], playing: ReportEpisodes, layout: str | None, folder: str, *, quiet: bool
 ) -> tuple[str, Sequence[EvaluationFailure]]:
     """Play the checkpoints; return the file with the results, and the checkpoints that did not play."""
     from ckpttool.cli.evaluate import play_for_page
