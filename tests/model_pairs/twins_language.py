@@ -525,8 +525,7 @@ def char_bilstm_tagger():
     return K, T
 
 
-@pair("text_cnn", ("ids", 9, 35))
-def text_cnn():
+def _text_cnn(order):
     class T(nn.Module):
         def __init__(self):
             super().__init__()
@@ -545,34 +544,19 @@ def text_cnn():
             layers.GlobalMaxPooling1D()(layers.Conv1D(7, n, activation="relu", name=f"gram_{n}")(x))
             for n in (4, 3, 2)
         ]
-        return keras.Model(i, layers.Dense(4, name="topic")(layers.Concatenate()(kinds[::-1])))
+        return keras.Model(i, layers.Dense(4, name="topic")(layers.Concatenate()(kinds[::order])))
 
     return K, T
+
+
+@pair("text_cnn", ("ids", 9, 35))
+def text_cnn():
+    return _text_cnn(-1)
 
 
 @pair("text_cnn_swapped", ("ids", 9, 35))
 def text_cnn_swapped():
-    class T(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.embedding = nn.Embedding(35, 10)
-            self.convs = nn.ModuleList(nn.Conv1d(10, 7, n) for n in (2, 3, 4))
-            self.fc = nn.Linear(21, 4)
-
-        def forward(self, ids):
-            x = self.embedding(ids).transpose(1, 2)
-            return self.fc(torch.cat([functional.relu(conv(x)).amax(2) for conv in self.convs], 1))
-
-    def K():
-        i = keras.Input((9,), dtype="int32")
-        x = layers.Embedding(35, 10)(i)
-        kinds = [
-            layers.GlobalMaxPooling1D()(layers.Conv1D(7, n, activation="relu", name=f"gram_{n}")(x))
-            for n in (4, 3, 2)
-        ]
-        return keras.Model(i, layers.Dense(4, name="topic")(layers.Concatenate()(kinds)))
-
-    return K, T
+    return _text_cnn(1)
 
 
 @pair("two_tower", ("ids", 0, 50), ("ids", 0, 80), ("v", 6))
