@@ -769,18 +769,21 @@ def noisy(tmp_path: Path) -> str:
     return rllib_noisy(tmp_path / "agent", dueling=True, atoms=1)[0]
 
 
+# Calls that draw nothing.
+WITHOUT_DRAWING: dict[str, Callable[[Any], Any]] = {
+    "act": lambda agent: agent.act(rows()),
+    "tensor": lambda agent: agent.act(torch.from_numpy(rows())),
+    "predict": lambda agent: agent.predict(rows()),
+    "scores": lambda agent: agent.scores(rows()),
+    "q_values": lambda agent: agent.q_values(rows()),
+    "epsilon": lambda agent: agent.act(rows(), epsilon=0.1),
+}
+
+
 @pytest.mark.parametrize(
     "call",
-    [
-        lambda agent: agent.act(rows()),
-        lambda agent: agent.act(torch.from_numpy(rows())),
-        lambda agent: agent.predict(rows()),
-        lambda agent: agent.scores(rows()),
-        lambda agent: agent.q_values(rows()),
-        lambda agent: agent.act(rows(), epsilon=0.1),
-        lambda agent: agent.networks("torch"),
-    ],
-    ids=["act", "tensor", "predict", "scores", "q_values", "epsilon", "networks"],
+    [*WITHOUT_DRAWING.values(), lambda agent: agent.networks("torch")],
+    ids=[*WITHOUT_DRAWING, "networks"],
 )
 def test_noisy_layers_without_drawing_are_refused(noisy: str, call: Callable[[Any], Any]) -> None:
     with load_agent(noisy) as agent, pytest.raises(UnsupportedError) as caught:
@@ -1002,18 +1005,7 @@ def test_iqn_acts_with_drawn_fractions(
         np.testing.assert_array_equal(tensor.numpy(), found)
 
 
-@pytest.mark.parametrize(
-    "call",
-    [
-        lambda agent: agent.act(rows()),
-        lambda agent: agent.act(torch.from_numpy(rows())),
-        lambda agent: agent.predict(rows()),
-        lambda agent: agent.scores(rows()),
-        lambda agent: agent.q_values(rows()),
-        lambda agent: agent.act(rows(), epsilon=0.1),
-    ],
-    ids=["act", "tensor", "predict", "scores", "q_values", "epsilon"],
-)
+@pytest.mark.parametrize("call", WITHOUT_DRAWING.values(), ids=WITHOUT_DRAWING)
 def test_iqn_without_drawing_is_refused(
     iqn: tuple[str, AgentFacts, Fractions], call: Callable[[Any], Any]
 ) -> None:

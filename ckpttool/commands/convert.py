@@ -335,7 +335,7 @@ def _with_spaces(
     if binding is None:
         return own, ()
     agent = build_agent(checkpoint, binding, own)
-    known, part = agent.known, next((part for part in agent.binding.parts if part.acts), None)
+    known, part = agent.known, agent.binding.policy
     recorded = known.observation_space and (known.choices or known.action_low)
     if recorded or part is None or part.component in agent.binding.fronts:
         return own, ()

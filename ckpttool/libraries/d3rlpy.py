@@ -528,12 +528,10 @@ def _refuse_combined(
 ) -> RecognizedAgent:
     """Refuse Q-functions that do not choose alone; a configuration shows what several ones output."""
     if found.has(f"{found.mark}imitator"):
-        acting = next(part for part in binding.parts if part.acts)
-        return binding.refused(acting.component, "an imitator that limits the choice of actions (BCQ)")
+        return binding.refusing_policy("an imitator that limits the choice of actions (BCQ)")
     kind = str(configuration.get("config/type", ""))
     if configuration and kind not in _BEST_OUTPUT:
-        acting = next(part for part in binding.parts if part.acts)
-        return binding.refused(acting.component, f"actions of the algorithm {kind}")
+        return binding.refusing_policy(f"actions of the algorithm {kind}")
     if not any(part.chooses for part in binding.parts):
         return binding
     if not configuration:

@@ -807,6 +807,10 @@ class RecognizedAgent:
         found = (*self.unplaced.get(component, ()), *reasons)
         return replace(self, unplaced={**self.unplaced, component: found})
 
+    def refusing_policy(self, *reasons: str) -> RecognizedAgent:
+        """Return the binding with further reasons why its policy, else its first network, cannot be run."""
+        return self.refused((self.policy or self.parts[0]).component, *reasons)
+
     def without(self, left: Collection[str]) -> RecognizedAgent:
         """Return the binding without the named tensors, which no network's output depends on."""
         unplaced = {

@@ -419,9 +419,7 @@ def _bind_by_names(
 
 def _has_one_output(network: _CandidateNetwork) -> bool:
     """Return whether a network ends with one value: a critic of one action, not of several."""
-    layers = [layer for group in network.groups if _is_dense(group) and (layer := group.layer) is not None]
-    taken = {layer.width_in for layer in layers}
-    return {layer.width_out for layer in layers} - taken == {1}
+    return _find_ends(network)[1] == 1
 
 
 def _as_q_network(binding: RecognizedAgent) -> RecognizedAgent:

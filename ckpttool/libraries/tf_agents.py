@@ -121,7 +121,7 @@ def has_discrete_action(tree: Tree) -> bool:
 
 def add_discrete_action(binding: RecognizedAgent, file: str, tree: Tree) -> RecognizedAgent:
     """Return the binding with the integers that the specs' action is one of; refuse an array of them."""
-    part = next((part for part in binding.parts if part.acts), binding.parts[0])
+    part = binding.policy or binding.parts[0]
     bounds = _find_bounds(tree, "action")
     ranked = any(list(_list_sizes(tree, place, "shape")) for place in _list_specs(tree, "action"))
     if bounds is None or ranked:
@@ -324,8 +324,7 @@ def recognise(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: ARG001 
     before = any(INPUT_LAYERS & {step.value for step in path} for path in (*tree.containers, *tree))
     if binding is None or not before:
         return binding
-    acting = next((part for part in binding.parts if part.acts), binding.parts[0])
-    return binding.refused(acting.component, "preprocessing layers, whose computation no file records")
+    return binding.refusing_policy("preprocessing layers, whose computation no file records")
 
 
 def _recognize_networks(tree: Tree) -> RecognizedAgent | None:

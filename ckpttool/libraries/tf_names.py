@@ -358,7 +358,7 @@ def _read_pickled_policy(binding: RecognizedAgent, tree: Tree) -> RecognizedAgen
     other modules only the classes are known: one kind applies to all hidden layers, several have
     unknown positions.
     """
-    part = next((part for part in binding.parts if part.acts), None)
+    part = binding.policy
     if part is None or part.program is not None:
         return binding
     weights = [
@@ -461,7 +461,7 @@ def _read_configuration(binding: RecognizedAgent, checkpoint: Checkpoint) -> tup
         return None
     from ckpttool.formats import keras_tree
 
-    part = next((part for part in binding.parts if part.acts), None)
+    part = binding.policy
     try:
         document = keras_tree.config_document(checkpoint.format, checkpoint.path)
     except (UnsupportedError, NotFoundError):  # a file that is being written has a temporary name
