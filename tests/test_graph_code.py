@@ -159,6 +159,24 @@ def test_what_has_no_exact_statement_is_refused_and_nothing_is_written(name: str
     assert [file.name for file in tmp_path.iterdir()] == ["model.onnx"]
 
 
+class Critic(torch.nn.Module):
+    """Its weights alone are those of a critic, which is no policy."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.critic = torch.nn.Sequential(torch.nn.Linear(5, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
+
+    def forward(self, x: Any) -> Any:
+        return self.critic(x)
+
+
+def test_a_model_whose_weights_are_no_policy_is_written_from_its_graph(tmp_path: Path) -> None:
+    x = weights(3, 5)
+    torch.jit.trace(Critic().eval(), torch.from_numpy(x)).save(str(tmp_path / "critic.pt"))
+    expected, result, _ = outputs_of(tmp_path / "critic.pt", [x])
+    require_equal(expected, result)
+
+
 def test_a_scripted_model_with_batch_norms_and_branches(tmp_path: Path) -> None:
     class Block(torch.nn.Module):
         """A residual block."""

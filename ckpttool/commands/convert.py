@@ -487,7 +487,7 @@ class _TargetWriter:
         source = urls.display_url(self.checkpoint.path)
         try:
             return self._agent_code(made, digests, found, source)
-        except UnsupportedError:
+        except (UnsupportedError, UsageError):
             if (graph := self._graph()) is None:
                 raise
         from ckpttool.conversion.graph_code import write_graph_code
