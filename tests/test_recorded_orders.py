@@ -15,55 +15,68 @@ from ckpttool.core import (
     WeightUse,
     attr,
     framework_order,
-    key,
     plain_order,
 )
 from ckpttool.core.activations import UNKNOWN
+from ckpttool.graphs import Graph, OperatorNode, Value
+from ckpttool.graphs.builder import GraphBuilder
 from ckpttool.graphs.torchscript import apply_operation
 from ckpttool.graphs.torchscript_translator import ScriptTranslator
 from ckpttool.graphs.torchscript_values import InputShapeError
-from ckpttool.libraries import OrderTracer, UntraceableError, UntracedActivation
 from ckpttool.libraries.activation_orders import trace_graph_orders
 from tests import tensorflow_child, warm
 from tests.conftest import ROOT
-
-WEIGHT = (key("weight"),)
 
 
 def leaf(*shape: int) -> Leaf:
     return Leaf("float32", shape, Inline(np.zeros(shape, "<f4").tobytes()), "weight")
 
 
-def evaluation(channel: int) -> OrderTracer:
-    return OrderTracer(Tree({WEIGHT: leaf(7, 24)}), channel)
+WEIGHT, SECOND, FILTER = (attr("weight"),), (attr("second"),), (attr("filter"),)
+WEIGHTS = Tree({WEIGHT: leaf(24, 7), SECOND: leaf(7, 3), FILTER: leaf(2, 2, 2)})
 
 
-def test_a_dense_layer_takes_an_image_in_the_order_in_which_it_was_reshaped():
-    for channel, framework in ((1, "torch"), (-1, "tensorflow")):
-        call = evaluation(channel)
-        image = call.image((1, 3, 2, 4))
-        call.dense(call.reshaped(image, (1, -1)), WEIGHT, (24, 7))
-        parts = ((8, 3),) if channel == 1 else ((6, 4),)
-        assert call.features() == {WEIGHT: WeightUse(framework_order(parts, framework), plain_order(7))}
+def orders_of(inputs: dict[str, tuple[int, ...]], *rows: tuple) -> dict:
+    """Return the orders in a graph; a row is an operator, its inputs (constants as lists), and attributes."""
+    build = GraphBuilder()
+    for n, (op, names, *attributes) in enumerate(rows):
+        read = [
+            name
+            if isinstance(name, str)
+            else build.number(name, "int64")
+            if isinstance(name, list)
+            else build.stored(name, WEIGHTS[name], str(name[0].value))
+            for name in names
+        ]
+        build.nodes.append(OperatorNode(op, tuple(read), (f"v{n}",), attributes[0] if attributes else {}))
+    graph = Graph(
+        tuple(build.nodes),
+        tuple(Value(name, "float32", shape) for name, shape in inputs.items()),
+        (Value(f"v{len(rows) - 1}"),),
+        build.constants,
+    )
+    return dict(trace_graph_orders(graph, WEIGHTS, 1))
 
 
 def test_a_vector_between_images_is_a_part_of_its_own():
-    call = evaluation(1)
-    images = [call.reshaped(call.image((1, 2, 5)), (1, 10)) for _ in range(2)]
-    call.dense(call.joined([images[0], call.given((1, 4)), images[1]], 1), WEIGHT, (24, 7))
-    takes = call.features()[WEIGHT].takes
-    assert takes == framework_order(((5, 2), (1, 4), (5, 2)), "torch")
+    images = [("Conv", (name, FILTER)) for name in "ab"]
+    flat = [("Flatten", (name,), {"axis": 1}) for name in ("v0", "v1")]
+    joined = ("Concat", ("v2", "vector", "v3"), {"axis": 1})
+    inputs = {"a": (1, 2, 6), "b": (1, 2, 6), "vector": (1, 4)}
+    orders = orders_of(inputs, *images, *flat, joined, ("MatMul", ("v4", WEIGHT)))
+    assert orders[WEIGHT].takes == framework_order(((5, 2), (1, 4), (5, 2)), "torch")
+    assert orders[WEIGHT].makes == plain_order(7)
 
 
 def test_a_layer_takes_parts_of_one_origin_in_all_calls_one_after_the_other():
-    def parts(*rows):
-        call = evaluation(1)
-        inputs = [call.given((1, 12)) for _ in range(4)]
-        for one, other, columns in rows:
-            joined = call.joined([inputs[one], inputs[other]], 1)
-            taken = call.moved(joined, lambda entries, at=columns: entries[:, at])
-            call.dense(taken, WEIGHT, (24, 7))
-        return [(part.size, part.origin, part.number) for part in call.features()[WEIGHT].parts if part.size]
+    def parts(*calls):
+        rows = []
+        for one, other, columns in calls:
+            rows.append(("Concat", (f"x{one}", f"x{other}"), {"axis": 1}))
+            rows.append(("Gather", (f"v{len(rows) - 1}", [*columns]), {"axis": 1}))
+            rows.append(("MatMul", (f"v{len(rows) - 1}", WEIGHT)))
+        orders = orders_of({f"x{n}": (1, 12) for n in range(4)}, *rows)
+        return [(part.size, part.origin, part.number) for part in orders[WEIGHT].parts if part.size]
 
     plain, between = np.arange(24), np.arange(24).reshape(2, 12).T.ravel()
     recorded = [(12, "input", 1), (12, "input", 0)]
@@ -72,33 +85,32 @@ def test_a_layer_takes_parts_of_one_origin_in_all_calls_one_after_the_other():
         assert sorted(parts(*calls)) == [(12, "mixed", -1)] * 2
 
 
-def test_what_an_unknown_operation_gives_has_no_order():
-    call = evaluation(1)
-    made = call.dense(UntracedActivation(), WEIGHT, (24, 7))
-    assert isinstance(made, UntracedActivation)
-    assert made.features == 7
-    assert call.features()[WEIGHT].takes == UNKNOWN
+def test_only_the_layer_behind_an_unknown_operation_has_an_unknown_order():
+    layers = [("Unknown", ("x",)), ("MatMul", ("v0", WEIGHT)), ("MatMul", ("v1", SECOND))]
+    orders = orders_of({"x": (1, 24)}, *layers)
+    assert orders[WEIGHT].takes == UNKNOWN
+    assert orders[SECOND].takes is None
+    # A layer whose output has another width than the next one takes is not evaluated.
+    assert orders_of({"x": (1, 24)}, *layers[:2], ("MatMul", ("v1", WEIGHT))) == {}
 
 
 def test_two_calls_that_take_an_image_differently_have_no_order():
-    call = evaluation(1)
-    image = call.image((1, 3, 2, 4))
-    turned = call.moved(image, lambda entries: entries.transpose(0, 2, 3, 1))
-    for each in (image, turned):
-        call.dense(call.reshaped(each, (1, 24)), WEIGHT, (24, 7))
-    assert call.features()[WEIGHT].takes == UNKNOWN
+    turned = ("Transpose", ("v0",), {"perm": (0, 2, 1)})
+    flat = [("Flatten", (name,), {"axis": 1}) for name in ("v0", "v1")]
+    rows = [("Conv", ("x", FILTER)), turned, *flat]
+    calls = [("MatMul", (name, WEIGHT)) for name in ("v2", "v3")]
+    orders = orders_of({"x": (1, 2, 13)}, *rows, *calls)
+    assert orders[WEIGHT].takes == UNKNOWN
+    assert orders_of({"x": (1, 2, 13)}, *rows, calls[0])[WEIGHT].takes == framework_order(((12, 2),), "torch")
 
 
-@pytest.mark.parametrize("shape", [(1, 23), (1, -1, -1), (5, -1)])
-def test_a_shape_that_does_not_fit_is_not_evaluated(shape):
-    with pytest.raises(UntraceableError):
-        evaluation(1).reshaped(evaluation(1).fresh((1, 24)), shape)
-
-
-def test_a_dense_layer_of_another_width_is_not_evaluated():
-    call = evaluation(1)
-    with pytest.raises(UntraceableError):
-        call.dense(call.fresh((1, 23)), WEIGHT, (24, 7))
+@pytest.mark.parametrize(
+    "row",
+    [("Reshape", ("x", [1, 23])), ("Reshape", ("x", [1, -1, -1])), ("MatMul", ("x", SECOND))],
+)
+def test_a_shape_that_does_not_fit_is_not_evaluated(row):
+    assert orders_of({"x": (1, 24)}, row, ("MatMul", ("x", WEIGHT))) == {}
+    assert orders_of({"x": (1, 24)}, ("MatMul", ("x", WEIGHT)))
 
 
 CODE = """class Net(Module):

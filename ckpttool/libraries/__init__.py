@@ -5,11 +5,6 @@ from typing import TYPE_CHECKING
 from ckpttool import package_face
 
 if TYPE_CHECKING:
-    from ckpttool.libraries.activation_orders import (
-        OrderTracer as OrderTracer,
-        UntraceableError as UntraceableError,
-        UntracedActivation as UntracedActivation,
-    )
     from ckpttool.libraries.optimizers_write import TorchOptimizerWriter as TorchOptimizerWriter
     from ckpttool.libraries.recognize import (
         LayoutTable as LayoutTable,

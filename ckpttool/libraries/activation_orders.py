@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -42,6 +43,7 @@ from ckpttool.libraries.recognize import KERAS_FORMATS
 # entries (ckpttool.core.activations); no value is computed and no code of the file is run. A weight gets the
 # order of its layer's inputs and outputs.
 
+_CHANNEL = 1
 _IMAGE_RANK = 3
 _COLOURS = 4
 _MATRIX = 2
@@ -53,320 +55,36 @@ class UntraceableError(Exception):
     """The computation cannot be evaluated from shapes alone."""
 
 
-class TracedActivation:
+class _Activation:
     """One intermediate result: its shape, and its entry numbers, which are computed on demand.
 
     `channel` is the axis of channels of a result of which every entry already belongs to an image.
     """
 
-    __slots__ = ("_entries", "_make", "channel", "shape")
+    def __init__(self, shape: Shape, number: Callable[[], Any], channel: int | None = None) -> None:
+        self.shape, self.channel, self._number = shape, channel, number
 
-    def __init__(self, shape: Sequence[int], make: Callable[[], Any], *, channel: int | None = None) -> None:
-        """Store the shape; `make` returns the entry numbers in this shape."""
-        self.shape = tuple(int(extent) for extent in shape)
-        self.channel = channel
-        self._make, self._entries = make, None
+    @cached_property
+    def entries(self) -> Any:
+        """The entry numbers, an array of `shape`."""
+        return self._number()
 
     @property
     def is_numbered(self) -> bool:
         """Whether the entry numbers were requested."""
-        return self._entries is not None
-
-    @property
-    def entries(self) -> Any:
-        """The entry numbers, an array of `shape`."""
-        if self._entries is None:
-            self._entries = self._make()
-        return self._entries
+        return "entries" in vars(self)
 
 
-class UntracedActivation:
-    """Result of an operation that is not evaluated; its last axis may still be known (a layer's output)."""
+class _UntracedActivation(NamedTuple):
+    """Result of an operation that is not evaluated; `features` is its last axis, if a layer states it."""
 
-    __slots__ = ("features",)
-
-    def __init__(self, features: int | None = None) -> None:
-        """Store the number of features, if a layer with weights produced the result."""
-        self.features = features
+    features: int | None = None
 
 
-def require_room(shape: Sequence[int]) -> None:
+def _require_room(shape: Shape) -> None:
     """Raise UntraceableError for an array with more entries than are numbered."""
     if math.prod(shape) > _MOST_ENTRIES:
         raise UntraceableError
-
-
-@dataclass
-class OrderTracer:
-    """Activations of one call, and layer inputs and outputs.
-
-    `channel` is the axis of channels where an operation works on images; `opaque` is the order behind an
-    operation that is not evaluated.
-    """
-
-    tree: Tree
-    channel: int
-    opaque: AxisOrder | None = UNKNOWN
-    activations: ActivationTracker = field(default_factory=ActivationTracker)
-    uses: dict[Path, dict[str, list[Any]]] = field(default_factory=dict)
-    inputs: list[TracedActivation] = field(default_factory=list)
-    _made: list[tuple[Path, TracedActivation]] = field(default_factory=list)
-    _steps: int = 0
-    _numbered: int = 0
-
-    # --- New results ------------------------------------------------------------------------------------
-
-    def step(self) -> None:
-        """Count one operation; raise UntraceableError if there are too many."""
-        self._steps += 1
-        if self._steps > _MOST_STEPS:
-            raise UntraceableError
-
-    def _room(self, shape: Sequence[int]) -> None:
-        if any(extent < 0 for extent in shape) or math.prod(shape) > _MOST_ENTRIES:
-            raise UntraceableError
-        self._numbered += math.prod(shape)
-        if self._numbered > _MOST_ENTRIES:
-            raise TrackingLimitError
-
-    def fresh(self, shape: Sequence[int]) -> TracedActivation:
-        """Return a result whose entries do not belong to an image yet."""
-
-        def make() -> Any:
-            self._room(shape)
-            return self.activations.plain(shape)
-
-        return TracedActivation(shape, make)
-
-    def image(self, shape: Sequence[int], channel: int | None = None) -> TracedActivation:
-        """Return new images, with their channels on the axis of operations unless another one is given."""
-        if any(extent < 1 for extent in shape):
-            raise UntraceableError
-        axis = (self.channel if channel is None else channel) % len(shape)
-
-        def make() -> Any:
-            self._room(shape)
-            return self.activations.image(shape, axis)
-
-        return TracedActivation(shape, make, channel=axis)
-
-    def given(self, shape: Sequence[int], channel: int | None = None) -> TracedActivation:
-        """Return a model input: an image if its shape allows it and nothing contradicts it.
-
-        `channel` is the axis of channels of the framework's images.
-        """
-        made = self.fresh(shape)
-        self.inputs.append(made)
-        channel = self.channel if channel is None else channel
-        # PyTorch image models without convolutions may have inputs with the channels last.
-        first = channel == 1 and not (len(shape) > 2 and shape[1] <= _COLOURS < min(shape[2:]))
-        if len(shape) > _IMAGE_RANK and not first:
-            self.activations.unless_known(made.entries, channel % len(shape))
-        return made
-
-    # --- Operations -------------------------------------------------------------------------------------
-
-    def _is_image(self, x: TracedActivation) -> bool:
-        return x.channel == self.channel % len(x.shape)
-
-    def convolved(
-        self, x: TracedActivation, shape: Sequence[int], weight: Path | None = None, *, grouped: bool = False
-    ) -> TracedActivation:
-        """Return the output of an image operation; a convolution is identified by its weight.
-
-        A convolution's channels have a separate order where a pixel shuffle follows it.
-        """
-        if len(x.shape) < _IMAGE_RANK or len(shape) != len(x.shape):
-            raise UntraceableError
-        if not self._is_image(x):
-            self.activations.take(x.entries, self.channel % len(x.shape))
-        made = self.image(shape)
-        if weight is not None and not grouped:
-            self._made.append((weight, made))
-            if not self._is_image(x):
-                self.takes(weight, x, self.channel % len(x.shape))
-        return made
-
-    def reduced(self, x: TracedActivation, shape: Sequence[int], axes: Sequence[int]) -> TracedActivation:
-        """Return the result of a reduction over axes, which is an image if one with channels is left."""
-        removed = {axis % len(x.shape) for axis in axes} if len(shape) < len(x.shape) else set()
-        left = [axis for axis in range(len(x.shape)) if axis not in removed]
-        reduced = {axis % len(x.shape) for axis in axes}
-        if x.channel is None or x.channel in reduced or len(shape) < _IMAGE_RANK:
-            return self.fresh(shape)
-        return self.image(shape, left.index(x.channel))
-
-    def moved(self, x: TracedActivation, move: Callable[[Any], Any]) -> TracedActivation:
-        """Return a result with the entries of another one in different positions."""
-        try:
-            made = move(x.entries)
-        except (ValueError, IndexError, TypeError) as error:
-            raise UntraceableError from error
-        self._room(made.shape)
-        return TracedActivation(made.shape, lambda: made)
-
-    def transposed(self, x: TracedActivation, perm: Sequence[int]) -> TracedActivation:
-        """Return a result with its axes in another order; images stay images if only channels moved."""
-        others = [axis for axis in perm if axis != x.channel]
-        channel = perm.index(x.channel) if x.channel is not None and others == sorted(others) else None
-        shape = [x.shape[axis] for axis in perm]
-        return TracedActivation(shape, lambda: x.entries.transpose(perm), channel=channel)
-
-    def shuffled(self, x: TracedActivation, move: Callable[[Any], Any], *, up: bool) -> TracedActivation:
-        """Return the output of a pixel shuffle: channels to positions if `up`, otherwise the reverse."""
-        made = self.moved(x, move)
-        image = made if up else x
-        self.activations.take(image.entries, self.channel % len(image.shape))
-        return made
-
-    def reshaped(self, x: TracedActivation, shape: Sequence[int]) -> TracedActivation:
-        """Return the result reshaped; one extent may be -1."""
-        whole = math.prod(x.shape)
-        known = math.prod(extent for extent in shape if extent != -1)
-        if list(shape).count(-1) > 1 or (-1 in shape and (not known or whole % known)):
-            raise UntraceableError
-        wanted = tuple(whole // known if extent == -1 else int(extent) for extent in shape)
-        if math.prod(wanted) != whole:
-            raise UntraceableError
-        if wanted == x.shape:
-            return x
-        return TracedActivation(wanted, lambda: x.entries.reshape(wanted))
-
-    def joined(self, values: Sequence[TracedActivation], axis: int) -> TracedActivation:
-        """Return results concatenated along an axis."""
-        rank = len(values[0].shape)
-        axis %= rank
-        if any(len(each.shape) != rank for each in values):
-            raise UntraceableError
-        others = {each.shape[:axis] + each.shape[axis + 1 :] for each in values}
-        if len(others) > 1:
-            raise UntraceableError
-        shape = list(values[0].shape)
-        shape[axis] = sum(each.shape[axis] for each in values)
-        channels = {each.channel for each in values}
-
-        def make() -> Any:
-            require_room(shape)
-            return np.concatenate([each.entries for each in values], axis)
-
-        return TracedActivation(shape, make, channel=axis if channels == {axis} else None)
-
-    def einsum(
-        self, equation: str, values: Sequence[TracedActivation], shape: Sequence[int]
-    ) -> TracedActivation:
-        """Return the result of an einsum equation: for one operand, its entries in another order."""
-        taken, _, made = equation.replace(" ", "").partition("->")
-        if len(values) == 1 and "." not in taken and sorted(taken) == sorted(made) == sorted(set(made)):
-            return self.transposed(values[0], [taken.index(letter) for letter in made])
-        return self.fresh(shape)
-
-    def together(self, values: Sequence[TracedActivation]) -> TracedActivation:
-        """Return the result of an elementwise operation on results broadcast to one shape."""
-        try:
-            shape = np.broadcast_shapes(*(each.shape for each in values))
-        except ValueError as error:
-            raise UntraceableError from error
-        same = [each for each in values if each.shape == shape]
-        if not same:
-            return self.fresh(shape)
-        kept = next((each for each in same if each.channel is not None), same[0])
-        for each in same:
-            if each is not kept and (each.channel is None or each.channel != kept.channel):
-                self.activations.link(kept.entries, each.entries)
-        return kept
-
-    # --- Layers -----------------------------------------------------------------------------------------
-
-    def takes(self, weight: Path, x: TracedActivation | UntracedActivation, axis: int = -1) -> None:
-        """Record the order of a layer's input along an axis."""
-        self._record(weight, "takes", x, axis)
-
-    def makes(self, weight: Path, made: TracedActivation, axis: int = -1) -> None:
-        """Record the order of a layer's output along an axis."""
-        self._record(weight, "makes", made, axis)
-
-    def _record(self, weight: Path, side: str, x: TracedActivation | UntracedActivation, axis: int) -> None:
-        held = self.uses.setdefault(weight, {}).setdefault(side, [])
-        if isinstance(x, TracedActivation) and not (x.shape and x.entries.size):
-            raise UntraceableError
-        if isinstance(x, UntracedActivation):
-            held.append(None if x.features is None else x.features)
-        else:
-            rows = np.moveaxis(x.entries, axis, -1).reshape(-1, x.shape[axis])
-            # The first position may be padding.
-            whole = np.flatnonzero((rows >= 0).all(1))
-            held.append(rows[whole[0] if len(whole) else 0])
-
-    def dense(
-        self, x: TracedActivation | UntracedActivation, weight: Path, sizes: tuple[int, int]
-    ) -> TracedActivation | UntracedActivation:
-        """Return the output of a dense layer of this size along the last axis."""
-        if isinstance(x, UntracedActivation):
-            if x.features not in (None, sizes[0]):
-                raise UntraceableError
-            self.takes(weight, x)
-            return UntracedActivation(sizes[1])
-        if not x.shape or x.shape[-1] != sizes[0]:
-            raise UntraceableError
-        self.takes(weight, x)
-        made = self.fresh((*x.shape[:-1], sizes[1]))
-        self.makes(weight, made)
-        return made
-
-    def normed(self, x: TracedActivation | UntracedActivation, weight: Path, axis: int) -> None:
-        """Record the input of a norm or a PReLU with one number per feature."""
-        if isinstance(x, TracedActivation) and x.channel is None:
-            self.takes(weight, x, axis)
-
-    # --- Result -----------------------------------------------------------------------------------------
-
-    def features(self) -> dict[Path, WeightUse]:
-        """Return the orders by weight, UNKNOWN where an operation before the layer was not evaluated."""
-        for weight, made in self._made:
-            # For most convolutions the entries are never requested.
-            if made.is_numbered:
-                self.makes(weight, made, self.channel % len(made.shape))
-        self.activations.finish()
-        found, origins = {}, self._origins()
-        for weight, sides in self.uses.items():
-            orders = {side: self._order(calls) for side, calls in sides.items()}
-            parts = common_parts([self._parts(row, origins) for row in sides.get("takes", ())])
-            found[weight] = WeightUse(orders.get("takes"), orders.get("makes"), parts=parts)
-        return found
-
-    def _origins(self) -> dict[int, tuple[str, Any]]:
-        """Return the model inputs and the layers, by their weights, of which each result is the output."""
-        origins: dict[int, tuple[str, Any]] = {-1: (MIXED, -1)}
-        for number, made in enumerate(self.inputs):
-            if made.is_numbered:
-                for each, _ in self.activations.results(made.entries.ravel()):
-                    origins[each] = ("input", number)
-        for weight, sides in self.uses.items():
-            for row in sides.get("makes", ()):
-                results = self.activations.results(row) if isinstance(row, np.ndarray) else ()
-                if len(results) == 1:
-                    origins.setdefault(results[0][0], ("call", weight))
-        return origins
-
-    def _parts(self, row: Any, origins: Mapping[int, tuple[str, Any]]) -> Parts:
-        results = self.activations.results(row) if isinstance(row, np.ndarray) else ()
-        if len(results) < 2:
-            return ()
-        return tuple(FeaturePart(count, *origins.get(each, ("", -1))) for each, count in results)
-
-    def _order(self, calls: Sequence[Any]) -> AxisOrder | None:
-        if self.opaque is None and any(each is None or isinstance(each, int) for each in calls):
-            return None
-        orders: list[AxisOrder | None] = []
-        for each in calls:
-            if isinstance(each, int):
-                orders.append(None)
-                continue
-            known = None if each is None else self.activations.order(each)
-            orders.append(UNKNOWN if known is None else known)
-        if all(each is None for each in orders):
-            return None
-        return orders[0] if len(set(orders)) == 1 else UNKNOWN
 
 
 def mark_orders_unknown(tree: Tree) -> dict[Path, WeightUse]:
@@ -591,7 +309,6 @@ def annotate_orders(tree: Tree, orders: Mapping[int, WeightUse], *, unknown: boo
 # Operators that move entries are computed on the numbers by the table (graphs/operators.py), elementwise ones
 # keep them. What a layer takes and makes is stated here; a result of another operator is not traced.
 
-_CHANNEL = 1
 _NORMS = frozenset(("BatchNormalization", "LayerNormalization", "RMSNormalization"))
 # Operators that keep the order of an image: a function of all entries, of a channel, or of a group of them.
 _SAME_ORDER = frozenset(
@@ -642,14 +359,12 @@ def trace_graph_orders(
             )
             for value in graph.inputs
         }
-        reader = _RecordedOrderReader(
-            graph, OrderTracer(tree, _CHANNEL, opaque=opaque), ShapeTracer(graph, shapes)
-        )
+        reader = _RecordedOrderReader(graph, ShapeTracer(graph, shapes), opaque)
         try:
             for name, shape in shapes.items():
-                reader.values[name] = reader.evaluation.given(shape, channel)
-            reader.add_all(graph.nodes)
-            result = {**reader.evaluation.features(), **_orders_in_opaque_modules(graph, tree)}
+                reader.add_input(name, shape, channel)
+            reader.add(graph.nodes)
+            result = {**reader.orders(), **_orders_in_opaque_modules(graph, tree)}
         except (UntraceableError, TrackingLimitError, CkpttoolError):
             continue
         return _keep_size_independent(result) if side > 1 else result
@@ -676,48 +391,32 @@ def _orders_in_opaque_modules(graph: Graph, tree: Tree) -> _Orders:
     }
 
 
-_Activation = TracedActivation | UntracedActivation
-_TracedValue = TracedActivation | UntracedActivation | _TracedWeight
-_Given = Sequence[_TracedValue | None]
+_TracedValue = _Activation | _UntracedActivation | _TracedWeight
+_Inputs = Sequence[_TracedValue | None]
 
 
 @dataclass
 class _RecordedOrderReader:
-    """Evaluates the nodes of a graph; `values` are activations and weights by name.
+    """Evaluates the nodes of a graph, and records what layers take and make.
 
+    `opaque` is the order behind an operation that is not evaluated; `values` are activations and weights by
+    name, `uses` the rows of entries of each weight's inputs ("takes") and outputs ("makes") in its calls.
     `loops` is the number of loops around the nodes that are evaluated.
     """
 
     graph: Graph
-    evaluation: OrderTracer
     shapes: ShapeTracer
+    opaque: AxisOrder | None
     values: dict[str, _TracedValue] = field(default_factory=dict)
+    activations: ActivationTracker = field(default_factory=ActivationTracker)
+    uses: dict[Path, dict[str, list[Any]]] = field(default_factory=dict)
+    inputs: list[_Activation] = field(default_factory=list)
+    convolutions: list[tuple[Path, _Activation]] = field(default_factory=list)
     loops: int = 0
+    steps: int = 0
+    numbered: int = 0
 
-    def add_all(self, nodes: Iterable[OperatorNode]) -> None:
-        """Evaluate nodes in their order; raise UntraceableError if a shape does not fit one."""
-        for node in nodes:
-            self.add(node)
-
-    def add(self, node: OperatorNode) -> None:
-        """Evaluate a node; raise UntraceableError if a shape does not fit it."""
-        self.evaluation.step()
-        given = [self.value(name) if name else None for name in node.inputs]
-        inferred = self.shapes.add(node).outputs
-        if self.shapes.misfits:
-            raise UntraceableError
-        outputs: Sequence[_TracedValue]
-        if node.op in ("If", "Loop"):
-            outputs = self._branched(node, given)
-        elif is_known(node.op) and (
-            all(each is None or isinstance(each, _TracedWeight) for each in given)
-            or all(self.shapes.is_constant(name) for name in node.outputs if name)
-        ):
-            outputs = [self._weight(node, given, shape) for shape in inferred]
-        else:
-            outputs = self._outputs(node, given, inferred)
-        rest = [UntracedActivation()] * len(node.outputs)
-        self.values.update(zip(node.outputs, [*outputs, *rest], strict=False))
+    # Values.
 
     def value(self, name: str) -> _TracedValue:
         """Return a value by name."""
@@ -729,39 +428,92 @@ class _RecordedOrderReader:
             self.values[name] = _TracedWeight(paths, constant.shape)
         return self.values[name]
 
-    def tensor(self, value: _TracedValue | None) -> TracedActivation:
+    def tensor(self, value: _TracedValue | None) -> _Activation:
         """Return a value as an activation: a constant is never an image."""
-        if isinstance(value, TracedActivation):
+        if isinstance(value, _Activation):
             return value
         if isinstance(value, _TracedWeight):
-            return self.evaluation.fresh(value.shape)
+            return self.fresh(value.shape)
         raise UntraceableError
 
-    def _branched(self, node: OperatorNode, given: _Given) -> Sequence[_TracedValue]:
+    def fresh(self, shape: Shape) -> _Activation:
+        """Return a result whose entries do not belong to an image yet."""
+        return _Activation(shape, lambda: self._number(shape, None))
+
+    def image(self, shape: Shape, channel: int = _CHANNEL) -> _Activation:
+        """Return new images, with their channels on this axis."""
+        if any(extent < 1 for extent in shape):
+            raise UntraceableError
+        return _Activation(shape, lambda: self._number(shape, channel), channel)
+
+    def _number(self, shape: Shape, channel: int | None) -> Any:
+        if any(extent < 0 for extent in shape):
+            raise UntraceableError
+        _require_room(shape)
+        self.numbered += math.prod(shape)
+        if self.numbered > _MOST_ENTRIES:
+            raise TrackingLimitError
+        return self.activations.plain(shape) if channel is None else self.activations.image(shape, channel)
+
+    def add_input(self, name: str, shape: Shape, channel: int) -> None:
+        """Add a model input: an image if its shape allows it and nothing contradicts it.
+
+        `channel` is the axis of channels of the framework's images.
+        """
+        self.values[name] = activation = self.fresh(shape)
+        self.inputs.append(activation)
+        # PyTorch image models without convolutions may have inputs with the channels last.
+        first = channel == 1 and not (len(shape) > 2 and shape[1] <= _COLOURS < min(shape[2:]))
+        if len(shape) > _IMAGE_RANK and not first:
+            self.activations.unless_known(activation.entries, channel % len(shape))
+
+    # Nodes.
+
+    def add(self, nodes: Iterable[OperatorNode]) -> None:
+        """Evaluate nodes in their order; raise UntraceableError if a shape does not fit one."""
+        for node in nodes:
+            self.steps += 1
+            inputs = [self.value(name) if name else None for name in node.inputs]
+            inferred = self.shapes.add(node).outputs
+            if self.shapes.misfits or self.steps > _MOST_STEPS:
+                raise UntraceableError
+            outputs: Sequence[_TracedValue]
+            if node.op in ("If", "Loop"):
+                outputs = self._branched(node, inputs)
+            elif is_known(node.op) and (
+                all(each is None or isinstance(each, _TracedWeight) for each in inputs)
+                or all(self.shapes.is_constant(name) for name in node.outputs if name)
+            ):
+                outputs = [self._weight(node, inputs, shape) for shape in inferred]
+            else:
+                outputs = self._outputs(node, inputs, inferred)
+            rest = [_UntracedActivation()] * len(node.outputs)
+            self.values.update(zip(node.outputs, [*outputs, *rest], strict=False))
+
+    def _branched(self, node: OperatorNode, inputs: _Inputs) -> Sequence[_TracedValue]:
         """Return the results of a condition on which its branches agree, or untraced ones of a loop.
 
         The body of a loop is evaluated once: what its layers take is the same in each step.
         """
         branches = self.shapes.branches(node)
         for branch in branches:
-            counters = {branch.inputs[0].name: (), branch.inputs[1].name: ()} if node.op == "Loop" else {}
-            for name in counters:
-                self.shapes.shapes[name] = ()
-                self.values[name] = self.evaluation.fresh(())
-            for value, outer, name in zip(branch.inputs[2:], given[2:], node.inputs[2:], strict=False):
+            for counter in branch.inputs[:2] if node.op == "Loop" else ():
+                self.shapes.shapes[counter.name] = ()
+                self.values[counter.name] = self.fresh(())
+            for value, outer, name in zip(branch.inputs[2:], inputs[2:], node.inputs[2:], strict=False):
                 self.shapes.shapes[value.name] = self.shapes.shape(name)
                 # A state that begins with constants is changed in each step.
-                fixed = outer is None or isinstance(outer, UntracedActivation)
-                self.values[value.name] = UntracedActivation() if fixed else self.tensor(outer)
+                fixed = outer is None or isinstance(outer, _UntracedActivation)
+                self.values[value.name] = _UntracedActivation() if fixed else self.tensor(outer)
             self.loops += node.op == "Loop"
-            self.add_all(branch.nodes)
+            self.add(branch.nodes)
             self.loops -= node.op == "Loop"
         if node.op == "Loop":
-            return [each if isinstance(each, _TracedWeight) else UntracedActivation() for each in given[2:]]
+            return [each if isinstance(each, _TracedWeight) else _UntracedActivation() for each in inputs[2:]]
         results = zip(
             *([self.value(each.name) for each in branch.outputs] for branch in branches), strict=True
         )
-        return [each[0] if self._is_same(each) else UntracedActivation() for each in results]
+        return [each[0] if self._is_same(each) else _UntracedActivation() for each in results]
 
     @staticmethod
     def _is_same(values: Sequence[_TracedValue]) -> bool:
@@ -769,18 +521,18 @@ class _RecordedOrderReader:
         return all(
             each is first
             or (
-                isinstance(each, TracedActivation)
-                and isinstance(first, TracedActivation)
+                isinstance(each, _Activation)
+                and isinstance(first, _Activation)
                 and np.array_equal(each.entries, first.entries)
             )
             for each in others
         )
 
-    def _weight(self, node: OperatorNode, given: _Given, shape: Shape | None) -> _TracedValue:
+    def _weight(self, node: OperatorNode, inputs: _Inputs, shape: Shape | None) -> _TracedValue:
         """Return the result of an operator on constants, with the weights whose features it keeps."""
         if shape is None:
-            return UntracedActivation()
-        weights = [each for each in given if isinstance(each, _TracedWeight)]
+            return _UntracedActivation()
+        weights = [each for each in inputs if isinstance(each, _TracedWeight)]
         first = weights[0] if weights else _TracedWeight((), shape)
         plain = _TracedWeight((), shape)
         if _kind(node) == "elementwise":
@@ -804,66 +556,77 @@ class _RecordedOrderReader:
         return plain
 
     def _outputs(
-        self, node: OperatorNode, given: _Given, inferred: Sequence[Shape | None]
+        self, node: OperatorNode, inputs: _Inputs, inferred: Sequence[Shape | None]
     ) -> Sequence[_TracedValue]:
-        kind, operation = _kind(node), _ORDERS.get(node.op)
-        untraced = [each for each in given if isinstance(each, UntracedActivation)]
+        kind, rule = _kind(node), _ORDERS.get(node.op)
+        untraced = [each for each in inputs if isinstance(each, _UntracedActivation)]
         if untraced and node.op not in ("MatMul", "Gemm", *_RECURRENT):
             features = {each.features for each in untraced}
             keeps = kind == "elementwise" or node.op in _SAME_ORDER or node.op in _NORMS
-            return [UntracedActivation(features.pop() if keeps and len(features) == 1 else None)]
+            return [_UntracedActivation(features.pop() if keeps and len(features) == 1 else None)]
         shape = inferred[0] if inferred else None
-        try:
-            if operation is not None:
-                return [operation(self, node, given, shape)]
+        with suppress(ValueError, TypeError, LookupError, AttributeError, ArithmeticError):
+            if rule is not None:
+                return [rule(self, node, inputs, shape)]
             if node.op in _SAME_ORDER:
-                return [self.tensor(given[0])]
+                return [self.tensor(inputs[0])]
             if shape is not None and node.op.startswith("Reduce"):
-                return [self._reduced(node, given, shape)]
+                return [self._reduced(node, inputs, shape)]
             if shape is not None and kind == "elementwise":
-                return [self._combined(node, given)]
+                return [self._combined(node, inputs)]
             if shape is not None and kind == "movement":
-                return self._moved(node, given, inferred)
-        except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError):
-            pass
-        return [UntracedActivation()]
+                return self.moved(node, inputs, inferred)
+        return [_UntracedActivation()]
 
-    def _reduced(self, node: OperatorNode, given: _Given, shape: Shape) -> TracedActivation:
-        x = self.tensor(given[0])
+    def _reduced(self, node: OperatorNode, inputs: _Inputs, shape: Shape) -> _Activation:
+        """Return the result of a reduction over axes, which is an image if one with channels is left."""
+        x = self.tensor(inputs[0])
         if x.shape == shape:
             return x
         listed = node.attributes.get("axes")
         if listed is None and len(node.inputs) > 1 and node.inputs[1]:
             listed = self.shapes.value(node.inputs[1]).reshape(-1).tolist()
-        return self.evaluation.reduced(x, shape, listed or range(len(x.shape)))
+        axes = {axis % len(x.shape) for axis in listed or range(len(x.shape))}
+        if x.channel is None or x.channel in axes or len(shape) < _IMAGE_RANK:
+            return self.fresh(shape)
+        removed = axes if len(shape) < len(x.shape) else ()
+        return self.image(shape, x.channel - sum(axis < x.channel for axis in removed))
 
-    def _combined(self, node: OperatorNode, given: _Given) -> TracedActivation:
-        values = [self.tensor(each) for each in given if each is not None]
+    def _combined(self, node: OperatorNode, inputs: _Inputs) -> _Activation:
+        """Return the result of an elementwise operation on results broadcast to one shape."""
+        values = [self.tensor(each) for each in inputs if each is not None]
         # The bounds of a clip do not change the order, nor does the type of another tensor.
-        made = values[0] if node.op in ("Clip", "CastLike") else self.evaluation.together(values)
-        for weight in given if node.op in _SCALES else ():
+        values = values[:1] if node.op in ("Clip", "CastLike") else values
+        shape = np.broadcast_shapes(*(each.shape for each in values))
+        whole = [each for each in values if each.shape == shape] or [self.fresh(shape)]
+        output = next((each for each in whole if each.channel is not None), whole[0])
+        for each in whole:
+            if each is not output and (each.channel is None or each.channel != output.channel):
+                self.activations.link(output.entries, each.entries)
+        for weight in inputs if node.op in _SCALES else ():
             if not isinstance(weight, _TracedWeight) or _count_long(weight.shape) != 1:
                 continue
             # A norm multiplies each feature by one number.
             axis = next(n - len(weight.shape) for n, extent in enumerate(weight.shape) if extent > 1)
-            if -axis <= len(made.shape) and made.shape[axis] == weight.shape[axis]:
-                for path in weight.paths:
-                    self.evaluation.normed(made, path, axis)
-        return made
+            if -axis <= len(shape) and shape[axis] == weight.shape[axis]:
+                self.norms(weight, output, axis)
+        return output
 
-    def _moved(
-        self, node: OperatorNode, given: _Given, inferred: Sequence[Shape | None]
-    ) -> Sequence[_Activation]:
+    def moved(
+        self, node: OperatorNode, inputs: _Inputs, inferred: Sequence[Shape | None]
+    ) -> list[_Activation | _UntracedActivation]:
         """Return entries in new positions, as the operator moves numbers."""
-        tensors = [self.tensor(each) for each in given[: find_operator(node.op).data] if each is not None]
+        tensors = [self.tensor(each) for each in inputs[: find_operator(node.op).data] if each is not None]
         x, shape = tensors[0], inferred[0] or ()
         if node.op in _RESHAPES:
-            return [self.evaluation.reshaped(x, shape)]
-        if node.op == "Concat":
-            return [self.evaluation.joined(tensors, node.attributes.get("axis", 0))]
+            return [x if x.shape == shape else _Activation(shape, lambda: x.entries.reshape(shape))]
         if node.op == "Transpose":
             perm = node.attributes.get("perm") or range(len(shape))[::-1]
-            return [self.evaluation.transposed(x, [axis % len(shape) for axis in perm])]
+            return [_transposed(x, [axis % len(shape) for axis in perm])]
+        channel = x.channel if node.op in _KEEPS_AXES else None
+        if node.op == "Concat":
+            axis = node.attributes.get("axis", 0) % len(shape)
+            channel = axis if {each.channel for each in tensors} == {axis} else None
         # Padding is 0, the number of no entry here; the value that pads is not an entry.
         positions = [self.shapes.value(name) if name else None for name in node.inputs[len(tensors) :]]
         if node.op == "Pad" and len(positions) > 1:
@@ -874,17 +637,88 @@ class _RecordedOrderReader:
         def move(number: int) -> Any:
             if not results:
                 for each in inferred:
-                    require_room(each or ())
+                    _require_room(each or ())
                 results.extend(compute_node(node, [*(each.entries + 1 for each in tensors), *positions]))
             return results[number] - 1
 
-        channel = x.channel if node.op in _KEEPS_AXES else None
         return [
-            UntracedActivation()
-            if each is None
-            else TracedActivation(each, partial(move, number), channel=channel)
+            _UntracedActivation() if each is None else _Activation(each, partial(move, number), channel)
             for number, each in enumerate(inferred)
         ]
+
+    # Layers.
+
+    def record(self, weight: Path, side: str, x: _Activation | _UntracedActivation, axis: int = -1) -> None:
+        """Record the entries of a layer's input ("takes") or output ("makes") along an axis."""
+        rows = self.uses.setdefault(weight, {}).setdefault(side, [])
+        if isinstance(x, _UntracedActivation):
+            rows.append(x.features)
+            return
+        if not (x.shape and x.entries.size):
+            raise UntraceableError
+        entries = np.moveaxis(x.entries, axis, -1).reshape(-1, x.shape[axis])
+        # The first position may be padding.
+        whole = np.flatnonzero((entries >= 0).all(1))
+        rows.append(entries[whole[0] if len(whole) else 0])
+
+    def norms(self, weight: _TracedWeight, x: _Activation, axis: int) -> None:
+        """Record the input of a norm or a PReLU with one number per feature."""
+        for path in weight.paths if x.channel is None else ():
+            self.record(path, "takes", x, axis)
+
+    # Result.
+
+    def orders(self) -> dict[Path, WeightUse]:
+        """Return the orders by weight, UNKNOWN where an operation before the layer was not evaluated."""
+        for weight, output in self.convolutions:
+            # For most convolutions the entries are never requested.
+            if output.is_numbered:
+                self.record(weight, "makes", output, _CHANNEL)
+        self.activations.finish()
+        result, origins = {}, self._origins()
+        for weight, sides in self.uses.items():
+            orders = {side: self._order(calls) for side, calls in sides.items()}
+            parts = common_parts([self._parts(row, origins) for row in sides.get("takes", ())])
+            result[weight] = WeightUse(orders.get("takes"), orders.get("makes"), parts=parts)
+        return result
+
+    def _origins(self) -> dict[int, tuple[str, Any]]:
+        """Return the model inputs and the layers, by their weights, of which each result is the output."""
+        origins: dict[int, tuple[str, Any]] = {-1: (MIXED, -1)}
+        for number, value in enumerate(self.inputs):
+            if value.is_numbered:
+                for each, _ in self.activations.results(value.entries.ravel()):
+                    origins[each] = ("input", number)
+        for weight, sides in self.uses.items():
+            for row in sides.get("makes", ()):
+                results = self.activations.results(row) if isinstance(row, np.ndarray) else ()
+                if len(results) == 1:
+                    origins.setdefault(results[0][0], ("call", weight))
+        return origins
+
+    def _parts(self, row: Any, origins: Mapping[int, tuple[str, Any]]) -> Parts:
+        results = self.activations.results(row) if isinstance(row, np.ndarray) else ()
+        if len(results) < 2:
+            return ()
+        return tuple(FeaturePart(count, *origins.get(each, ("", -1))) for each, count in results)
+
+    def _order(self, calls: Sequence[Any]) -> AxisOrder | None:
+        """Return the order of all calls: rows of entries, or for an untraced activation its features."""
+        traced = [row for row in calls if isinstance(row, np.ndarray)]
+        if self.opaque is None and len(traced) < len(calls):
+            return None
+        # The number of features alone records no order.
+        orders: set[AxisOrder | None] = {self.activations.order(row) or UNKNOWN for row in traced}
+        orders |= {UNKNOWN for row in calls if row is None}
+        orders |= {None for row in calls if isinstance(row, int)}
+        return orders.pop() if len(orders) == 1 else UNKNOWN
+
+
+def _transposed(x: _Activation, perm: Sequence[int]) -> _Activation:
+    """Return a result with its axes in another order; images stay images if only channels moved."""
+    others = [axis for axis in perm if axis != x.channel]
+    channel = perm.index(x.channel) if x.channel is not None and others == sorted(others) else None
+    return _Activation(tuple(x.shape[axis] for axis in perm), lambda: x.entries.transpose(perm), channel)
 
 
 def _kind(node: OperatorNode) -> str | None:
@@ -897,130 +731,146 @@ def _count_long(shape: Shape) -> int:
     return sum(extent > 1 for extent in shape)
 
 
-_OrderRule = Callable[[_RecordedOrderReader, OperatorNode, _Given, Shape | None], _TracedValue]
+_OrderRule = Callable[
+    [_RecordedOrderReader, OperatorNode, _Inputs, Shape | None], _Activation | _UntracedActivation
+]
 
 
 def _convolution(
-    run: _RecordedOrderReader, node: OperatorNode, given: _Given, shape: Shape | None
-) -> TracedActivation:
-    if shape is None:
-        raise UntraceableError
-    weight = given[1]
-    path = weight.path if isinstance(weight, _TracedWeight) else None
-    grouped = node.attributes.get("group", 1) != 1
-    return run.evaluation.convolved(run.tensor(given[0]), shape, path, grouped=grouped)
+    run: _RecordedOrderReader, node: OperatorNode, inputs: _Inputs, shape: Shape | None
+) -> _Activation | _UntracedActivation:
+    """Return the output of an image operation; a convolution is identified by its weight.
 
-
-def _pool(run: _RecordedOrderReader, node: OperatorNode, given: _Given, shape: Shape | None) -> _Activation:
-    if shape is None:
-        if node.op == "Resize":
-            return UntracedActivation()
+    A convolution's channels have a separate order where a pixel shuffle follows it.
+    """
+    if shape is None and node.op == "Resize":
+        return _UntracedActivation()
+    x = run.tensor(inputs[0])
+    if shape is None or not _IMAGE_RANK <= len(shape) == len(x.shape):
         raise UntraceableError
-    return run.evaluation.convolved(run.tensor(given[0]), shape)
+    is_image = x.channel == _CHANNEL
+    if not is_image:
+        run.activations.take(x.entries, _CHANNEL)
+    output = run.image(shape)
+    weight = inputs[1] if node.op in _CONVOLUTIONS and node.attributes.get("group", 1) == 1 else None
+    if isinstance(weight, _TracedWeight) and weight.path is not None:
+        run.convolutions.append((weight.path, output))
+        if not is_image:
+            run.record(weight.path, "takes", x, _CHANNEL)
+    return output
 
 
 def _product(
-    run: _RecordedOrderReader, node: OperatorNode, given: _Given, shape: Shape | None
-) -> _Activation:
-    x, weight = given[0], given[1]
+    run: _RecordedOrderReader, node: OperatorNode, inputs: _Inputs, shape: Shape | None
+) -> _Activation | _UntracedActivation:
+    x, weight = inputs[0], inputs[1]
     turned = bool(node.attributes.get("transB", 0))
-    if (
-        not isinstance(x, _TracedWeight)
-        and isinstance(weight, _TracedWeight)
-        and len(weight.shape) == _MATRIX
-    ):
+    layer = isinstance(weight, _TracedWeight) and len(weight.shape) == _MATRIX
+    if layer and isinstance(weight, _TracedWeight) and isinstance(x, _Activation | _UntracedActivation):
         if node.attributes.get("transA", 0):
-            return UntracedActivation()
-        one, two = weight.shape[::-1] if turned else weight.shape
-        if x is not None and weight.path is not None:
-            return run.evaluation.dense(x, weight.path, (one, two))
-        if x is not None and len(weight.paths) == 1 and weight.part == (0 if turned else 1):
-            run.evaluation.takes(weight.paths[0], x)
-    traced = not any(isinstance(each, UntracedActivation) for each in (x, weight))
-    return run.evaluation.fresh(shape) if traced and shape is not None else UntracedActivation()
+            return _UntracedActivation()
+        rows, columns = weight.shape[::-1] if turned else weight.shape
+        if weight.path is not None:
+            width = x.features if isinstance(x, _UntracedActivation) else x.shape[-1] if x.shape else 0
+            if width not in (None, rows):
+                raise UntraceableError
+            run.record(weight.path, "takes", x)
+            if isinstance(x, _UntracedActivation):
+                return _UntracedActivation(columns)
+            output = run.fresh((*x.shape[:-1], columns))
+            run.record(weight.path, "makes", output)
+            return output
+        if len(weight.paths) == 1 and weight.part == (0 if turned else 1):
+            run.record(weight.paths[0], "takes", x)
+    traced = not any(isinstance(each, _UntracedActivation) for each in (x, weight))
+    return run.fresh(shape) if traced and shape is not None else _UntracedActivation()
 
 
-def _einsum(run: _RecordedOrderReader, node: OperatorNode, given: _Given, shape: Shape | None) -> _Activation:
+def _einsum(
+    run: _RecordedOrderReader, node: OperatorNode, inputs: _Inputs, shape: Shape | None
+) -> _Activation | _UntracedActivation:
+    """Return the result of an equation: for one operand, its entries in another order."""
     if shape is None:
-        return UntracedActivation()
+        return _UntracedActivation()
     equation = str(node.attributes.get("equation", "")).replace(" ", "")
-    taken, _, made = equation.partition("->")
+    taken, _, result = equation.partition("->")
     names = taken.split(",")
-    for place, weight in enumerate(given if len(given) == _MATRIX and "." not in equation else ()):
-        x = given[1 - place]
-        if not isinstance(weight, _TracedWeight) or not isinstance(x, TracedActivation) or not weight.path:
+    for number, weight in enumerate(inputs if len(inputs) == _MATRIX and "." not in equation else ()):
+        x = inputs[1 - number]
+        if not isinstance(weight, _TracedWeight) or not isinstance(x, _Activation) or not weight.path:
             continue
-        shared = [letter for letter in names[place] if letter in names[1 - place] and letter not in made]
+        shared = [letter for letter in names[number] if letter in names[1 - number] and letter not in result]
         if len(weight.shape) == _MATRIX and len(shared) == 1:
-            run.evaluation.takes(weight.path, x, names[1 - place].index(shared[0]))
-    return run.evaluation.einsum(equation, [run.tensor(each) for each in given], shape)
+            run.record(weight.path, "takes", x, names[1 - number].index(shared[0]))
+    tensors = [run.tensor(each) for each in inputs]
+    if len(tensors) == 1 and "." not in taken and sorted(taken) == sorted(result) == sorted(set(result)):
+        return _transposed(tensors[0], [taken.index(letter) for letter in result])
+    return run.fresh(shape)
 
 
-def _gather(run: _RecordedOrderReader, node: OperatorNode, given: _Given, shape: Shape | None) -> _Activation:
-    x, positions = given
+def _gather(
+    run: _RecordedOrderReader, node: OperatorNode, inputs: _Inputs, shape: Shape | None
+) -> _Activation | _UntracedActivation:
+    x, positions = inputs
     axis = node.attributes.get("axis", 0)
-    if run.loops and isinstance(x, TracedActivation) and axis == 0 and len(x.shape) == len(shape or ()) + 1:
+    if run.loops and isinstance(x, _Activation) and axis == 0 and len(x.shape) == len(shape or ()) + 1:
         # A step of a sequence: all have the same order.
-        return run.evaluation.moved(x, lambda entries: entries[0])
-    if isinstance(positions, TracedActivation):
+        return _Activation(x.shape[1:], lambda: x.entries[0])
+    if isinstance(positions, _Activation):
         embedded = isinstance(x, _TracedWeight) and x.path is not None and len(x.shape) == _MATRIX
         if not embedded or shape is None or axis != 0:
-            return UntracedActivation()
-        made = run.evaluation.fresh(shape)
+            return _UntracedActivation()
+        output = run.fresh(shape)
         if isinstance(x, _TracedWeight) and x.path is not None:
-            run.evaluation.makes(x.path, made)
-        return made
-    return run._moved(node, given, [shape])[0]
+            run.record(x.path, "makes", output)
+        return output
+    return run.moved(node, inputs, [shape])[0]
 
 
 def _norm(
     run: _RecordedOrderReader,
     node: OperatorNode,
-    given: _Given,
+    inputs: _Inputs,
     shape: Shape | None,  # noqa: ARG001  # as of any rule
-) -> TracedActivation:
-    x, weight = run.tensor(given[0]), given[1]
+) -> _Activation:
+    x, weight = run.tensor(inputs[0]), inputs[1]
     axis = 1 if node.op == "BatchNormalization" else node.attributes.get("axis", -1)
-    if isinstance(weight, _TracedWeight) and len(weight.shape) == 1:
-        for path in weight.paths if axis % len(x.shape) in (1, len(x.shape) - 1) else ():
-            run.evaluation.normed(x, path, axis)
+    vector = isinstance(weight, _TracedWeight) and len(weight.shape) == 1
+    if isinstance(weight, _TracedWeight) and vector and axis % len(x.shape) in (1, len(x.shape) - 1):
+        run.norms(weight, x, axis)
     return x
 
 
 def _pixel_shuffle(
-    run: _RecordedOrderReader,
-    node: OperatorNode,
-    given: _Given,
-    shape: Shape | None,  # noqa: ARG001  # as of any rule
-) -> TracedActivation:
-    return run.evaluation.shuffled(
-        run.tensor(given[0]),
-        lambda entries: compute_node(node, [entries])[0],
-        up=node.op == "DepthToSpace",
-    )
+    run: _RecordedOrderReader, node: OperatorNode, inputs: _Inputs, shape: Shape | None
+) -> _Activation | _UntracedActivation:
+    """Return the output of a pixel shuffle: channels become places (DepthToSpace), or the reverse."""
+    (output,) = run.moved(node, inputs, [shape])
+    image = run.tensor(output if node.op == "DepthToSpace" else inputs[0])
+    run.activations.take(image.entries, _CHANNEL)
+    return output
 
 
 def _recurrent(
     run: _RecordedOrderReader,
     node: OperatorNode,  # noqa: ARG001  # as of any rule
-    given: _Given,
+    inputs: _Inputs,
     shape: Shape | None,
-) -> _Activation:
-    x, weight = given[0], given[1]
+) -> _Activation | _UntracedActivation:
+    x, weight = inputs[0], inputs[1]
     if not isinstance(weight, _TracedWeight) or not weight.paths:
-        return UntracedActivation()
+        return _UntracedActivation()
     for path in weight.paths:
-        run.evaluation.takes(path, x if isinstance(x, UntracedActivation) else run.tensor(x))
-    traced = shape is not None and not isinstance(x, UntracedActivation)
-    return run.evaluation.fresh(shape or ()) if traced else UntracedActivation()
+        run.record(path, "takes", x if isinstance(x, _UntracedActivation) else run.tensor(x))
+    traced = shape is not None and not isinstance(x, _UntracedActivation)
+    return run.fresh(shape or ()) if traced else _UntracedActivation()
 
 
 _RECURRENT = ("LSTM", "GRU", "RNN")
+_CONVOLUTIONS = ("Conv", "ConvTranspose")
+_POOLS = ("MaxPool", "AveragePool", "LpPool", "GlobalAveragePool", "GlobalMaxPool", "Resize")
 _ORDERS: dict[str, _OrderRule] = {
-    **dict.fromkeys(("Conv", "ConvTranspose"), _convolution),
-    **dict.fromkeys(
-        ("MaxPool", "AveragePool", "LpPool", "GlobalAveragePool", "GlobalMaxPool", "Resize"), _pool
-    ),
+    **dict.fromkeys((*_CONVOLUTIONS, *_POOLS), _convolution),
     **dict.fromkeys(("MatMul", "Gemm"), _product),
     "Einsum": _einsum,
     "Gather": _gather,
