@@ -6,7 +6,7 @@ import builtins
 import json
 import os
 import re
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import combinations
 from types import MappingProxyType
@@ -672,66 +672,3 @@ def list_references(value: Any) -> list[tuple[str, int, int]]:
         else:
             stack += reversed(item)
     return found
-
-
-_Reference = tuple[str, int, int]
-_KerasNode = tuple[str, KerasConfig, int, list[_Reference]]
-_Call = Callable[[KerasConfig, Sequence[Any], tuple[str, ...]], list[Any]]
-
-
-def follow_model(
-    config: KerasConfig, given: Sequence[Any], above: tuple[str, ...], apply: _Call
-) -> list[Any]:
-    """Return the outputs of a Sequential or functional model for its inputs.
-
-    `apply` returns the outputs of one call of a layer, from the layer, its inputs and the names of the
-    models around it; other outputs are None. Raise ValueError for calls whose inputs are not listed.
-    """
-    layers = config.settings.get("layers")
-    if not isinstance(layers, list) or len(layers) > _MOST_LAYERS:
-        raise ValueError
-    if config.cls == "Sequential":
-        values = list(given[:1])
-        for each in layers:
-            values = apply(config_of(each), values, above)[:1]
-        return values
-    outer = dict(
-        zip([ref[0] for ref in list_references(config.settings.get("input_layers"))], given, strict=False)
-    )
-    outputs: dict[_Reference, Any] = {}
-    waiting: list[_KerasNode] = []
-    for each in layers:
-        layer = config_of(each)
-        name = str(each.get("name") or layer.name or "") if isinstance(each, dict) else ""
-        if layer.cls == "InputLayer":
-            outputs[name, 0, 0] = apply(layer, [outer[name]] if name in outer else [], above)[0]
-            continue
-        nodes = each.get("inbound_nodes") if isinstance(each, dict) else None
-        for number, node in enumerate(nodes if isinstance(nodes, list) else []):
-            waiting.append((name, layer, number, list_references(node)))
-    visits = 0
-    while waiting:
-        before, visits = len(waiting), visits + len(waiting)
-        waiting = [row for row in waiting if not _is_called(row, outputs, above, apply)]
-        if len(waiting) == before or visits > _MOST_VISITS:
-            raise ValueError
-    return [outputs.get(ref) for ref in list_references(config.settings.get("output_layers"))]
-
-
-def _is_called(
-    node: _KerasNode, outputs: dict[_Reference, Any], above: tuple[str, ...], apply: _Call
-) -> bool:
-    """Apply a call whose inputs are known, and return whether they are."""
-    name, layer, number, refs = node
-    if not all(ref in outputs for ref in refs):
-        return False
-    made = apply(layer, [outputs[ref] for ref in refs], above)
-    made += [None] * (_MOST_OUTPUTS - len(made))
-    outputs.update(((name, number, place), value) for place, value in enumerate(made))
-    return True
-
-
-# Of one layer: the states of a stack of cells.
-_MOST_OUTPUTS = 16
-# Of calls whose inputs are looked for: layers may be listed in any order.
-_MOST_VISITS = 1 << 18

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
@@ -12,7 +11,7 @@ from ckpttool.core.errors import UnsupportedError
 from ckpttool.core.kinds import ACTIVATION_KINDS, KERAS_ACTIVATIONS
 from ckpttool.core.sidecar import NotUnderstood
 from ckpttool.core.tree import Path
-from ckpttool.formats.keras_config import MODELS, KerasConfig, config_of, follow_model, is_described
+from ckpttool.formats.keras_config import MODELS, KerasConfig, config_of, is_described, list_references
 from ckpttool.formats.tf_common import format_object
 from ckpttool.graphs.torchscript_code import is_number
 from ckpttool.libraries.recognize import TORCH_CLASSES, PickledModule
@@ -220,46 +219,50 @@ def read_keras_steps(document: Mapping[str, Any]) -> tuple[ChainStep, ...] | Non
     """
     if not is_described(document):
         return None
-    steps = _apply_model(config_of(dict(document)), _Chain(), ()).steps
+    steps = tuple(_model_steps(config_of(dict(document)), ()))
     return steps if any(step.kind == "dense" for step in steps) else None
 
 
-class _Chain(NamedTuple):
-    """The steps on the way to a value, and the number of layers; None if it depends on several values."""
-
-    steps: tuple[ChainStep, ...] = ()
-    layers: int | None = 0
-
-    def add(self, *steps: ChainStep) -> _Chain:
-        return _Chain((*self.steps, *steps), None if self.layers is None else self.layers + 1)
-
-
-_NO_CHAIN = _Chain(layers=None)
-
-
-def _apply_model(config: KerasConfig, given: _Chain, above: Name) -> _Chain:
-    """Return the chain after a model; each of its layers must be on the way to its only output, once."""
-    results: Sequence[_Chain | None] = ()
-    with contextlib.suppress(ValueError):
-        results = follow_model(config, [_Chain()], above, _apply_layer)
-    found = results[0] if len(results) == 1 else None
-    if found is None or found.layers != len(config.settings["layers"]):
-        return given.add(ChainStep("unknown", above, "layers that do not form a chain"))
-    return given.add(*found.steps)
+def _model_steps(model: KerasConfig, name: Name) -> Iterator[ChainStep]:
+    """Yield the steps of a model's layers, also of those in nested models."""
+    layers = _chained_layers(model)
+    if layers is None:
+        yield ChainStep("unknown", name, "layers that do not form a chain")
+    for layer in layers or ():
+        own = (*name, layer.name or "?")
+        if layer.cls == "InputLayer":
+            continue
+        if layer.foreign:
+            yield ChainStep("unknown", own, f"{layer.cls}, a class from another package")
+        elif layer.cls in MODELS:
+            yield from _model_steps(layer, own)
+        else:
+            yield from _keras_layer(str(layer.cls), own, layer.settings)
 
 
-def _apply_layer(layer: KerasConfig, given: Sequence[_Chain | None], above: Name) -> list[Any]:
-    """Return the chain after one layer, as `follow_model` calls it."""
-    chain, name = given[0] if len(given) == 1 else None, (*above, layer.name or "?")
-    if layer.cls == "InputLayer":
-        return [(chain or _Chain()).add()]
-    if chain is None or chain.layers is None:
-        return [_NO_CHAIN]
-    if layer.foreign:
-        return [chain.add(ChainStep("unknown", name, f"{layer.cls}, a class from another package"))]
-    if layer.cls in MODELS:
-        return [_apply_model(layer, chain, name)]
-    return [chain.add(*_keras_layer(str(layer.cls), name, layer.settings))]
+def _chained_layers(model: KerasConfig) -> list[KerasConfig] | None:
+    """Return the layers in the order of their calls: each once, for the result of the one before.
+
+    None if they are called otherwise, or if a layer is not on the way to the only output.
+    """
+    stored = model.settings.get("layers")
+    if not isinstance(stored, list) or model.cls == "Sequential":
+        return model.layers() if isinstance(stored, list) else None
+    by_name = {
+        str(layer.get("name") or config_of(layer).name or ""): layer
+        for layer in stored
+        if isinstance(layer, dict)
+    }
+    calls, chain = list_references(model.settings.get("output_layers")), list[KerasConfig]()
+    while len(calls) == 1 and calls[0][0] in by_name:
+        (name, call, output) = calls[0]
+        layer = by_name.pop(name)
+        chain.append(config_of(layer))
+        nodes = layer.get("inbound_nodes") or [[]]
+        legal = isinstance(nodes, list) and 0 <= call < len(nodes) and output == 0
+        calls = list_references(nodes[call]) if legal else calls
+    begun = not calls and bool(chain) and chain[-1].cls == "InputLayer"
+    return chain[::-1] if begun and len(chain) == len(stored) else None
 
 
 def _keras_layer(cls: str, name: Name, state: Mapping[str, Any]) -> Iterator[ChainStep]:
