@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -169,6 +170,20 @@ def _square_plus(add: _Add, number: _Number, x: str) -> str:
     return add("Mul", add("Add", x, root), number(0.5))
 
 
+def _log1p(add: _Add, number: _Number, x: str) -> str:
+    # 2 artanh(x / (x + 2)) is exact for small x.
+    exact = add("Mul", add("Atanh", add("Div", x, add("Add", x, number(2)))), number(2))
+    small = add("Less", add("Abs", x), number(0.5))
+    return add("Where", small, exact, add("Log", add("Add", x, number(1))))
+
+
+def _expm1(add: _Add, number: _Number, x: str) -> str:
+    # Elu computes it exactly below zero, and exp(x) - 1 = -exp(x) * (exp(-x) - 1) above.
+    below = add("Elu", add("Neg", add("Abs", x)))
+    above = add("Neg", add("Mul", add("Exp", x), below))
+    return add("Where", add("Less", x, number(0)), below, above)
+
+
 # By the names of core/kinds.py, with the default numbers of ONNX's operators, which are those of PyTorch's
 # classes except where PyTorch's have arguments.
 ACTIVATION_NODES: Mapping[str, ActivationNodes] = {
@@ -180,4 +195,14 @@ ACTIVATION_NODES: Mapping[str, ActivationNodes] = {
     "logsigmoid": lambda add, _number, x: add("Neg", add("Softplus", add("Neg", x))),
     "tanhshrink": lambda add, _number, x: add("Sub", x, add("Tanh", x)),
     "squareplus": _square_plus,
+}
+# Functions of one value with fractions that are no activations, by their names in PyTorch.
+FUNCTION_NODES: Mapping[str, ActivationNodes] = {
+    "log1p": _log1p,
+    "expm1": _expm1,
+    "log2": lambda add, number, x: add("Div", add("Log", x), number(math.log(2))),
+    "log10": lambda add, number, x: add("Div", add("Log", x), number(math.log(10))),
+    "rsqrt": lambda add, _number, x: add("Reciprocal", add("Sqrt", x)),
+    "log_sigmoid": ACTIVATION_NODES["logsigmoid"],
+    "hardsigmoid": ACTIVATION_NODES["hardsigmoid"],
 }

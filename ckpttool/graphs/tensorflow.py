@@ -33,7 +33,7 @@ from ckpttool.formats.tf_functions import (
     read_functions,
 )
 from ckpttool.formats.tf_saved_model_messages import FieldMeter, MetaGraph, type_name
-from ckpttool.graphs.builder import GraphBuilder, body
+from ckpttool.graphs.builder import FUNCTION_NODES, ActivationNodes, GraphBuilder, body
 from ckpttool.graphs.graph import (
     Graph,
     OpaqueError,
@@ -667,25 +667,6 @@ def _leaky_relu(t: FunctionTranslator, node: FunctionNode, inputs: list[Any]) ->
     return t.one("LeakyRelu", t.tensor(inputs[0]), alpha=slope)
 
 
-@_operation("Log1p")
-def _log1p(t: FunctionTranslator, _node: FunctionNode, inputs: list[Any]) -> TensorName:
-    # 2 artanh(x / (x + 2)) is exact for small x.
-    x = t.tensor(inputs[0])
-    one, two, half = (_scalar(t, each, x) for each in (1, 2, 0.5))
-    exact = t.one("Mul", t.one("Atanh", t.one("Div", x, t.one("Add", x, two))), two)
-    plain = t.one("Log", t.one("Add", x, one))
-    return t.one("Where", t.one("Less", t.one("Abs", x), half), exact, plain)._replace(dtype=x.dtype)
-
-
-@_operation("Expm1")
-def _expm1(t: FunctionTranslator, _node: FunctionNode, inputs: list[Any]) -> TensorName:
-    # Elu computes it exactly below zero, and exp(x) - 1 = -exp(x) * (exp(-x) - 1) above.
-    x = t.tensor(inputs[0])
-    below = t.one("Elu", t.one("Neg", t.one("Abs", x)))
-    above = t.one("Neg", t.one("Mul", t.one("Exp", x), below))
-    return t.one("Where", t.one("Less", x, _scalar(t, 0, x)), below, above)._replace(dtype=x.dtype)
-
-
 @_operation("FloorDiv")
 def _floor_divide(t: FunctionTranslator, _node: FunctionNode, inputs: list[Any]) -> TensorName:
     a, b = map(t.tensor, inputs)
@@ -713,12 +694,22 @@ def _product_with_itself(t: FunctionTranslator, x: TensorName) -> TensorName:
     return t.one("Mul", x, x)
 
 
+def _function(t: FunctionTranslator, x: TensorName, nodes: ActivationNodes) -> TensorName:
+    def add(op: str, *names: str) -> str:
+        return t.one(op, *(TensorName(name, x.dtype) for name in names)).name
+
+    return TensorName(nodes(add, lambda value: _scalar(t, value, x).name, x.name), x.dtype)
+
+
 # Operations that are one expression of their tensors.
 _EXPRESSIONS: dict[str, Callable[..., Any]] = {
     "Relu6": lambda t, x: t.one("Clip", x, _scalar(t, 0, x), _scalar(t, 6, x)),
     "Square": _product_with_itself,
     "SquaredDifference": lambda t, a, b: _product_with_itself(t, t.one("Sub", a, b)),
-    "Rsqrt": lambda t, x: t.one("Reciprocal", t.one("Sqrt", x)),
+    **{
+        name.capitalize(): lambda t, x, nodes=FUNCTION_NODES[name]: _function(t, x, nodes)
+        for name in ("log1p", "expm1", "rsqrt")
+    },
     "Erfc": lambda t, x: t.one("Sub", _scalar(t, 1, x), t.one("Erf", x)),
     "NotEqual": lambda t, a, b: t.one("Not", t.one("Equal", a, b)),
     "IsFinite": lambda t, x: t.one("Not", t.one("Or", t.one("IsNaN", x), t.one("IsInf", x))),

@@ -29,7 +29,7 @@ from ckpttool.graphs.graph import (
 )
 from ckpttool.graphs.operators import is_known
 from ckpttool.graphs.shapes import trace_nodes
-from ckpttool.graphs.torchscript import UNEXPECTED, apply_operation, compute
+from ckpttool.graphs.torchscript import UNEXPECTED, apply_operation, compose, compute
 from ckpttool.graphs.torchscript_code import ScriptTensor
 from ckpttool.graphs.torchscript_translator import ScriptTranslator
 from ckpttool.graphs.torchscript_values import IndexInputError, InputShapeError, TensorValue
@@ -301,13 +301,7 @@ def _plain(name: str, *settings: str) -> _Rule:
 
 def _elementary(name: str) -> _Rule:
     """Return the rule of a function of core/kinds.py."""
-
-    def rule(call: TorchCall, x: TensorValue) -> TensorValue:
-        build, dtype = call.t.build, x.dtype or "float32"
-        made = ACTIVATION_NODES[name](build.one, lambda number: build.number(number, dtype), x.name)
-        return call.t.new(made, x.dtype, x.rank)
-
-    return rule
+    return lambda call, x: compose(call.t, x, ACTIVATION_NODES[name])
 
 
 def _softplus(call: TorchCall, x: TensorValue) -> TensorValue:

@@ -25,7 +25,7 @@ from ckpttool.core.errors import CkpttoolError, UnsupportedError
 from ckpttool.core.kinds import ACTIVATION_KINDS, gate_order
 from ckpttool.core.source import Shape
 from ckpttool.core.tree import Leaf, Tree
-from ckpttool.graphs.builder import GraphBuilder
+from ckpttool.graphs.builder import FUNCTION_NODES, ActivationNodes, GraphBuilder
 from ckpttool.graphs.graph import (
     Graph,
     OpaqueError,
@@ -376,6 +376,24 @@ for _torch, _onnx in {
     _operation(_torch, "x")(lambda t, a, op=_onnx: _elementwise(t, op, _floating(t, a.x)))  # type: ignore[misc]
 
 
+def compose(t: ScriptTranslator, x: TensorValue, nodes: ActivationNodes) -> TensorValue:
+    """Return the result of a function of one value that the builder's tables write as nodes."""
+    name = nodes(t.build.one, lambda value: t.build.number(value, x.dtype or "float32"), x.name)
+    return t.new(name, x.dtype, x.rank)
+
+
+def _composed(nodes: ActivationNodes) -> _Handler:
+    def handler(t: ScriptTranslator, a: Any) -> TensorValue:
+        x = _floating(t, a.x)
+        return compose(t, _cast(t, x, _promoted(t, x)), nodes)
+
+    return handler
+
+
+for _torch, _nodes in FUNCTION_NODES.items():
+    _operation(_torch, "x")(_composed(_nodes))
+
+
 @_operation("elu", "x alpha=1.0 scale=1.0 input_scale=1.0")
 def _elu(t: ScriptTranslator, a: Any) -> TensorValue:
     require(a.scale == 1 and a.input_scale == 1, "a scaled elu")
@@ -424,6 +442,11 @@ def _rank_name(t: ScriptTranslator, x: TensorValue) -> str:
     return t.build.one("Size", t.build.one("Shape", x.name))
 
 
+def _extent_name(t: ScriptTranslator, x: TensorValue, axis: int) -> str:
+    """Return the name of a list of one extent."""
+    return t.build.one("Shape", x.name, start=axis, **({"end": axis + 1} if axis != -1 else {}))
+
+
 def _filled(value: Any, dtype: str) -> Leaf:
     """Return a tensor of one entry, for an attribute."""
     import numpy as np
@@ -441,25 +464,6 @@ def _glu(t: ScriptTranslator, a: Any) -> TensorValue:
     x = t.tensor(a.x)
     one, two = t.build.add("Split", (x.name,), 2, axis=a.dim, num_outputs=2)
     return t.new(t.build.one("Mul", one, t.build.one("Sigmoid", two)), x.dtype, x.rank)
-
-
-@_operation("log1p", "x")
-def _log1p(t: ScriptTranslator, a: Any) -> TensorValue:
-    # 2 artanh(x / (x + 2)) is exact for small x.
-    x = _floating(t, a.x)
-    ratio = _elementwise(t, "Div", x, _elementwise(t, "Add", x, 2.0))
-    exact = _elementwise(t, "Mul", _elementwise(t, "Atanh", ratio), 2.0)
-    small = _elementwise(t, "Less", _elementwise(t, "Abs", x), 0.5)
-    return _where(t, small, exact, _elementwise(t, "Log", _elementwise(t, "Add", x, 1.0)))
-
-
-@_operation("expm1", "x")
-def _expm1(t: ScriptTranslator, a: Any) -> TensorValue:
-    x = _floating(t, a.x)
-    # Elu computes it exactly below zero, and exp(x) - 1 = -exp(x) * (exp(-x) - 1) above.
-    below = _elementwise(t, "Elu", _elementwise(t, "Neg", _elementwise(t, "Abs", x)))
-    above = _elementwise(t, "Neg", _elementwise(t, "Mul", _elementwise(t, "Exp", x), below))
-    return _where(t, _elementwise(t, "Less", x, 0.0), below, above)
 
 
 @_operation("trunc fix", "x")
@@ -827,8 +831,7 @@ def _squeeze(t: ScriptTranslator, a: Any) -> TensorValue:
     require(len(axes) == 1, "several axes to squeeze")
     (axis,) = axes
     one = t.build.number([1], "int64")
-    ends = {"end": axis + 1} if axis != -1 else {}
-    extent = t.build.one("Shape", x.name, start=axis, **ends)
+    extent = _extent_name(t, x, axis)
     # Before, the axis itself unless its extent is 1, and after.
     kept = t.build.one("Compress", extent, t.build.one("Not", t.build.one("Equal", extent, one)), axis=0)
     parts = [t.build.one("Shape", x.name, end=axis), kept]
@@ -940,8 +943,7 @@ def _equal_parts(t: ScriptTranslator, x: TensorValue, size: str, axis: int, coun
     """Return parts of a size [1] along an axis; the last part may be smaller."""
     if count == 1:
         return [x]
-    ends = {"end": axis + 1} if axis != -1 else {}
-    extent = t.build.one("Shape", x.name, start=axis, **ends)
+    extent = _extent_name(t, x, axis)
     rest = t.build.one("Sub", extent, t.build.one("Mul", size, t.build.number([count - 1], "int64")))
     listed = t.build.one("Concat", *[size] * (count - 1), rest, axis=0)
     names = t.build.add("Split", (x.name, listed), count, axis=axis)
@@ -973,11 +975,10 @@ def _split(t: ScriptTranslator, a: Any) -> Any:
 @_operation("chunk unsafe_chunk", "x chunks dim=0")
 def _chunk(t: ScriptTranslator, a: Any) -> PartsValue:
     x, (most,) = t.tensor(a.x), _ints(a.chunks)
-    ends = {"end": a.dim + 1} if a.dim != -1 else {}
 
     def take(count: int | None) -> list[TensorValue]:
         # There may be fewer parts: their size is the extent divided by the number, rounded up.
-        extent = t.build.one("Shape", x.name, start=a.dim, **ends)
+        extent = _extent_name(t, x, a.dim)
         whole = t.build.one("Add", extent, t.build.number([most - 1], "int64"))
         size = t.build.one("Div", whole, t.build.number([most], "int64"))
         known = t.extent(x, a.dim) if count is None else None
@@ -1369,8 +1370,7 @@ def _var_mean(t: ScriptTranslator, a: Any) -> list[TensorValue]:
 @_operation("sort", "x dim=-1 descending=False")
 def _sort(t: ScriptTranslator, a: Any) -> list[TensorValue]:
     x = t.tensor(a.x)
-    ends = {"end": a.dim + 1} if a.dim != -1 else {}
-    extent = t.build.one("Shape", x.name, start=a.dim, **ends)
+    extent = _extent_name(t, x, a.dim)
     names = t.build.add("TopK", (x.name, extent), 2, axis=a.dim, largest=int(a.descending))
     return [t.new(names[0], x.dtype, x.rank), t.new(names[1], "int64", x.rank)]
 
@@ -1829,14 +1829,8 @@ _EXPRESSIONS: list[tuple[str, str, _Handler]] = [
     ("expand_as", "x other", lambda t, a: _shaped_as(t, "Expand", a)),
     ("celu", "x alpha=1.0", lambda t, a: _elementwise(t, "Celu", a.x, alpha=float(a.alpha))),
     ("gelu", "x approximate='none'", lambda t, a: _elementwise(t, "Gelu", a.x, approximate=a.approximate)),
-    ("hardsigmoid", "x", lambda t, a: _elementwise(t, "HardSigmoid", a.x, alpha=1 / 6, beta=0.5)),
     ("relu6", "x", lambda t, a: _clamped(t, a.x, 0, 6)),
     ("hardtanh", "x low=-1.0 high=1.0", lambda t, a: _clamped(t, a.x, a.low, a.high)),
-    (
-        "log_sigmoid",
-        "x",
-        lambda t, a: _elementwise(t, "Neg", _elementwise(t, "Softplus", _elementwise(t, "Neg", a.x))),
-    ),
     (
         "hardshrink",
         "x lambd=0.5",
@@ -1848,17 +1842,6 @@ _EXPRESSIONS: list[tuple[str, str, _Handler]] = [
         lambda t, a: _elementwise(t, "Shrink", a.x, lambd=float(a.lambd), bias=float(a.lambd)),
     ),
     ("square", "x", lambda t, a: _elementwise(t, "Mul", a.x, a.x)),
-    ("rsqrt", "x", lambda t, a: _elementwise(t, "Reciprocal", _elementwise(t, "Sqrt", _floating(t, a.x)))),
-    (
-        "log2",
-        "x",
-        lambda t, a: _elementwise(t, "Div", _elementwise(t, "Log", _floating(t, a.x)), math.log(2)),
-    ),
-    (
-        "log10",
-        "x",
-        lambda t, a: _elementwise(t, "Div", _elementwise(t, "Log", _floating(t, a.x)), math.log(10)),
-    ),
     ("round", "x", lambda t, a: _elementwise(t, "Round", _floating(t, a.x))),
     ("isnan", "x", lambda t, a: _elementwise(t, "IsNaN", a.x)),
     ("isinf", "x", lambda t, a: _elementwise(t, "IsInf", a.x)),
