@@ -34,10 +34,10 @@ PACKAGE = ROOT / "ckpttool"
 MOST = {
     "core": (9_400, 107),
     "encodings": (3_800, 24),
-    "formats": (12_700, 110),
+    "formats": (12_600, 110),
     "mapping": (9_600, 77),
     "graphs": (4_200, 38),
-    "libraries": (12_000, 75),
+    "libraries": (11_800, 73),
     "networks": (9_600, 86),
     "evaluation": (11_900, 117),
     "listing": (4_300, 38),

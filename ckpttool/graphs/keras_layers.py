@@ -196,20 +196,24 @@ class LayerCall(ModuleNodes):
 
     # Weights.
 
-    def path(self, name: str) -> Path | None:
-        """Return the path of one of the layer's tensors, None if it has no such tensor.
+    def stored_scope(self) -> list[str] | None:
+        """Return the names down to the module with the layer's weights, None if it is not stored.
 
         A file names the parts of a layer by attribute (cell, layer) or by the part's own name.
         """
-        found: list[str] = list(self.scope)
+        scope = list(self.scope)
         for part in self.part:
-            children = self.reader.list_children(found)
-            options = [child for child in children if re.fullmatch(part, child)]
+            options = [child for child in self.reader.list_children(scope) if re.fullmatch(part, child)]
             if len(options) != 1:
                 return None
-            found.append(options[0])
-        path = tuple(map(attr, (*found, name)))
-        return path if self.reader.find_tensor(path) is not None else None
+            scope.append(options[0])
+        return scope
+
+    def path(self, name: str) -> Path | None:
+        """Return the path of one of the layer's tensors, None if it has no such tensor."""
+        scope = self.stored_scope()
+        path = None if scope is None else tuple(map(attr, (*scope, name)))
+        return path if path is not None and self.reader.find_tensor(path) is not None else None
 
     def has(self, name: str) -> bool:
         """Return whether the layer has a tensor."""
@@ -1012,7 +1016,7 @@ def _run_cells(call: LayerCall, x: str, states: Sequence[str], *, reverse: bool)
     last = list[str]()
     stored = [
         *inner.part,
-        *(["cells"] if inner.reader.list_children(_found_scope(inner)) == ["cells"] else []),
+        *(["cells"] if inner.reader.list_children(inner.stored_scope() or ()) == ["cells"] else []),
     ]
     for item in cells:
         cell = call.inner(item)
@@ -1023,15 +1027,6 @@ def _run_cells(call: LayerCall, x: str, states: Sequence[str], *, reverse: bool)
     # The states of a stack are those of all cells; its result is that of the last one.
     call.require("return_state", False)
     return x, last
-
-
-def _found_scope(call: LayerCall) -> list[str]:
-    found = list(call.scope)
-    for part in call.part:
-        options = [child for child in call.reader.list_children(found) if re.fullmatch(part, child)]
-        require(len(options) == 1)
-        found.append(options[0])
-    return found
 
 
 def _states_of(call: LayerCall, flows: list[Flow]) -> tuple[str, list[str]]:
