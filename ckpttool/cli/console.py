@@ -13,6 +13,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from typing import Any, TextIO, cast
 
 from ckpttool.cli.styles import adopt_rich_styles, escape_controls, has_colors, wrap_sentence
@@ -28,26 +29,41 @@ _FAILED: list[bool] = []
 
 # Maximum number of objects in a list that are shown with one line per value.
 _MANY = 20_000
+# How many of them are written at once.
+_PIECE = 1_000
 
 
 def render_document(content: dict[str, Any]) -> str:
     """Return the JSON document of a command: schema, tool version, then the content."""
-    whole = {"schema": SCHEMA, "tool": f"ckpttool {__version__}", **content}
-    return (
-        "{\n"
-        + ",\n".join(f" {json.dumps(name)}: {_render_member(item)}" for name, item in whole.items())
-        + "\n}"
-    )
+    return "".join(_iter_document(content))
 
 
-def _render_member(value: Any) -> str:
-    """Return a document's member with one line per value, or one per object of a very long list.
+def print_document(content: dict[str, Any]) -> None:
+    """Print the JSON document of a command piece by piece; raise as `print_text`."""
+    _write_pieces(_iter_document(content))
+
+
+def _iter_document(content: dict[str, Any]) -> Iterator[str]:
+    start = "{\n"
+    for name, item in {"schema": SCHEMA, "tool": f"ckpttool {__version__}", **content}.items():
+        yield f"{start} {json.dumps(name)}: "
+        yield from _iter_member(item)
+        start = ",\n"
+    yield "\n}"
+
+
+def _iter_member(value: Any) -> Iterator[str]:
+    """Yield a document's member with one line per value, or one per object of a very long list.
 
     One line per value would take ten times as long, and all memory for a hundred thousand tensors.
     """
-    if isinstance(value, list | tuple) and len(value) > _MANY:
-        return "[\n  " + ",\n  ".join(_dump_json(item) for item in value) + "\n ]"
-    return _dump_json(value, indent=1).replace("\n", "\n ")
+    if not isinstance(value, list | tuple) or len(value) <= _MANY:
+        yield _dump_json(value, indent=1).replace("\n", "\n ")
+        return
+    for start in range(0, len(value), _PIECE):
+        yield ",\n  " if start else "[\n  "
+        yield ",\n  ".join(_dump_json(item) for item in value[start : start + _PIECE])
+    yield "\n ]"
 
 
 def _dump_json(value: Any, indent: int | None = None) -> str:
@@ -63,15 +79,18 @@ def print_text(text: str) -> None:
     Raise BrokenPipeError when the reader has closed the pipe, and CkpttoolError when writing to stdout
     fails for another reason.
     """
-    if not text:
-        return
+    if text:
+        _write_pieces((text,))
+
+
+def _write_pieces(pieces: Iterable[str]) -> None:
     require_stdout()
-    data = (escape_controls(text, styles=has_colors()) + "\n").encode(
-        sys.stdout.encoding or "utf-8", "backslashreplace"
-    )
+    encoding, styles = sys.stdout.encoding or "utf-8", has_colors()
     try:
         sys.stdout.flush()
-        sys.stdout.buffer.write(data)
+        for piece in chain(pieces, ("\n",)):
+            data = escape_controls(piece, styles=styles).encode(encoding, "backslashreplace")
+            sys.stdout.buffer.write(data)
         sys.stdout.buffer.flush()
     except BrokenPipeError:
         raise
