@@ -299,19 +299,6 @@ _ORIGINS = {
 }
 
 
-def _bind_keras(
-    document: Mapping[str, Any], tree: Tree, checkpoint: Checkpoint, network: str
-) -> RecognizedAgent:
-    # Not a top-level import: shapes need NumPy, and most models are chains of layers.
-    from ckpttool.formats import keras_tree
-    from ckpttool.graphs.keras import read_document
-
-    file, version = checkpoint.path, keras_tree.writer_version(checkpoint.details)
-    graph = read_document(document, tree, file, version)
-    found = _lower_policy(graph, network, file, half=True)
-    return _bind_program(found, tree, "the model's configuration")
-
-
 def _bind_keras_program(
     document: Mapping[str, Any],
     checkpoint: Checkpoint,
@@ -320,8 +307,15 @@ def _bind_keras_program(
     chain: RecognizedAgent | None,
 ) -> RecognizedAgent:
     """Return the binding of the model's program, else its chain with facts that are not understood."""
+    # Not top-level imports: shapes need NumPy, and most models are chains of layers.
+    from ckpttool.formats import keras_tree
+    from ckpttool.graphs.keras import read_document
+
+    file, version = checkpoint.path, keras_tree.writer_version(checkpoint.details)
     try:
-        return _bind_keras(document, tree, checkpoint, network)
+        graph = read_document(document, tree, file, version)
+        found = _lower_policy(graph, network, file, half=True)
+        return _bind_program(found, tree, "the model's configuration")
     except (UnsupportedError, UsageError):
         if chain is None:
             raise
@@ -371,7 +365,8 @@ def _bind_by_names(
         )
     networks = _find_networks(tuple(found))
     values = _are_q_networks(networks, network, checkpoint)
-    if values and all(_has_one_output(n) for n in networks):
+    # A critic of one action ends with one value.
+    if values and all(_find_ends(n)[1] == 1 for n in networks):
         raise UsageError(
             "the checkpoint has no policy: judging by their names, its networks are critics",
             file=file,
@@ -411,15 +406,11 @@ def _bind_by_names(
             raise
     _require_no_branches(chain, file)
     facts = AgentMetadata(head="affine" if action_map else "", hidden="", epsilon=_EPSILON[framework])
-    more = _list_gaps(chain)
+    named = [AgentLayer(module.name, module.kind.name) for module in chain]
+    more = tf_names.note_gaps(named) if framework == "torch" else ()
     binding = _make_agent(chain, facts, action_map, (*assumed, *evidence, *more), notes, network_.title)
     bounded = _add_bounds(_as_q_network(binding) if values else binding, numbers, limits, chain)
     return _add_statistics(bounded, normalisers, chain, where)
-
-
-def _has_one_output(network: _CandidateNetwork) -> bool:
-    """Return whether a network ends with one value: a critic of one action, not of several."""
-    return _find_ends(network)[1] == 1
 
 
 def _as_q_network(binding: RecognizedAgent) -> RecognizedAgent:
@@ -651,7 +642,10 @@ def _choose_policy(
     others = [n for n in found if n not in acting]
     if len(found) == 1:
         only = found[0]
-        critic = not values and _is_critic((*only.name, *_list_role_words(file)))
+        # As in TD3_critic.pth.
+        stem = os.path.basename(file).lower().partition(".")[0]
+        role = ("critic",) if "critic" in stem and "actor" not in stem else ()
+        critic = not values and _is_critic((*only.name, *role))
         if wanted in ("actor", only.title) and not critic:
             return only, ()
     elif len(acting) == 1 and all(_is_critic(n.name) or _SLOW.search("_".join(n.name)) for n in others):
@@ -722,12 +716,6 @@ def _find_role(words: Sequence[str]) -> re.Pattern[str] | None:
         if len(found) == 1:
             return found[0]
     return None
-
-
-def _list_role_words(file: str) -> tuple[str, ...]:
-    """Return the word `critic` if the file name contains it, as in TD3_critic.pth."""
-    stem = os.path.basename(file).lower().partition(".")[0]
-    return ("critic",) if "critic" in stem and "actor" not in stem else ()
 
 
 class _SiblingTensors(NamedTuple):
@@ -1032,19 +1020,6 @@ def _require_no_branches(chain: Sequence[ComponentLayer], file: str) -> None:
 def _is_numbered(layer: ComponentLayer) -> bool:
     """Return whether the layer is named like a part of torch's Sequential."""
     return bool(layer.name) and layer.name[-1].isdigit() and layer.kind.framework == "torch"
-
-
-def _list_gaps(chain: Sequence[ComponentLayer]) -> Iterator[str]:
-    """Yield a sentence where a Sequential has several modules without weights between two layers."""
-    for one, two in pairwise(chain):
-        if not (_is_numbered(one) and _is_numbered(two)):
-            continue
-        gap = int(two.name[-1]) - int(one.name[-1])
-        if one.name[:-1] == two.name[:-1] and gap > 2:
-            yield (
-                f"{gap - 1} modules without weights between {'/'.join(one.name)} and "
-                f"{'/'.join(two.name)}: one activation, the others without effect in evaluation"
-            )
 
 
 def _bind_steps(
