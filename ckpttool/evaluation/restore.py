@@ -1019,21 +1019,17 @@ def with_records(binding: RecognizedAgent, tree: Tree, checkpoint: Checkpoint) -
 
     These are observation statistics, activations recorded in a graph or configuration, and settings.
     """
-    binding = tf_names.read_hidden_activations(with_statistics(binding, tree), checkpoint)
+    part = binding.policy
+    if part is not None and binding.layout != NO_LAYOUT and part.component not in binding.fronts:
+        width, _ = layer_widths(select_network_leaves(tree, binding), part)
+        binding = schema.apply_statistics(binding, tree, width)
+    binding = tf_names.read_hidden_activations(binding, checkpoint)
     part = binding.policy
     if part is None or binding.layout == NO_LAYOUT:
         return binding
     return evidence.apply_stored_settings(
         binding, tree, layer_widths(select_network_leaves(tree, binding), part)[1]
     )
-
-
-def with_statistics(binding: RecognizedAgent, tree: Tree) -> RecognizedAgent:
-    """Return the binding with observation statistics that its layout does not read."""
-    part = binding.policy
-    if part is None or binding.layout == NO_LAYOUT or part.component in binding.fronts:
-        return binding
-    return schema.apply_statistics(binding, tree, layer_widths(select_network_leaves(tree, binding), part)[0])
 
 
 def agent_ledger(

@@ -38,8 +38,7 @@ from ckpttool.libraries.write import (
     is_gaussian,
     plan_torch_file,
 )
-from ckpttool.mapping.layer_kinds import kernel_permutation
-from ckpttool.mapping.rules import KEEP, Move, Plan, Settings
+from ckpttool.mapping.rules import Plan, Settings
 
 _MAP = ("action_scale", "action_bias")
 
@@ -155,14 +154,10 @@ def _add_image_encoder(binding: RecognizedAgent, tree: Tree, root: Path) -> Reco
     kernels = [leaves[f"{module}.weight"].shape for module in (*_CONVOLUTIONS, _DENSE[0])]
     if not sb3.fits_nature_encoder(_IMAGES, kernels):
         return binding
-    moves = []
-    for number, module in enumerate(_CONVOLUTIONS):
-        place = schema.stream_layer_path(acting.component, schema.OBSERVATION, number)
-        moves.append(Move(paths[f"{module}.weight"], (*place, schema.KERNEL), kernel_permutation(2)))
-        moves.append(Move(paths[f"{module}.bias"], (*place, schema.BIAS), KEEP))
+    moves = tuple(sb3.move_encoder(acting.component, schema.OBSERVATION, _CONVOLUTIONS, paths))
     front = PolicyEncoder(
         (EncoderInput(schema.OBSERVATION, _IMAGES, 1 / 255, sb3.NATURE_STRIDES),),
-        moves=tuple(moves),
+        moves=moves,
         covers=frozenset(tree.names[move.source] for move in moves),
         assumed=(_ASSUMED,),
     )

@@ -506,7 +506,13 @@ def recognise(tree: Tree, name: str) -> RecognizedAgent | None:
     binding = replace(
         binding.entered(*found.chosen()),
         unplaced={**binding.unplaced, **found.left},
-        consumed=binding.consumed | _list_setting_paths(tree),
+        consumed=binding.consumed.union(
+            # Settings, which are read as facts, and absent schedulers.
+            path
+            for path, leaf in tree.plain()
+            if path[0].value in ("config", "version")
+            or (path[-1].value == "lr_scheduler" and leaf.value is None)
+        ),
     )
     return add_config_metadata(binding, configuration, "config") if configuration else binding
 
@@ -528,15 +534,6 @@ def _refuse_combined(
     if not configuration and sum(part.component == "critic" for part in binding.parts) > 1:
         return binding.refused("critic", "the mean of several Q-functions, without the configuration")
     return binding
-
-
-def _list_setting_paths(tree: Tree) -> frozenset[Path]:
-    """Return the paths outside the networks: settings, which are read as facts, and absent schedulers."""
-    return frozenset(
-        path
-        for path, leaf in tree.plain()
-        if path[0].value in ("config", "version") or (path[-1].value == "lr_scheduler" and leaf.value is None)
-    )
 
 
 def companions(location: str) -> Sequence[str]:

@@ -219,7 +219,13 @@ def from_keras(optimizer: StoredOptimizer) -> OptimizerMoves:
     # Entries that TensorFlow 1 computes from the update count contain no further information.
     moves += () if counted else _move_step_count(optimizer, powers)
     stepped = any(move.target == schema.canonical_setting_path(optimizer.name, "step") for move in moves)
-    consumed = {*(powers.values() if stepped else ()), *_placeholders(tree, mine, family)}
+    consumed = set(powers.values() if stepped else ())
+    for path in mine.values() if family is ADAM else ():
+        # Zeros that Keras 2 stores as maxima of an Adam without amsgrad (formats/keras_tree.py).
+        leaf, held = tree[path], tree.containers.get(path[:1])
+        off = held is not None and isinstance(held.state, dict) and held.state.get("amsgrad") is False
+        if off and isinstance(leaf, Leaf) and (leaf.role, leaf.shape) == ("other", (1,)):
+            consumed.add(path)
     named = any(_tf1_class(tree[path]) for path in found)
     guessed = optimizers.SAME_SLOTS.get(family.name) if kind is None and of and not named else None
     assumed = (
@@ -233,17 +239,6 @@ def from_keras(optimizer: StoredOptimizer) -> OptimizerMoves:
         defaults=family.tf1_defaults if named and not counted else {},
         assumed=assumed if guessed else "",
     )
-
-
-def _placeholders(
-    tree: Tree, mine: Mapping[Name, Path], family: optimizers.OptimizerFamily
-) -> Iterator[Path]:
-    """Yield the zeros that Keras 2 stores as maxima of an Adam without amsgrad (formats/keras_tree.py)."""
-    for path in mine.values():
-        leaf, held = tree[path], tree.containers.get(path[:1])
-        off = held is not None and isinstance(held.state, dict) and held.state.get("amsgrad") is False
-        if family is ADAM and off and isinstance(leaf, Leaf) and (leaf.role, leaf.shape) == ("other", (1,)):
-            yield path
 
 
 def _is_class(name: str | None) -> bool:

@@ -468,6 +468,10 @@ def bind(tree: Tree, table: LayoutTable) -> RecognizedAgent | None:
     moves += tuple(move for found_state in state for move in found_state.moves)
     moves += tuple(move for move in _move_counters(tree, root, table) if move.source not in placed)
     notes = tuple(found_state.note for found_state in state if found_state.note)
+    # If two optimizers map to one canonical one, the second's counts and settings repeat.
+    first: dict[Path, Path] = {}
+    stated = [move for found_state in state for move in found_state.moves]
+    repeated = {m.source for m in stated if first.setdefault(m.target, m.source) != m.source}
     networks = ", ".join(dict.fromkeys(part.component for part in parts))
     return RecognizedAgent(
         layout=table.name,
@@ -475,7 +479,7 @@ def bind(tree: Tree, table: LayoutTable) -> RecognizedAgent | None:
         parts=parts,
         facts=table.facts,
         unplaced=_list_unplaced(found, root, table, moves) | refused,
-        consumed=frozenset().union(*(found_state.consumed for found_state in state), _list_repeated(state)),
+        consumed=frozenset().union(*(found_state.consumed for found_state in state), repeated),
         evidence=f"{'/'.join(root)}/ has {networks}" if root else networks,
         of={slot: owner for found_state in state for slot, owner in (found_state.of or {}).items()},
         defaults={name: value for found_state in state for name, value in found_state.defaults.items()},
@@ -525,15 +529,6 @@ def is_whole_tree(binding: RecognizedAgent, tree: Tree) -> bool:
     used = {move.source for move in binding.moves.moves} | binding.consumed
     return not any(
         leaf.role == "parameter" and len(leaf.shape) > 1 and path not in used for path, leaf in tree.tensors()
-    )
-
-
-def _list_repeated(state: Sequence[OptimizerMoves]) -> frozenset[Path]:
-    """Return repeated state: if two optimizers map to one canonical one, the second's counts and settings."""
-    first: dict[Path, Path] = {}
-    moves = [move for found_state in state for move in found_state.moves]
-    return frozenset(
-        move.source for move in moves if first.setdefault(move.target, move.source) != move.source
     )
 
 

@@ -208,7 +208,11 @@ def _make_settings(
     if kind == "sac" and not (_ALPHA in agent and _LOG_ALPHA not in agent):
         values["ent_coef"] = ValueLeaf("auto")
     if kind == "ddpg":
-        limit = _observation_limit(binding)
+        # The agent's own clipping without normalisation, else infinity.
+        norm, limit = binding.facts.norm, math.inf
+        if norm is not None and norm.clip is not None and norm.var is not None:
+            plain = not any(read_numbers(norm.mean)) and all(each == 1 for each in read_numbers(norm.var))
+            limit = norm.clip if plain else limit
         values |= {"observation_range/0": ValueLeaf(-limit), "observation_range/1": ValueLeaf(limit)}
     values |= {f"policy_kwargs/layers/{n}": ValueLeaf(size) for n, size in enumerate(sizes)}
     activation = require_activation(binding, _WHOSE, {"relu", *_ACTIVATIONS})
@@ -258,15 +262,6 @@ def _has_layer_norms(binding: RecognizedAgent, parts: Sequence[AgentNetwork]) ->
             found=f"{binding.facts.epsilon:g}",
         )
     return True
-
-
-def _observation_limit(binding: RecognizedAgent) -> float:
-    """Return DDPG's observation limit: the agent's own clipping, else infinity."""
-    norm = binding.facts.norm
-    if norm is None or norm.clip is None or norm.var is None:
-        return math.inf
-    plain = not any(read_numbers(norm.mean)) and all(each == 1 for each in read_numbers(norm.var))
-    return norm.clip if plain else math.inf
 
 
 # Agents of Stable-Baselines 2 (TensorFlow 1): TD3, DDPG and SAC, with and without layer norm; DQN; PPO2, A2C,

@@ -532,7 +532,7 @@ def find_encoder(tree: Tree, component: str, unplaced: tuple[str, ...]) -> Polic
         if stream is None:
             return None
         streams.append(stream)
-        moves += _move_encoder(component, stream, mine)
+        moves += move_encoder(component, stream.name, (*_CONVOLUTIONS, _LINEAR) if mine else (), mine)
     recurrent = {name.removeprefix(_LSTM): path for name, path in tensors.items() if name.startswith(_LSTM)}
     read = schema.read_recurrent_layers(tree, component, recurrent, "torch")
     normed = find_policy_norms(tree, component)
@@ -703,16 +703,15 @@ def _leaf_shape(tree: Tree, path: Path) -> Shape:
     return leaf.shape if isinstance(leaf, Leaf) else ()
 
 
-def _move_encoder(component: str, stream: EncoderInput, tensors: NamedTensors) -> list[Move]:
-    if not tensors:
-        return []
-    moves = []
-    for number, module in enumerate((*_CONVOLUTIONS, _LINEAR)):
-        place = schema.stream_layer_path(component, stream.name, number)
+def move_encoder(
+    component: str, stream: str, modules: Sequence[str], tensors: NamedTensors
+) -> Iterator[Move]:
+    """Yield the moves of an encoder's convolutions, and of the dense layer `linear.0`, from their modules."""
+    for number, module in enumerate(modules):
+        place = schema.stream_layer_path(component, stream, number)
         turned = TRANSPOSE if module == _LINEAR else kernel_permutation(2)
-        moves.append(Move(tensors[f"{module}.weight"], (*place, schema.KERNEL), turned))
-        moves.append(Move(tensors[f"{module}.bias"], (*place, schema.BIAS), KEEP))
-    return moves
+        yield Move(tensors[f"{module}.weight"], (*place, schema.KERNEL), turned)
+        yield Move(tensors[f"{module}.bias"], (*place, schema.BIAS), KEEP)
 
 
 # Files that RL-Zoo, Stable-Baselines' callbacks and the hub store beside an agent: statistics, arguments,
@@ -1430,7 +1429,11 @@ def list_custom_classes(tree: Tree, *settings: tuple[tuple[str, ...], str]) -> I
 
 def _bind_on_policy(tree: Tree, table: LayoutTable) -> RecognizedAgent | None:
     """Bind a tree after regrouping its modules into policy and value."""
-    ours = {_component_path(path): path for path in tree}
+    ours: dict[Path, Path] = {}
+    for path in tree:
+        module = _PART.match(str(path[1].value)) if len(path) == 2 and path[0] == _POLICY else None
+        component = _PARTS.get(module[1]) if module else None
+        ours[path if component is None else (key(component), path[1])] = path
     binding = bind(Tree({place: tree[path] for place, path in ours.items()}), table)
     if binding is None or not any(part.component == "actor" for part in binding.parts):
         return None
@@ -1486,14 +1489,6 @@ def add_choices(binding: RecognizedAgent, choices: Choices | None, component: st
     if choices is None:
         return binding.refused(component, DISCRETE_CHOICE)
     return replace(binding, facts=binding.facts.read("data/action_space", head="argmax", choices=choices))
-
-
-def _component_path(path: Path) -> Path:
-    if len(path) != 2 or path[0] != _POLICY:
-        return path
-    found = _PART.match(str(path[1].value))
-    component = _PARTS.get(found[1]) if found else None
-    return (key(component), path[1]) if component is not None else path
 
 
 def _add_metadata(binding: RecognizedAgent, tree: Tree) -> RecognizedAgent:

@@ -43,7 +43,6 @@ from ckpttool.libraries.schema import (
     AgentLayer,
     AgentMetadata,
     AgentNetwork,
-    Program,
     RecognizedAgent,
 )
 from ckpttool.mapping import wrappers
@@ -325,7 +324,13 @@ def _bind_keras_program(
 def _bind_program(found: GraphComputation, tree: Tree, origin: str) -> RecognizedAgent:
     """Return the binding of a policy that computes a model's own program, and then the choices."""
     chooses = found.choices is not None
-    program, head = (found.program, "argmax") if chooses else _split_final_tanh(found.program)
+    program, head = found.program, "argmax" if chooses else "identity"
+    number = program.output - len(program.inputs) - len(program.states)
+    last = program.operations[number] if 0 <= number == len(program.operations) - 1 else None
+    if not chooses and last is not None and last.value.get("name") == "tanh":
+        # A final tanh stands for an action map.
+        program = program._replace(operations=program.operations[:-1], output=last.inputs[0])
+        head = "unit_tanh"
     read = ("head", "activations", *(("choices",) if chooses else ()))
     moves = tuple(
         Move(path, (attr("actor"), attr("graph"), attr(tree.names[path])), KEEP) for path in found.used
@@ -569,18 +574,14 @@ def _find_networks(found: tuple[_TensorGroup, ...], prefix: Name = ()) -> list[_
     if len(many) == 1 and not any(map(_is_dense, rest)):
         ((name, each),) = many.items()
         return _find_networks(tuple(each), (*prefix, name))
-    if len(many) < 2 or _is_one_network(tuple(many)):
+    roles = any(_CRITIC.search(name) or _POLICY.search(name) or _SLOW.search(name) for name in many)
+    # Without roles, equal numbered names, or those of a trunk and a head, are one network.
+    alike = len({_NUMBERS.sub("#", name) for name in many}) == 1 or all(map(_TRUNK.search, many))
+    if len(many) < 2 or (alike and not roles):
         return [_CandidateNetwork(prefix, found)]
     return [
         network for name, each in many.items() for network in _find_networks(tuple(each), (*prefix, name))
     ]
-
-
-def _is_one_network(names: Sequence[str]) -> bool:
-    """Return whether modules with these names form one network: same numbering, or trunk and head."""
-    if any(_CRITIC.search(name) or _POLICY.search(name) or _SLOW.search(name) for name in names):
-        return False
-    return len({_NUMBERS.sub("#", name) for name in names}) == 1 or all(_TRUNK.search(n) for n in names)
 
 
 def _is_dense(module: _TensorGroup | ComponentLayer) -> bool:
@@ -652,7 +653,15 @@ def _choose_policy(
         titles = ", ".join(n.title for n in others)
         return acting[0], (f"the policy is {acting[0].title}, judging by its name; other networks: {titles}",)
     names = [n.title for n in found]
-    whole = [n.title for n in found if not _is_piece(n, found)]
+    # A network with the input or output width of a sibling may be a part of it: a trunk and its heads.
+    ends = [(network, *_find_ends(network)) for network in found]
+    pieces = {
+        one.title
+        for one, first, last in ends
+        for other, its_first, its_last in ends
+        if one is not other and one.name[:1] == other.name[:1] and (first == its_last or last == its_first)
+    }
+    whole = [title for title in names if title not in pieces]
     if len(found) == 1:
         absent = f"the checkpoint has no policy named {wanted}"
         raise UsageError(
@@ -681,16 +690,6 @@ def _choose_policy(
         found=abbreviate_list(names, 8),
         hint=" or ".join(f"--network {shlex.quote(name)}" for name in whole[:_MOST_NAMED]) or None,
     )
-
-
-def _is_piece(network: _CandidateNetwork, found: Sequence[_CandidateNetwork]) -> bool:
-    """Return whether a network may be a part of another: its input or output is as wide as a sibling's.
-
-    A trunk and its heads, in modules of one parent.
-    """
-    first, last = _find_ends(network)
-    others = [_find_ends(n) for n in found if n is not network and n.name[:1] == network.name[:1]]
-    return any(first == its_last or last == its_first for its_first, its_last in others)
 
 
 def _find_ends(network: _CandidateNetwork) -> tuple[int | None, int | None]:
@@ -1122,15 +1121,6 @@ def _bind_computation(found: GraphComputation, checkpoint: Checkpoint) -> Recogn
             consumed = binding.consumed | frozenset(found.used)
             return replace(binding, facts=facts, consumed=consumed).noted(*found.notes)
     return _bind_program(found, checkpoint.tree, origin)
-
-
-def _split_final_tanh(program: Program) -> tuple[Program, str]:
-    """Return a program without its final tanh, and the action map that the tanh stands for."""
-    number = program.output - len(program.inputs) - len(program.states)
-    last = program.operations[number] if number >= 0 else None
-    if last is None or last.value.get("name") != "tanh" or number != len(program.operations) - 1:
-        return program, "identity"
-    return program._replace(operations=program.operations[:-1], output=last.inputs[0]), "unit_tanh"
 
 
 _ROLES = {"dense": ("kernel", "bias"), "layer_norm": ("scale", "offset")}
