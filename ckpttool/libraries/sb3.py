@@ -524,7 +524,8 @@ def find_encoder(tree: Tree, component: str, unplaced: tuple[str, ...]) -> Polic
     several = len(spaces) > 1 or "" not in spaces
     if not spaces or not _is_library_extractor(tree):
         return None
-    streams, moves = [], []
+    streams: list[EncoderInput] = []
+    moves: list[Move] = []
     for name, shape in spaces.items():
         prefix = f"extractors.{name}." if several else ""
         mine = {each.removeprefix(prefix): own.pop(each) for each in list(own) if each.startswith(prefix)}
