@@ -224,14 +224,16 @@ class TestWhoPlays:
         golden(caught.value)
 
     def test_another_gymnasium_is_noticed(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        entry_point = "gymnasium.envs.mujoco.swimmer_v5:SwimmerEnv"
+        crawl, _ = fast_engines.TASKS[entry_point]
+
         # As if a later version paid otherwise than the rules here say.
         def generous(env: Any, version: int) -> TaskRules:
             env._ctrl_cost_weight /= 2
-            rules = fast_engines.swimmer(env, version)
+            rules = crawl(env, version)
             env._ctrl_cost_weight *= 2
             return rules
 
-        entry_point = "gymnasium.envs.mujoco.swimmer_v5:SwimmerEnv"
         monkeypatch.setitem(fast_engines.TASKS, entry_point, (generous, 5))
         with environments.make_vector_env("Swimmer-v5") as vector:
             assert vector.engine == "gymnasium"
@@ -240,14 +242,16 @@ class TestWhoPlays:
         assert refused.value.expected == "rewards within 1e-06"
 
     def test_rounding_is_no_other_gymnasium(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        entry_point = "gymnasium.envs.mujoco.swimmer_v5:SwimmerEnv"
+        crawl, _ = fast_engines.TASKS[entry_point]
+
         # As if the processor or the C library ended its numbers with other bits.
         def rounded(env: Any, version: int) -> TaskRules:
-            rules = fast_engines.swimmer(env, version)
+            rules = crawl(env, version)
             return replace(
                 rules, judge=lambda *given: (np.nextafter(rules.judge(*given)[0], 9), given[1] > 99)
             )
 
-        entry_point = "gymnasium.envs.mujoco.swimmer_v5:SwimmerEnv"
         monkeypatch.setitem(fast_engines.TASKS, entry_point, (rounded, 5))
         for asked in ("auto", "mujoco"):
             with environments.make_vector_env("Swimmer-v5", engine=asked) as vector:

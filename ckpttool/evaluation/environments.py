@@ -177,11 +177,6 @@ def contact_force_slice(env_id: str, size: int) -> slice | None:
     return None
 
 
-def positions_explain_size(env_id: str, own: int, wanted: int) -> bool:
-    """Return whether the positions excluded by default explain the policy's size."""
-    return bool(observation_arguments(env_id, own, wanted, positions=True))
-
-
 # pusher_v4.py requires a mujoco older than version 3.
 _KEPT_BY_V4 = {*LAYOUTS, *(name.removesuffix("-v5") for name in SIZES if name.endswith("-v5"))} - {"Pusher"}
 

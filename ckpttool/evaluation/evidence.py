@@ -318,19 +318,14 @@ def _read_statistics_file(file: str) -> dict[str, Any]:
     ((at, group),) = ours.items()
     if _scalar_value(named, ("norm_obs",)) is False:
         raise UsageError("the file records that observations were not normalised", file=file, path="norm_obs")
-    epsilon = next(
-        (v for at_ in (at, ()) if (v := _scalar_value(named, (*at_, "epsilon"))) is not None), None
-    )
-    clip = next(
-        (
-            v
-            for at_ in (at, ())
-            for n in ("clip", "clip_obs")
-            if (v := _scalar_value(named, (*at_, n))) is not None
-        ),
-        None,
-    )
-    return {**group, "epsilon": epsilon, "clip": read_default_clip(tree) if clip is None else clip}
+    settings = {"epsilon": ["epsilon"], "clip": ["clip", "clip_obs"]}
+    numbers = {}
+    for setting, spellings in settings.items():
+        values = (_scalar_value(named, (*place, name)) for place in (at, ()) for name in spellings)
+        numbers[setting] = next((value for value in values if value is not None), None)
+    if numbers["clip"] is None:
+        numbers["clip"] = read_default_clip(tree)
+    return {**group, **numbers}
 
 
 def _read_statistics_json(file: str) -> dict[str, Any]:
@@ -502,6 +497,7 @@ _MOST_NEIGHBOURS = 100
 _SETTLED_NS = 2_000_000_000  # resolution of the times of FAT, the coarsest file system
 _NUMBER = deferred.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 _MOST = 12  # maximum number of entries per topic
+_NO_FUNCTION = frozenset(("", "none", "null", "default", "auto"))
 _NOTHING = (None, False, "", 0, "none", "None", "NoFilter", "null", "{}", "[]", "identity")
 
 
@@ -620,7 +616,8 @@ def _module_evidence(tree: Tree, written: Collection[str]) -> Iterator[LedgerEnt
     They are decisive if the module that they belong to is written without them.
     """
     found: dict[tuple[Topic, str], dict[str, Leaf]] = {}
-    modules = _parent_modules(written)
+    split = [name.replace(".", "/").split("/") for name in written]
+    modules = {"/".join(each[:depth]) for each in split for depth in range(len(each))}  # "" is the root
     for path, leaf in tree.tensors():
         name = tree.names.get(path)
         if name is None or name in written or leaf.role == "slot":
@@ -666,12 +663,6 @@ def _is_of_layer(name: str, names: Collection[str]) -> bool:
         if each.replace(".", "/").startswith(start)
     )
     return any("/" not in each and each.lower() in _LAYER for each in beside)
-
-
-def _parent_modules(names: Collection[str]) -> frozenset[str]:
-    """Return all modules above the tensors with these names, the root as an empty name."""
-    split = (name.replace(".", "/").split("/") for name in names)
-    return frozenset("/".join(each[:number]) for each in split for number in range(len(each)))
 
 
 class _ConversionUsage(NamedTuple):
@@ -982,7 +973,7 @@ def _last_word(name: str) -> str:
 def _checkpoint_evidence(tree: Tree, binding: RecognizedAgent, facts: _PolicyUsage) -> Iterator[LedgerEntry]:
     """Yield evidence in the checkpoint itself: one entry per module of tensors, one per value."""
     taken = _agent_entries(binding)
-    used = _used_tensors(binding)
+    used = {leaf.key for leaf in binding.facts.norm or () if isinstance(leaf, Leaf)}
     stated = tuple(place for fact, place in binding.facts.origins.items() if place and facts.uses(fact))
     modules: set[Path] = set()
     seen: set[Path] = set()
@@ -1061,13 +1052,12 @@ def apply_stored_settings(binding: RecognizedAgent, tree: Tree, actions: int) ->
             continue
         above, _, last = name.rpartition("/")
         at = above if last.isdigit() else name
-        function = _activation_name(leaf.value) if isinstance(leaf, ValueLeaf) else None
         if what == "action bounds":
             bounds.setdefault(at, []).extend(_small_numbers(leaf, actions))
-        elif _ELSEWHERE.search(name.lower()):
             continue
-        elif function is not None or _names_function(leaf):
-            functions.setdefault(at, []).append(function or _format_function(leaf))
+        function = _stated_function(leaf.value) if isinstance(leaf, ValueLeaf) else None
+        if function is not None and not _ELSEWHERE.search(name.lower()):
+            functions.setdefault(at, []).append(function)
     facts = binding.facts
     if functions and not {"hidden", "activations"} & facts.origins.keys() and not facts.stated:
         facts = _with_functions(facts, binding, functions)
@@ -1076,19 +1066,13 @@ def apply_stored_settings(binding: RecognizedAgent, tree: Tree, actions: int) ->
     return binding if facts is binding.facts else replace(binding, facts=facts)
 
 
-_NO_FUNCTION = frozenset(("", "none", "null", "default", "auto"))
-
-
-def _names_function(leaf: Leaf | ValueLeaf) -> bool:
-    """Return whether a setting of activations names one, of any library."""
-    if not isinstance(leaf, ValueLeaf) or not isinstance(leaf.value, str | Record):
-        return False
-    return isinstance(leaf.value, Record) or leaf.value.strip().lower() not in _NO_FUNCTION
-
-
-def _format_function(leaf: Leaf | ValueLeaf) -> str:
-    value = leaf.value if isinstance(leaf, ValueLeaf) else None
-    return value.name if isinstance(value, Record) else str(value)
+def _stated_function(value: Plain) -> str | None:
+    """Return the function that a setting of activations names, of any library."""
+    if isinstance(value, Record):
+        return _activation_name(value) or value.name
+    if not isinstance(value, str):
+        return None
+    return _activation_name(value) or (None if value.strip().lower() in _NO_FUNCTION else value)
 
 
 def _small_numbers(leaf: Leaf | ValueLeaf, most: int) -> list[float]:
@@ -1128,24 +1112,16 @@ def _with_bounds(facts: AgentMetadata, bounds: Mapping[str, Sequence[float]], ac
         for at, row in bounds.items()
         if len(row) == 1 and math.isfinite(row[0]) and re.search("max|limit|bound|high", _last_word(at))
     }
+    open_map = any(each.what == "action map" for each in facts.lacks)
     found: AgentMetadata | None = None
     if len(lows) == len(highs) == 1:
         low, high = rows[lows[0]], rows[highs[0]]
         if all(one < other for one, other in zip(low, high, strict=True)):
             found = facts.bounded(lows[0], low, high)
-    elif facts.head == "tanh" and len(limits) == 1 and not lows and not _lacks(facts, "action map"):
+    elif facts.head == "tanh" and len(limits) == 1 and not lows and not open_map:
         ((limit, where),) = limits.items()
         found = facts.bounded(where, [-limit] * actions, [limit] * actions) if limit > 0 else None
     return facts if found is None else found.without_lack("action bounds")
-
-
-def _lacks(facts: AgentMetadata, what: Topic) -> bool:
-    return any(each.what == what for each in facts.lacks)
-
-
-def _used_tensors(binding: RecognizedAgent) -> Collection[str]:
-    norm = binding.facts.norm
-    return {leaf.key for leaf in norm if isinstance(leaf, Leaf)} if norm is not None else ()
 
 
 def _folder_evidence(checkpoint: Checkpoint, facts: _PolicyUsage | _ConversionUsage) -> Iterator[LedgerEntry]:
@@ -1164,13 +1140,20 @@ def _folder_evidence(checkpoint: Checkpoint, facts: _PolicyUsage | _ConversionUs
         for each in _list_side_files(folder, name, unread)[0]
     ]
     stem = tuple(_WORDS.findall(os.path.basename(checkpoint.path).lower()))
-    found = [each for each in (*beside, *below) if each.name not in own and each.belongs_to(stem)]
+    # Settings of no particular name belong to the checkpoint whose name has the same words.
+    found = [
+        each
+        for each in (*beside, *below)
+        if each.name not in own
+        and (each.is_statistics or each.is_settings or each.words[:-1] == stem[: len(each.words) - 1])
+    ]
     found += _list_run_statistics(folder, unread)
     for problem in unread:
         yield LedgerEntry(
             "cannot be known", "observation statistics", "files in folders that were not listed", problem
         )
-    files = [each for each in found if _is_plain_file(os.path.join(folder, each.name))]
+    paths = ((each, os.path.join(folder, each.name)) for each in found)
+    files = [each for each, file in paths if os.path.isfile(file) and not os.path.islink(file)]
     # Statistics change the observations: they are read first.
     files.sort(key=lambda each: not each.is_statistics)
     for each in files[:_MOST_OPENED]:
@@ -1187,10 +1170,6 @@ def _folder_evidence(checkpoint: Checkpoint, facts: _PolicyUsage | _ConversionUs
         yield LedgerEntry("cannot be known", what, value, folder)
 
 
-def _is_plain_file(file: str) -> bool:
-    return os.path.isfile(file) and not os.path.islink(file)
-
-
 class _SideFile(NamedTuple):
     """A file whose name is that of statistics or settings; `words` are those of the name, in lower case."""
 
@@ -1198,10 +1177,6 @@ class _SideFile(NamedTuple):
     words: tuple[str, ...]
     is_statistics: bool
     is_settings: bool  # of every checkpoint in the folder
-
-    def belongs_to(self, stem: tuple[str, ...]) -> bool:
-        """Return whether the file concerns the checkpoint whose name has these words."""
-        return self.is_statistics or self.is_settings or self.words[:-1] == stem[: len(self.words) - 1]
 
 
 def _list_run_statistics(folder: str, unread: list[str]) -> Iterator[_SideFile]:

@@ -943,16 +943,6 @@ MOST_SPEED = 10
 """Limit of the velocities in the observations of Hopper and Walker2d."""
 
 
-def half_cheetah(env: Any, _version: int) -> TaskRules:
-    """Return the rules of `half_cheetah_v4.py` and `half_cheetah_v5.py`, which are the same."""
-    return _crawler_rules(env, 1)
-
-
-def swimmer(env: Any, _version: int) -> TaskRules:
-    """Return the rules of `swimmer_v4.py` and `swimmer_v5.py`, which are the same."""
-    return _crawler_rules(env, 2)
-
-
 def hopper(env: Any, version: int) -> TaskRules:
     """Return the rules of `hopper_v4.py` or `hopper_v5.py`."""
     state, height, angle = env._healthy_state_range, env._healthy_z_range, env._healthy_angle_range
@@ -1047,6 +1037,7 @@ def humanoid(env: Any, version: int) -> TaskRules:
 
 
 def _crawler_rules(env: Any, skipped: int) -> TaskRules:
+    """Return the rules of HalfCheetah and Swimmer, in both versions."""
     place, dt = observed_positions(env, skipped), env.dt
     onward, tiring = env._forward_reward_weight, env._ctrl_cost_weight
 
@@ -1078,10 +1069,10 @@ _HERE = "gymnasium.envs.mujoco."
 TASKS: dict[str, tuple[Callable[[Any, int], TaskRules], int]] = {
     f"{_HERE}{module}_v{version}:{name}Env": (rules, version)
     for name, module, rules, versions in (
-        ("HalfCheetah", "half_cheetah", half_cheetah, (4, 5)),
+        ("HalfCheetah", "half_cheetah", lambda env, _: _crawler_rules(env, 1), (4, 5)),
         ("Hopper", "hopper", hopper, (4, 5)),
         ("Walker2d", "walker2d", walker2d, (4, 5)),
-        ("Swimmer", "swimmer", swimmer, (4, 5)),
+        ("Swimmer", "swimmer", lambda env, _: _crawler_rules(env, 2), (4, 5)),
         ("Ant", "ant", ant, (4, 5)),
         ("Humanoid", "humanoid", humanoid, (4, 5)),
         ("InvertedPendulum", "inverted_pendulum", inverted_pendulum, (4, 5)),
@@ -1134,7 +1125,8 @@ class MujocoVector(BatchVector):
             with collect_warnings(self._notes):
                 made = make_one()
                 self._describe(made)
-                self._prepare(made, min(threads or _count_cores(), num_envs))
+                cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+                self._prepare(made, min(threads or cores or 1, num_envs))
                 self.agreement = self._compare(made).require(self.spec.id, self.engine)
         except BaseException:
             self._restore()
@@ -1168,18 +1160,15 @@ class MujocoVector(BatchVector):
             reward, terminated, _ = self.step(action, row)
             ours.append((self._rows[0].copy(), float(reward[0]), bool(terminated[0])))
         self._rows[0] = 0
-        tolerances = {
-            "observations": OBSERVATION_TOLERANCE,
-            "rewards": MUJOCO_REWARD_TOLERANCE,
-            "terminations": 0.0,
-        }
-        return Agreement(
-            TRIED_STEPS,
-            tuple(
-                measure_deviation(name, [each[i] for each in ours], [each[i] for each in theirs], tolerance)
-                for i, (name, tolerance) in enumerate(tolerances.items())
-            ),
+        tolerances = (OBSERVATION_TOLERANCE, MUJOCO_REWARD_TOLERANCE, 0.0)
+        rows = zip(
+            ("observations", "rewards", "terminations"),
+            zip(*ours, strict=True),
+            zip(*theirs, strict=True),
+            tolerances,
+            strict=True,
         )
+        return Agreement(TRIED_STEPS, tuple(measure_deviation(*row) for row in rows))
 
     def reset(self, rows: np.ndarray, seeds: np.ndarray) -> None:
         """Start the episode of seeds[i] in rows[i], with the draws of Gymnasium's own reset."""
@@ -1241,11 +1230,6 @@ class MujocoVector(BatchVector):
         """Close Gymnasium's object and restore MuJoCo's warning handler."""
         self._env.close()
         self._restore()
-
-
-def _count_cores() -> int:
-    """Return the number of cores available to this process."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _make_batch(model: Any, num_envs: int, threads: int, persistent: bool) -> Any:

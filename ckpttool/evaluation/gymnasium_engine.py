@@ -370,7 +370,6 @@ class GymVector(VectorEnv):
             self._restore()
             raise
         self.obs = self.spec.zeros(num_envs)
-        self._put = self._put_many if isinstance(self.obs, Mapping) else self._put_one
         self.restarted: np.ndarray = np.zeros(num_envs, np.bool_)
         # Rows without an episode never get an environment.
         self._envs: list[Any] = [first] + [None] * (num_envs - 1)
@@ -412,11 +411,11 @@ class GymVector(VectorEnv):
             self._close(row)
         self._restore()
 
-    def _put_one(self, row: int, obs: Any) -> None:
-        self.obs[row] = self._rows[OBS](obs)  # type: ignore[index]  # chosen where obs is one array
-
-    def _put_many(self, row: int, obs: Any) -> None:
-        for name, room in self.obs.items():  # type: ignore[union-attr]  # chosen where obs is a dict
+    def _put(self, row: int, obs: Any) -> None:
+        if isinstance(self.obs, np.ndarray):
+            self.obs[row] = self._rows[OBS](obs)
+            return
+        for name, room in self.obs.items():
             room[row] = self._rows[name](obs[name])
 
     def _close(self, row: int) -> None:
@@ -447,6 +446,7 @@ def describe_env(env: Any) -> EnvSpec:
     inputs = tuple((key, each.low.shape, each.low.dtype.name) for key, each in rows.items())
     limit = env.spec.max_episode_steps if getattr(env, "spec", None) is not None else None
     fps = getattr(env, "metadata", {}).get("render_fps")
+    arguments = getattr(getattr(env, "spec", None), "kwargs", {})
     return EnvSpec(
         name,
         inputs,
@@ -455,7 +455,7 @@ def describe_env(env: Any) -> EnvSpec:
         limit,
         _library_versions(env),
         float(fps) if fps else None,
-        _env_arguments(env),
+        {name: repr(value) for name, value in sorted(arguments.items()) if name != "render_mode"},
         choices=choices,
         observation_bounds={key: (each.low, each.high) for key, each in rows.items()},
         binary=type(action).__name__ == "MultiBinary",
@@ -561,12 +561,6 @@ def _action_reader(action: Any) -> Callable[[np.ndarray], Any]:
     if type(action).__name__ in ("MultiDiscrete", "MultiBinary"):
         return lambda row: row.astype(action.dtype)
     return lambda row: row
-
-
-def _env_arguments(env: Any) -> dict[str, str]:
-    """Return the arguments from the registry and the caller, except those for rendering."""
-    given = getattr(getattr(env, "spec", None), "kwargs", {})
-    return {name: repr(value) for name, value in sorted(given.items()) if name != "render_mode"}
 
 
 def _library_versions(env: Any) -> dict[str, str]:

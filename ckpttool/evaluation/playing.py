@@ -24,7 +24,7 @@ from ckpttool.core.errors import (
     abbreviate_list,
     suggest_choice,
 )
-from ckpttool.core.sidecar import LedgerEntry, Sidecar
+from ckpttool.core.sidecar import LedgerEntries, LedgerEntry
 from ckpttool.core.text import format_count
 from ckpttool.core.tree import Tree
 from ckpttool.core.urls import format_command
@@ -235,9 +235,12 @@ def _settle_scores(agent: Agent, choices: Choices, width: int, number: int) -> t
     open_ = (schema.DUELING, schema.QUANTILES)
     binding = dataclasses.replace(agent.binding, facts=agent.binding.facts.without_lack(*open_))
     ledger = tuple(each for each in agent.ledger if each not in open_)
+    return dataclasses.replace(agent, binding=binding, ledger=_add_assumption(ledger, why)), choices
+
+
+def _add_assumption(ledger: LedgerEntries, why: str) -> LedgerEntries:
     more = sidecar.assumption_entries("architecture", (why,)) if why else ()
-    merged = sidecar.merge_entries(ledger, more)
-    return dataclasses.replace(agent, binding=binding, ledger=merged), choices
+    return sidecar.merge_entries(ledger, more)
 
 
 def _settle_atoms(agent: Agent, spec: EnvSpec | None) -> Agent:
@@ -277,7 +280,7 @@ def _settle_atoms(agent: Agent, spec: EnvSpec | None) -> Agent:
         agent,
         binding=dataclasses.replace(agent.binding, facts=facts),
         known=known,
-        ledger=sidecar.merge_entries(agent.ledger, sidecar.assumption_entries("architecture", (why,))),
+        ledger=_add_assumption(agent.ledger, why),
     )
 
 
@@ -312,7 +315,7 @@ def take_means(agent: Agent, number: int, discrete: bool = False) -> Agent:
             leaves[path] = AxisSlice(axis, 0, number, width).leaf(leaves[path])
     if doubled:
         why = f"the last layer's first {number} of {width} outputs are the means, the others the deviations"
-        ledger = sidecar.merge_entries(ledger, sidecar.assumption_entries("architecture", (why,)))
+        ledger = _add_assumption(ledger, why)
     binding = dataclasses.replace(agent.binding, facts=facts)
     return dataclasses.replace(agent, binding=binding, known=known, tree=Tree(leaves), ledger=ledger)
 
@@ -376,23 +379,18 @@ def repeat_statistics(agent: Agent, how: Protocol) -> Agent:
     return dataclasses.replace(agent, known=dataclasses.replace(agent.known, obs_norm=repeated, env=env))
 
 
-def _with_padding(wrapper: WrapperSpec, known: Sidecar) -> WrapperSpec:
-    """Return a given stack with the padding of the same recorded one, which follows from the statistics."""
-    for recorded in restore.training_wrappers(known) if wrapper.title == _STACK else ():
-        arguments = {name: value for name, value in recorded.arguments.items() if name != "padding"}
-        if recorded.title == _STACK and arguments == wrapper.arguments:
-            return recorded
-    return wrapper
-
-
 def _choose_wrappers(agent: Agent, how: Protocol) -> tuple[WrapperSpec, ...]:
     """Return the environment wrappers: as given, else as recorded in the agent's own files.
 
     Raise UsageError for an unknown wrapper, because its effect on the agent would be missing.
     """
     around = _listed_wrappers(agent, how)
-    if how.wrappers is not None:
-        around = tuple(_with_padding(wrapper, agent.known) for wrapper in around)
+    # A given stack has the padding of the same recorded one, which follows from the statistics.
+    for recorded in restore.training_wrappers(agent.known) if how.wrappers is not None else ():
+        arguments = {name: value for name, value in recorded.arguments.items() if name != "padding"}
+        if recorded.title == _STACK:
+            same = [each.title == _STACK and each.arguments == arguments for each in around]
+            around = tuple(recorded if stack else each for each, stack in zip(around, same, strict=True))
     for each in around:
         if not wrappers.is_known_wrapper(each):
             raise UsageError(
@@ -500,9 +498,15 @@ def prepare_agent(agent: Agent, place: EvaluationEnvironment, how: Protocol, spe
     )
     if how.dtype != "float32":
         network = network.cast(how.dtype)
-    drift = _environment_drift_notes(agent, spec)
-    notes = (*agent.notes, *_wrapper_override_note(agent, how), *drift, *differing.notes())
-    return PlayableAgent(agent.checkpoint.path, place, network, settings, entries, notes, sampling)
+    trained, notes = agent.known.env or {}, [*agent.notes, *_wrapper_override_note(agent, how)]
+    if trained.get("id") and trained["id"] != spec.id:
+        notes.append(f"trained in {trained['id']}, played in {spec.id}")
+    theirs, ours = trained.get("gymnasium"), spec.versions.get("gymnasium")
+    if theirs and ours and theirs != ours:
+        notes.append(f"trained with gymnasium {theirs}, played with {ours}")
+    return PlayableAgent(
+        agent.checkpoint.path, place, network, settings, entries, (*notes, *differing.notes()), sampling
+    )
 
 
 def read_sampling(
@@ -611,13 +615,7 @@ def play_stacked(
             result,
             summarize(result.returns),
             entrant.ledger,
-            (
-                *entrant.notes,
-                *vector.notes,
-                *_agreement_note(result),
-                *_clipping_note(result),
-                *_seeding_note(result, how),
-            ),
+            (*entrant.notes, *vector.notes, *_list_rollout_notes(result, how)),
             stacked=len(entrants),
             surroundings=collect_surroundings(vector.spec, result.engine),
         )
@@ -771,7 +769,7 @@ def _sizes_hint(agent: Agent, spec: EnvSpec, obs_dim: int, act_dim: int) -> str 
         if len((agent.known.obs_norm or {}).get("mean", ())) != spec.obs_dim:  # else stacked outside of them
             stacks.append(f"--wrapper FrameStackObservation:stack_size={number}")
         options.append(f"{' or '.join(stacks)} if they are {number} observations")
-    if environments.positions_explain_size(spec.id, spec.obs_dim, obs_dim):
+    if environments.observation_arguments(spec.id, spec.obs_dim, obs_dim, positions=True):
         options.append(f"--adapter {POSITIONS} if the position")
     more = format_count(obs_dim - spec.obs_dim, "more observation")
     listed = ", ".join((*options, "--wrapper NAME if it is another wrapper's"))
@@ -779,30 +777,10 @@ def _sizes_hint(agent: Agent, spec: EnvSpec, obs_dim: int, act_dim: int) -> str 
     return f"{other}; {own}" if other else own
 
 
-def _environment_drift_notes(agent: Agent, spec: EnvSpec) -> tuple[str, ...]:
-    known = agent.known.env
-    if not known:
-        return ()
-    found = []
-    if known.get("id") and known["id"] != spec.id:
-        found.append(f"trained in {known['id']}, played in {spec.id}")
-    theirs, ours = known.get("gymnasium"), spec.versions.get("gymnasium")
-    if theirs and ours and theirs != ours:
-        found.append(f"trained with gymnasium {theirs}, played with {ours}")
-    return tuple(found)
-
-
-def _agreement_note(played: Rollout) -> tuple[str, ...]:
-    return () if played.agreement is None else played.agreement.note(played.engine)
-
-
-def _seeding_note(played: Rollout, how: Protocol) -> tuple[str, ...]:
-    if len(played.seeds):
-        return ()
-    return (f"the simulator starts episodes itself after reset({how.seed}); they have no individual seeds",)
-
-
-def _clipping_note(played: Rollout) -> tuple[str, ...]:
-    if not played.clipped:
-        return ()
-    return (f"{played.clipped} of {played.steps} actions were outside the bounds and were clipped",)
+def _list_rollout_notes(played: Rollout, how: Protocol) -> Iterator[str]:
+    if played.agreement is not None:
+        yield from played.agreement.note(played.engine)
+    if played.clipped:
+        yield f"{played.clipped} of {played.steps} actions were outside the bounds and were clipped"
+    if not len(played.seeds):
+        yield f"the simulator starts episodes itself after reset({how.seed}); they have no individual seeds"

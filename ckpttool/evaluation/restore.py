@@ -10,6 +10,7 @@ import re
 import shlex
 import struct
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -186,10 +187,20 @@ def build_ledger(
     where = binding.facts.origins.get("wrappers", known.origin("env"))
     named = wrapper_entries(training_wrappers(known), where)
     assumed = assumed_entries(binding, known, own)
-    stored = _sidecar_origins(own, known, given, os.path.basename(sidecar.sidecar_path(checkpoint.path)))
+    stored: dict[str, str] = {}
+    if own is not None and own.target_sha256:
+        # A sidecar's author also writes its provenance: the origin of a fact is only the sidecar's claim.
+        file = os.path.basename(sidecar.sidecar_path(checkpoint.path))
+        held = (name for name in FACTS if getattr(own, name) is not None and name not in given)
+        stored = {name: file for name in held if own.provenance.get(name) == known.provenance.get(name)}
+    where_from = stored.get("env") or binding.facts.origins.get("env_arguments") or known.origin("env")
+    arguments = (
+        LedgerEntry("used", "environment", f"{name} = {json.dumps(value)[:60]}", where_from)
+        for name, value in ((known.env or {}).get("arguments") or {}).items()
+    )
     return sidecar.merge_entries(
         _used_fact_entries(known, binding, stored),
-        _argument_entries(known, binding, stored),
+        arguments,
         named,
         binding.ledger,
         left,
@@ -371,28 +382,6 @@ def _all_close(pairs: Sequence[tuple[Any, Any]]) -> bool:
     )
 
 
-def _sidecar_origins(
-    own: Sidecar | None, known: Sidecar, given: Collection[str], file: str
-) -> Mapping[str, str]:
-    """Return the sidecar's name for each fact that is used because the sidecar contains it.
-
-    A sidecar's author also writes its provenance: the origin of a fact is only the sidecar's claim.
-    """
-    if own is None or not own.target_sha256:
-        return {}
-    held = (name for name in FACTS if getattr(own, name) is not None and name not in given)
-    return {name: file for name in held if own.provenance.get(name) == known.provenance.get(name)}
-
-
-def _argument_entries(
-    known: Sidecar, binding: RecognizedAgent, stored: Mapping[str, str]
-) -> Iterator[LedgerEntry]:
-    """Yield an entry for each argument that a file passes to the environment."""
-    where = stored.get("env") or binding.facts.origins.get("env_arguments") or known.origin("env")
-    for name, value in ((known.env or {}).get("arguments") or {}).items():
-        yield LedgerEntry("used", "environment", f"{name} = {json.dumps(value)[:60]}", where)
-
-
 def _used_fact_entries(
     known: Sidecar, binding: RecognizedAgent, stored: Mapping[str, str]
 ) -> Iterator[LedgerEntry]:
@@ -459,21 +448,13 @@ def _read_companion(file: str) -> Tree:
     if file.endswith(".json"):
         return settings.tree_from_json(text.load_json(file, "settings"), "the file")
     if os.path.basename(file) == _TEXT:
-        return _parse_arguments(file)
+        try:
+            return settings.read_yaml(file)  # JSON, or lines of `name: value`
+        except FormatError:
+            return Tree({})  # other programs use this file name too: no reason to reject the checkpoint
     if file.endswith(".pbtxt"):
         return settings.tree_from_json(tf_common.read(file), "the file")
     return settings.read_yaml(file) if file.endswith((".yml", ".yaml")) else open_checkpoint(file).tree
-
-
-def _parse_arguments(file: str) -> Tree:
-    """Return arguments in JSON or in lines of `name: value` (both are YAML); nothing for other text."""
-    from ckpttool.formats import settings
-
-    try:
-        return settings.read_yaml(file)
-    except FormatError:
-        # Other programs use this file name too, so its contents are no reason to reject the checkpoint.
-        return Tree({})
 
 
 def read_metadata(binding: RecognizedAgent, agent: Tree) -> Sidecar:
@@ -488,7 +469,13 @@ def read_metadata(binding: RecognizedAgent, agent: Tree) -> Sidecar:
         "assumed: the framework's default" if alone else f"assumed: the default of layout {binding.layout}"
     )
     kinds = [[layer.kind for layer in part.layers] for part in binding.parts]
-    policy = binding.policy
+    policy, norm = binding.policy, facts.norm
+    mean, var, std = (agent.get((attr(schema.NORMALIZER), attr(n))) for n in ("mean", "var", "std"))
+    if norm is None and isinstance(mean, Leaf):
+        if isinstance(var, Leaf):
+            norm = ObservationNormalizer(mean, var)
+        elif isinstance(std, Leaf):
+            norm = ObservationNormalizer(mean, std=std)
     found: dict[str, Any] = {
         "head": facts.head or None,
         "activations": list(facts.activations)
@@ -505,7 +492,7 @@ def read_metadata(binding: RecognizedAgent, agent: Tree) -> Sidecar:
         "choices": None if facts.choices is None else facts.choices.document(),
         "distribution": None if facts.distribution is None else facts.distribution.document(),
         "observation_space": facts.observation_space,
-        "obs_norm": _statistics_fact(facts.norm or _canonical_statistics(agent)),
+        "obs_norm": _statistics_fact(norm),
     }
     found |= dict.fromkeys(facts.stated)
     found["env"] = _environment_fact(facts, found["obs_norm"])
@@ -568,16 +555,6 @@ def _file_bounds(
     wide = np.broadcast_to(scale.array().astype(np.float64).reshape(-1), (count,))
     middle = bias.array().astype(np.float64).reshape(-1) if isinstance(bias, Leaf) else np.zeros(1)
     return {"action_low": (middle - wide).tolist(), "action_high": (middle + wide).tolist()}
-
-
-def _canonical_statistics(agent: Tree) -> ObservationNormalizer | None:
-    """Return the statistics of the canonical tree, completed by the layout's facts."""
-    mean, var, std = (agent.get((attr(schema.NORMALIZER), attr(n))) for n in ("mean", "var", "std"))
-    if not isinstance(mean, Leaf):
-        return None
-    if isinstance(var, Leaf):
-        return ObservationNormalizer(mean, var)
-    return ObservationNormalizer(mean, std=std) if isinstance(std, Leaf) else None
 
 
 def _statistics_fact(norm: ObservationNormalizer | None) -> dict[str, Any] | None:
@@ -793,20 +770,14 @@ def _candidate_owners(path: str) -> Iterator[str]:
         for agent in (
             os.path.join(above, each) for each in sorted(list_names(above)) if each.endswith(".zip")
         ):
-            if path in map(os.path.normpath, sb3.list_zoo_files(agent)):
+            if path in map(os.path.normpath, sb3.companions(agent)):
                 yield agent
     for _ in range(_ABOVE):
-        if (whole := _resolve_if_readable(folder)) is not None and path in _checkpoint_files(whole):
-            yield whole
+        if (whole := _resolve_if_readable(folder)) is not None:
+            with suppress(CkpttoolError):
+                if path in [os.path.abspath(file.path) for file in open_checkpoint(whole).files]:
+                    yield whole
         folder = os.path.dirname(folder)
-
-
-def _checkpoint_files(location: str) -> list[str]:
-    """Return the files of the checkpoint at a location."""
-    try:
-        return [os.path.abspath(file.path) for file in open_checkpoint(location).files]
-    except CkpttoolError:
-        return []
 
 
 def _resolve_if_readable(path: str) -> str | None:
@@ -1048,21 +1019,17 @@ def with_records(binding: RecognizedAgent, tree: Tree, checkpoint: Checkpoint) -
 
     These are observation statistics, activations recorded in a graph or configuration, and settings.
     """
-    binding = tf_names.read_hidden_activations(with_statistics(binding, tree), checkpoint)
+    part = binding.policy
+    if part is not None and binding.layout != NO_LAYOUT and part.component not in binding.fronts:
+        width, _ = layer_widths(select_network_leaves(tree, binding), part)
+        binding = schema.apply_statistics(binding, tree, width)
+    binding = tf_names.read_hidden_activations(binding, checkpoint)
     part = binding.policy
     if part is None or binding.layout == NO_LAYOUT:
         return binding
     return evidence.apply_stored_settings(
         binding, tree, layer_widths(select_network_leaves(tree, binding), part)[1]
     )
-
-
-def with_statistics(binding: RecognizedAgent, tree: Tree) -> RecognizedAgent:
-    """Return the binding with observation statistics that its layout does not read."""
-    part = binding.policy
-    if part is None or binding.layout == NO_LAYOUT or part.component in binding.fronts:
-        return binding
-    return schema.apply_statistics(binding, tree, layer_widths(select_network_leaves(tree, binding), part)[0])
 
 
 def agent_ledger(
@@ -1130,6 +1097,7 @@ def _broadcast_bounds(own: VerifiedSidecar, binding: RecognizedAgent, tree: Tree
     recorded = own.sidecar
     if (
         recorded is None
+        or recorded.provenance.get("action_low") != GIVEN
         or recorded.action_low is None
         or recorded.action_high is None
         or len(recorded.action_low) != 1
@@ -1138,8 +1106,7 @@ def _broadcast_bounds(own: VerifiedSidecar, binding: RecognizedAgent, tree: Tree
         return own
     _, actions = policy_sizes(binding, tree)
     low, high = list(recorded.action_low) * actions, list(recorded.action_high) * actions
-    given = recorded.provenance.get("action_low") == GIVEN
-    return replace(own, sidecar=replace(recorded, action_low=low, action_high=high)) if given else own
+    return replace(own, sidecar=replace(recorded, action_low=low, action_high=high))
 
 
 def policy_sizes(binding: RecognizedAgent, tree: Tree) -> tuple[int, int]:

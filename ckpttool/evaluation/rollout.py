@@ -391,7 +391,8 @@ class _RolloutLoop:
             self.begun[member] += left
         idle, fresh = rows[self.number[rows] == IDLE], rows[self.number[rows] != IDLE]
         self.paid[rows] = self.length[rows] = 0
-        for array in _observation_arrays(self.envs.obs):
+        obs = self.envs.obs
+        for array in obs.values() if isinstance(obs, Mapping) else (obs,):
             array[idle] = 0
         for memory in self.state:
             memory[fresh] = 0
@@ -452,10 +453,6 @@ class _RolloutLoop:
             agreement=self.envs.agreement,
             interrupted=interrupted,
         )
-
-
-def _observation_arrays(obs: np.ndarray | Mapping[str, np.ndarray]) -> Iterator[np.ndarray]:
-    yield from obs.values() if isinstance(obs, Mapping) else (obs,)
 
 
 @contextmanager

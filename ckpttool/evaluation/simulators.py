@@ -418,13 +418,15 @@ def _read_spec(made: Any, env_id: str) -> EnvSpec:
             expected="action_low at most action_high, one number per action",
             found=f"{low.tolist()} and {high.tolist()}",
         )
+    stated = getattr(made, "versions", None)
+    versions = stated if isinstance(stated, Mapping) else {}
     return EnvSpec(
         env_id,
         ((OBS, (int(made.obs_dim),), "float32"),),
         low,
         high,
         None if limit is None else int(limit),
-        {**_read_versions(made), **_module_version(env_id)},
+        {**{str(name): str(value) for name, value in versions.items()}, **_module_version(env_id)},
     )
 
 
@@ -442,11 +444,6 @@ def _read_bound(made: Any, env_id: str, name: str) -> np.ndarray:
             found=repr(value)[:80],
         )
     return array
-
-
-def _read_versions(made: Any) -> dict[str, str]:
-    stated = getattr(made, "versions", None)
-    return {str(name): str(value) for name, value in stated.items()} if isinstance(stated, Mapping) else {}
 
 
 def _module_version(env_id: str) -> dict[str, str]:

@@ -355,16 +355,12 @@ def performance_profile(
         return PerformanceProfile(taus, share, None, None)
     random = np.random.default_rng(seed)
     shares = [
-        sum(_random_counts(random, len(runs), size) @ runs for runs in above) / total
+        sum(random.multinomial(len(runs), np.full(len(runs), 1 / len(runs)), size) @ runs for runs in above)
+        / total
         for size in chunk_sizes(total, resamples)
     ]
     low, high = np.percentile(np.concatenate(shares), [2.5, 97.5], axis=0)
     return PerformanceProfile(taus, share, low, high)
-
-
-def _random_counts(random: np.random.Generator, n: int, resamples: int) -> np.ndarray:
-    """Return how often each of n runs is in each resample: float64 [resamples, n]."""
-    return random.multinomial(n, np.full(n, 1 / n), size=resamples).astype(np.float64)
 
 
 @_QUIET
@@ -390,10 +386,6 @@ def _task_means(sides: Sequence[np.ndarray]) -> np.ndarray:
     return np.stack([runs.mean(axis=1) for runs in sides])
 
 
-def _optimality_gaps(sides: Sequence[np.ndarray]) -> np.ndarray:
-    return np.asarray(1.0 - np.minimum(np.concatenate(sides, axis=1), 1.0).mean(axis=1))
-
-
 def _iqms(samples: np.ndarray) -> np.ndarray:
     """Return `iqm` of each row."""
     ordered = np.sort(samples, axis=1)
@@ -407,7 +399,7 @@ _AGGREGATES: Mapping[Aggregate, Callable[[Sequence[np.ndarray]], np.ndarray]] = 
     "mean": lambda sides: np.asarray(_task_means(sides).mean(axis=0)),
     "median": lambda sides: np.asarray(np.median(_task_means(sides), axis=0)),
     "iqm": lambda sides: _iqms(np.concatenate(sides, axis=1)),
-    "optimality_gap": _optimality_gaps,
+    "optimality_gap": lambda sides: 1.0 - np.minimum(np.concatenate(sides, axis=1), 1.0).mean(axis=1),
 }
 
 
@@ -546,7 +538,12 @@ def judge_return(
         return None
     published = _find_published(env)
     goal = _find_goal(env, table["thresholds"].get(env) if threshold is None else threshold, published)
-    chance = None if row is None else _parse_random(row)
+    chance = None
+    if row is not None:
+        (low, high), (first, last) = row["ci95"], row["seeds"]
+        chance = RandomReturn(
+            row["mean"], row["std"], (low, high), row["episodes"], (first, last), row["versions"]
+        )
     if goal is not None and chance is not None and goal.value <= chance.mean:
         goal = None
     if goal is None and chance is None:
@@ -631,12 +628,6 @@ def _is_comparable(row: Mapping[str, Any] | None, surroundings: Mapping[str, Any
         return not given
     limits = (row["max_episode_steps"], surroundings.get("max_episode_steps", row["max_episode_steps"]))
     return given == rewarding(row["arguments"]) and limits[0] == limits[1]
-
-
-def _parse_random(row: Mapping[str, Any]) -> RandomReturn:
-    low, high = row["ci95"]
-    first, last = row["seeds"]
-    return RandomReturn(row["mean"], row["std"], (low, high), row["episodes"], (first, last), row["versions"])
 
 
 def _find_published(env: str) -> tuple[PublishedReturn, ...]:

@@ -49,15 +49,19 @@ class Camera:
         self.paid = 0.0
 
     def __call__(self, row: int, number: int, paid: float, ended: bool) -> None:
-        """Render the row if it plays the filmed episode."""
+        """Film the row if it plays the episode."""
         if number != self.episode:
             return
-        lines = (self.title, f"step {self.frames}   return {paid:.1f}")
-        self.show(self.caption.put(resize_image(self.envs.frame(row), self.width), lines))
+        self.film(row, paid, ended)
         self.frames += 1
         self.paid = paid
         if ended:
             raise CutError
+
+    def film(self, row: int, paid: float, ended: bool) -> None:  # noqa: ARG002
+        """Show the row's image with a caption."""
+        lines = (self.title, f"step {self.frames}   return {paid:.1f}")
+        self.show(self.caption.put(resize_image(self.envs.frame(row), self.width), lines))
 
 
 class StripFrame(NamedTuple):
@@ -68,26 +72,19 @@ class StripFrame(NamedTuple):
     picture: np.ndarray
 
 
-class StripCamera:
-    """Callback like Camera that renders some steps of one episode and its last one, without captions."""
+class StripCamera(Camera):
+    """Camera of some steps of one episode and its last one, without captions."""
 
     def __init__(self, envs: VectorEnv, episode: int, steps: Iterable[int], width: int) -> None:
-        self.envs, self.episode, self.steps, self.width = envs, episode, frozenset(steps), width
+        super().__init__(envs, episode, "", lambda _: None, width)
+        self.steps = frozenset(steps)
         self.taken: list[StripFrame] = []
-        self.frames = 0
-        self.paid = 0.0
 
-    def __call__(self, row: int, number: int, paid: float, ended: bool) -> None:
-        """Render the row if it plays the episode and the step is in the strip."""
-        if number != self.episode:
-            return
+    def film(self, row: int, paid: float, ended: bool) -> None:
+        """Keep the row's image if the step is in the strip."""
         if ended or self.frames in self.steps:
             picture = resize_image(self.envs.frame(row), self.width)
             self.taken.append(StripFrame(self.frames, paid, picture))
-        self.frames += 1
-        self.paid = paid
-        if ended:
-            raise CutError
 
 
 def resize_image(picture: np.ndarray, width: int | None) -> np.ndarray:

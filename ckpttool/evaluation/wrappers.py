@@ -17,7 +17,7 @@ from __future__ import annotations
 import inspect
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, cast
 
@@ -248,7 +248,10 @@ class FrameStack(Wrapper):
             )
         bounds = spec.observation_bounds.get(name)
         joins = flat or repeat_bounds
-        axis = 0 if flat or not joins or _has_channels_first(shape, dtype, bounds) else -1
+        images = len(shape) == 3 and dtype == "uint8" and int(np.argmin(shape)) == 0
+        if images and bounds is not None:
+            images = bool((bounds[0] == 0).all() and (bounds[1] == 255).all())
+        axis = 0 if flat or not joins or (images and bounds is not None) else -1
         stacked = [*shape] if joins else [1, *shape]
         stacked[axis] *= n_stack
         self._shape, self._repeat = tuple(stacked), repeat_first
@@ -280,14 +283,6 @@ class FrameStack(Wrapper):
         self._frames[rows] = frames = _shift_rows(self._frames[rows], obs[:, None])
         frames = np.moveaxis(frames, 1, -2) if self._channels_last else frames
         return frames.reshape(len(rows), *self._shape)
-
-
-def _has_channels_first(shape: Sequence[int], dtype: str, bounds: Bounds | None) -> bool:
-    """Return whether a space is one of images whose channels are the first axis."""
-    if len(shape) != 3 or dtype != "uint8" or bounds is None:
-        return False
-    low, high = bounds
-    return bool((low == 0).all() and (high == 255).all()) and int(np.argmin(shape)) == 0
 
 
 class MaskVelocity(Wrapper):
@@ -629,8 +624,9 @@ def wrapper_arguments(wrapper: WrapperSpec) -> dict[str, Any]:
     if kind is FrameStack and wrapper.title == "VecFrameStack" and given.pop("channels_order", None):
         raise UnsupportedError("a stated channels_order is not supported yet", found=wrapper.title)
     renamed = {names.get(name, name): value for name, value in given.items()}
-    allowed = _wrapper_parameters(kind)
-    missing = [name for name, needed in allowed.items() if needed and name not in renamed]
+    parameters = inspect.signature(kind).parameters
+    allowed = {name: each for name, each in parameters.items() if name not in ("spec", "rows", "env")}
+    missing = [name for name, each in allowed.items() if each.default is each.empty and name not in renamed]
     if missing:
         raise UsageError(
             f"environment wrapper {wrapper.name} requires the argument {missing[0]}",
@@ -838,12 +834,6 @@ def wrap_environments(vector: VectorEnv, wrappers: Sequence[WrapperSpec]) -> Vec
     except (UsageError, UnsupportedError):
         vector.close()
         raise
-
-
-def _wrapper_parameters(kind: Callable[..., Wrapper | GameWrapper]) -> dict[str, bool]:
-    """Return a wrapper's arguments, and whether each is required."""
-    found = inspect.signature(kind).parameters
-    return {name: p.default is p.empty for name, p in found.items() if name not in ("spec", "rows", "env")}
 
 
 def format_arguments(arguments: Mapping[str, Any]) -> str:

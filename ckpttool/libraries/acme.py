@@ -103,8 +103,8 @@ def _add_metadata(binding: RecognizedAgent, segments: set[str]) -> RecognizedAge
 
 _WHOSE = "Acme's DDPG"
 # snt.nets.MLP, followed by acme's LayerNormMLP.
-_MLP = LayerNames("_layers/{i}", "_layers/{i}")
-_LAYER_NORM_MLP = LayerNames("{i}", "{i}", norm="norm")
+_MLP = LayerNames("_layers/{i}")
+_LAYER_NORM_MLP = LayerNames("{i}", norm="norm")
 _NORMED = ["dense", "layer_norm"]
 
 

@@ -35,9 +35,6 @@ TABLE = LayoutTable(
     plays=("DQN", "CQN", "Rainbow", "DDPG", "TD3", "PPO"),
     title="AgileRL's DQN, CQN, Rainbow, DDPG, TD3, PPO: network_info with modules and optimizers",
     framework="torch",
-    components={},
-    optimizers={},
-    counters={},
     facts=AgentMetadata(head="", hidden="relu", epsilon=1e-5),
     seen="written by AgileRL 2.4.3 and 2.58.0: DQN, DDPG, TD3, PPO; Rainbow by 2.58.0",
 )
@@ -113,21 +110,17 @@ def _bind_networks(tree: Tree) -> RecognizedAgent | None:
     if binding is None:
         return None
     binding = _move_plain_norms(binding, added)
-    binding = replace(binding, facts=_read_settings(binding.facts, tree))
+    facts = sb3.add_settings_metadata(binding.facts, _take_spaces(tree))
+    places = {name: where.removeprefix(f"{_DATA.value}/") for name, where in facts.origins.items()}
+    binding = replace(binding, facts=facts._replace(origins=places))
     binding = _add_statistics(_add_action_map(binding, tree, values, policy), values, tree)
     binding = _add_activations(_refuse_other_layers(binding, tree, values, networks), values, networks)
-    return _consume_settings(binding, tree)
-
-
-def _consume_settings(binding: RecognizedAgent, tree: Tree) -> RecognizedAgent:
-    """Return the binding without the agent's other attributes: settings, spaces, metrics, arguments."""
+    # The agent's other attributes are settings, spaces, metrics and arguments.
     taken = {move.source for move in binding.moves.moves} | binding.consumed
     tops = (*(f"{_MODULES}/{name}" for name in _ROLES), *(f"{_OPTIMIZERS}/{name}" for name in _OF_OPTIMIZERS))
-    states = tuple(f"{top}_state_dict/" for top in tops)
-    own = frozenset(
-        path for path in tree if path not in taken and not tree.names[path].startswith((*states, "wrapper_"))
-    )
-    return replace(binding, consumed=binding.consumed | own)
+    kept = ("wrapper_", *(f"{top}_state_dict/" for top in tops))
+    rest = (path for path in tree if path not in taken and not tree.names[path].startswith(kept))
+    return replace(binding, consumed=binding.consumed.union(rest))
 
 
 def _list_networks(values: Mapping[str, object]) -> Iterator[_StoredNetwork]:
@@ -198,13 +191,6 @@ def _move_plain_norms(binding: RecognizedAgent, added: frozenset[Path]) -> Recog
         value = 1.0 if named[2] == "weight" else 0.0
         moves.append(replace(move, source=(*move.source[:-1], key(f"{named[0]}.bias")), rule=Fill(value)))
     return replace(binding, moves=replace(binding.moves, moves=tuple(moves)))
-
-
-def _read_settings(facts: AgentMetadata, tree: Tree) -> AgentMetadata:
-    """Return the facts with the spaces of observations and actions."""
-    facts = sb3.add_settings_metadata(facts, _take_spaces(tree))
-    places = {name: where.removeprefix(f"{_DATA.value}/") for name, where in facts.origins.items()}
-    return facts._replace(origins=places)
 
 
 def _take_spaces(tree: Tree) -> Tree:
@@ -316,7 +302,11 @@ def _add_activations(
             values.get(f"{settings}/encoder_config/output_activation"),
             *[values.get(f"{settings}/head_config/activation")] * (len(dense) - encoder - 1),
         ]
-        names = [_read_activation(value) for value in recorded]
+        known = {"Identity": "linear", **TORCH_ACTIVATIONS}
+        names = [
+            "linear" if value is None else known.get(value) if isinstance(value, str) else None
+            for value in recorded
+        ]
         component = each.role.partition("/")[0]
         if None in names:
             strange = next(value for value, name in zip(recorded, names, strict=True) if name is None)
@@ -328,10 +318,3 @@ def _add_activations(
         else:
             binding = replace(binding, facts=binding.facts.read_network(component, settings, own))
     return binding
-
-
-def _read_activation(value: object) -> str | None:
-    """Return the canonical name of a setting, None for an activation that is not supported."""
-    if value is None or value == "Identity":
-        return "linear"
-    return TORCH_ACTIVATIONS.get(value) if isinstance(value, str) else None

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ckpttool.core.tree import Container, Leaf, Path, PathStep, Tree, ValueLeaf, index, key
+from ckpttool.core.tree import Container, Leaf, Path, Tree, ValueLeaf, index, key
 from ckpttool.libraries import sb3, schema, tf2rl
 from ckpttool.libraries.recognize import LayoutTable, bind
 from ckpttool.libraries.schema import (
@@ -38,8 +38,7 @@ from ckpttool.libraries.write import (
     is_gaussian,
     plan_torch_file,
 )
-from ckpttool.mapping.layer_kinds import kernel_permutation
-from ckpttool.mapping.rules import KEEP, Move, Plan, Settings
+from ckpttool.mapping.rules import Plan, Settings
 
 _MAP = ("action_scale", "action_bias")
 
@@ -50,8 +49,6 @@ TABLE = LayoutTable(
     title="CleanRL's TD3, DDPG, SAC: a tuple of state_dicts; PPO, DQN, C51: one of them",
     framework="torch",
     components={"0": "actor", "1": "critic/q1", "2": "critic/q2"},
-    optimizers={},
-    counters={},
     # sac_continuous_action.py: LOG_STD_MIN, LOG_STD_MAX, the range of a tanh.
     facts=AgentMetadata(
         head="affine",
@@ -66,11 +63,7 @@ _PPO = replace(
     TABLE,
     components={"actor_mean": "actor", "critic": "value"},
     facts=AgentMetadata(
-        head="clip",
-        hidden="tanh",
-        epsilon=1e-5,
-        lacks=schema.LEFT_OPEN["cleanrl ppo"],
-        distribution=schema.GAUSSIAN,
+        "clip", "tanh", 1e-5, lacks=schema.LEFT_OPEN["cleanrl ppo"], distribution=schema.GAUSSIAN
     ),
     branches={},
     tensors={"actor_logstd": "actor/log_std"},
@@ -161,14 +154,10 @@ def _add_image_encoder(binding: RecognizedAgent, tree: Tree, root: Path) -> Reco
     kernels = [leaves[f"{module}.weight"].shape for module in (*_CONVOLUTIONS, _DENSE[0])]
     if not sb3.fits_nature_encoder(_IMAGES, kernels):
         return binding
-    moves = []
-    for number, module in enumerate(_CONVOLUTIONS):
-        place = schema.stream_layer_path(acting.component, schema.OBSERVATION, number)
-        moves.append(Move(paths[f"{module}.weight"], (*place, schema.KERNEL), kernel_permutation(2)))
-        moves.append(Move(paths[f"{module}.bias"], (*place, schema.BIAS), KEEP))
+    moves = tuple(sb3.move_encoder(acting.component, schema.OBSERVATION, _CONVOLUTIONS, paths))
     front = PolicyEncoder(
         (EncoderInput(schema.OBSERVATION, _IMAGES, 1 / 255, sb3.NATURE_STRIDES),),
-        moves=tuple(moves),
+        moves=moves,
         covers=frozenset(tree.names[move.source] for move in moves),
         assumed=(_ASSUMED,),
     )
@@ -207,7 +196,8 @@ def plan(binding: RecognizedAgent, agent: Tree, settings: Settings) -> Plan:
         SingleTensorRow(f"actor/{name}", (index(0), key(name))) for name in _MAP
     ]
     rows.append(NetworkRow("actor", (index(0),), names))
-    rows += [NetworkRow(f"critic/q{n}", (index(n),), _Q) for n in (1, 2)[: count_critics(binding)]]
+    qs = (1, 2)[: count_critics(binding)]
+    rows += [NetworkRow(f"critic/q{n}", (index(n),), LayerNames("fc{n}")) for n in qs]
     writing = WritingTable(
         "CleanRL",
         rows,
@@ -221,19 +211,17 @@ def plan(binding: RecognizedAgent, agent: Tree, settings: Settings) -> Plan:
     return made
 
 
-_Q = LayerNames("fc{n}", "fc{n}")
 _NAMED = f"name the file *{_SUFFIX}: its names alone are no evidence of CleanRL"
-
-
-def _sequential_row(place: str, theirs: str, *entry: PathStep) -> NetworkRow:
-    return NetworkRow(place, entry, LayerNames(f"{theirs}.{{s}}", f"{theirs}.{{s}}"))
 
 
 def _make_ppo_table(binding: RecognizedAgent) -> WritingTable:
     """Return the table of ppo.py's Agent, or of ppo_continuous_action.py's."""
     discrete = binding.facts.head == "argmax"
-    rows: list[NetworkRow | SingleTensorRow] = [_sequential_row("value", "critic")]
-    rows.append(_sequential_row("actor", "actor" if discrete else "actor_mean"))
+    policy = "actor.{s}" if discrete else "actor_mean.{s}"
+    rows: list[NetworkRow | SingleTensorRow] = [
+        NetworkRow("value", (), LayerNames("critic.{s}")),
+        NetworkRow("actor", (), LayerNames(policy)),
+    ]
     if not discrete:
         rows.append(SingleTensorRow("actor/log_std", (key("actor_logstd"),), (1, -1)))
     return WritingTable(
@@ -251,7 +239,7 @@ def _make_q_table(binding: RecognizedAgent) -> WritingTable:
     """Return the table of dqn.py's QNetwork, or of c51.py's with the arguments that its evaluation reads."""
     support = binding.facts.choices.support if binding.facts.choices is not None else ()
     entry = (_WEIGHTS,) if support else ()
-    rows: list[NetworkRow | SingleTensorRow] = [_sequential_row("critic/q1", "network", *entry)]
+    rows: list[NetworkRow | SingleTensorRow] = [NetworkRow("critic/q1", entry, LayerNames("network.{s}"))]
     arguments: dict[str, float | str] = {}
     if support:
         atoms = replace(make_float32_tensor(support), role="buffer")

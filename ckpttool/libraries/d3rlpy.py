@@ -146,27 +146,22 @@ def _add_normalizer(
         epsilon = configuration.get(f"{params}eps", 0.0)
         mean, std = _numbers(configuration, f"{params}mean"), _numbers(configuration, f"{params}std")
         if isinstance(epsilon, float) and mean and len(mean) == len(std):
-            norm = ObservationNormalizer(
-                make_float64_tensor(mean, "mean"),
-                std=make_float64_tensor(std, "std"),
-                epsilon=epsilon,
-                outside=True,
-            )
+            norm = _make_normalizer(mean, std)._replace(epsilon=epsilon, outside=True)
     elif kind == "min_max":
         low, high = _numbers(configuration, f"{params}minimum"), _numbers(configuration, f"{params}maximum")
         if low and len(low) == len(high):
             middle = [(a + b) / 2 for a, b in zip(low, high, strict=True)]
             half = [(b - a) / 2 for a, b in zip(low, high, strict=True)]
-            norm = ObservationNormalizer(
-                make_float64_tensor(middle, "middle"), std=make_float64_tensor(half, "half")
-            )
+            norm = _make_normalizer(middle, half)
     elif kind == "pixel" and isinstance(size, int) and 0 < size < 1 << 16:
-        norm = ObservationNormalizer(
-            make_float64_tensor([0.0] * size, "0"), std=make_float64_tensor([255.0] * size, "255")
-        )
+        norm = _make_normalizer([0.0] * size, [255.0] * size)
     if norm is None:
         return facts.not_understood("obs_norm", f"an observation scaler ({kind})", where)
     return facts.read(where, norm=norm)
+
+
+def _make_normalizer(mean: Sequence[float], std: Sequence[float]) -> ObservationNormalizer:
+    return ObservationNormalizer(make_float64_tensor(mean, "mean"), std=make_float64_tensor(std, "std"))
 
 
 def _add_activations(binding: RecognizedAgent, configuration: ConfigValues, where: str) -> RecognizedAgent:
@@ -255,8 +250,12 @@ def build_config(binding: RecognizedAgent, agent: Tree) -> dict[str, Any]:
     """
     parts = {part.title: part for part in binding.parts}
     sizes = list_kernel_shapes(parts["actor"], agent)
+    norm, scaler = binding.facts.norm, _NONE
+    if norm is not None and norm.clip is None:
+        numbers = {"mean": to_float64_row(norm.mean).tolist(), "std": compute_divisor(norm).tolist()}
+        scaler = {"type": "standard", "params": {**numbers, "eps": 0.0}}
     params: dict[str, Any] = {
-        "observation_scaler": _observation_scaler(binding.facts.norm),
+        "observation_scaler": scaler,
         "action_scaler": _action_scaler(agent),
         "reward_scaler": _NONE,
         **_networks(binding, agent, parts),
@@ -312,13 +311,6 @@ def _action_scaler(agent: Tree) -> Mapping[str, Any]:
     if set(low) == {-1.0} and set(high) == {1.0}:
         return _NONE
     return {"type": "min_max", "params": {"minimum": low, "maximum": high}}
-
-
-def _observation_scaler(norm: ObservationNormalizer | None) -> Mapping[str, Any]:
-    if norm is None or norm.clip is not None:
-        return _NONE
-    numbers = {"mean": to_float64_row(norm.mean).tolist(), "std": compute_divisor(norm).tolist()}
-    return {"type": "standard", "params": {**numbers, "eps": 0.0}}
 
 
 def list_config_leaves(value: object, at: Path) -> Iterator[tuple[Path, ValueLeaf | Container]]:
@@ -397,7 +389,10 @@ def _choose_table(binding: RecognizedAgent) -> WritingTable:
         return _make_table(rows, {"actor_optimizer": "optim"})
     rows = [NetworkRow("actor", (key("policy"),), names)]
     for component, entry in (("critic", "q_funcs"), ("critic_target", "targ_q_funcs")):
-        rows += [_q_row(component, entry, number) for number in range(count)]
+        rows += [
+            NetworkRow(f"{component}/q{n + 1}", (key(entry),), LayerNames(f"{n}.{_HIDDEN}", f"{n}._fc"))
+            for n in range(count)
+        ]
     if not soft:
         rows.append(NetworkRow("actor_target", (key("targ_policy"),), names))
         return _make_table(rows, _OPTIMIZERS)
@@ -405,12 +400,6 @@ def _choose_table(binding: RecognizedAgent) -> WritingTable:
     zero = constant_tensor("float32", (1, 1), 0)
     rows.append(SingleTensorRow("temperature/log_alpha", (key("log_temp"), key("_parameter")), (1, 1), zero))
     return _make_table(rows, {**_OPTIMIZERS, "temperature_optimizer": "temp_optim"})
-
-
-def _q_row(component: str, entry: str, number: int) -> NetworkRow:
-    return NetworkRow(
-        f"{component}/q{number + 1}", (key(entry),), LayerNames(f"{number}.{_HIDDEN}", f"{number}._fc")
-    )
 
 
 def _make_table(rows: list[NetworkRow | SingleTensorRow], optimizers: dict[str, str]) -> WritingTable:
@@ -470,7 +459,6 @@ TABLE = LayoutTable(
         "critic_optim": "critic_optimizer",
         "temp_optim": "temperature_optimizer",
     },
-    counters={},
     facts=AgentMetadata(head="affine", hidden="relu", epsilon=1e-5, lacks=schema.LEFT_OPEN["d3rlpy"]),
     rooted=True,
     seen="written by d3rlpy 2.0.2, 2.3.0 and 2.8.1: TD3, DDPG, SAC, TD3+BC, CQL, IQL, AWAC, BC, ReBRAC, ..."
@@ -518,7 +506,13 @@ def recognise(tree: Tree, name: str) -> RecognizedAgent | None:
     binding = replace(
         binding.entered(*found.chosen()),
         unplaced={**binding.unplaced, **found.left},
-        consumed=binding.consumed | _list_setting_paths(tree),
+        consumed=binding.consumed.union(
+            # Settings, which are read as facts, and absent schedulers.
+            path
+            for path, leaf in tree.plain()
+            if path[0].value in ("config", "version")
+            or (path[-1].value == "lr_scheduler" and leaf.value is None)
+        ),
     )
     return add_config_metadata(binding, configuration, "config") if configuration else binding
 
@@ -540,15 +534,6 @@ def _refuse_combined(
     if not configuration and sum(part.component == "critic" for part in binding.parts) > 1:
         return binding.refused("critic", "the mean of several Q-functions, without the configuration")
     return binding
-
-
-def _list_setting_paths(tree: Tree) -> frozenset[Path]:
-    """Return the paths outside the networks: settings, which are read as facts, and absent schedulers."""
-    return frozenset(
-        path
-        for path, leaf in tree.plain()
-        if path[0].value in ("config", "version") or (path[-1].value == "lr_scheduler" and leaf.value is None)
-    )
 
 
 def companions(location: str) -> Sequence[str]:
@@ -647,16 +632,12 @@ class _D3rlpyNaming:
         mine = {n: leaf for n, leaf in self.leaves.items() if n.startswith(theirs + "/")}
         component = ours.partition("/")[0]
         reason = _find_obstacle(mine)
-        if reason is None and component in ("actor", "actor_target"):
-            reason = self._no_policy(theirs)
+        partial = any(map(self._has_decoder, _DECODERS)) and not self.has(f"{theirs}/_mu")
+        if reason is None and component in ("actor", "actor_target") and partial:
+            reason = "only a part of the policy: a decoder or a perturbation computes the action"
         if reason is not None:
             self.left[component] = (*self.left.get(component, ()), f"{self.top}{theirs} ({reason})")
         return bool(mine) and reason is None
-
-    def _no_policy(self, theirs: str) -> str | None:
-        if any(map(self._has_decoder, _DECODERS)) and not self.has(f"{theirs}/_mu"):
-            return "only a part of the policy: a decoder or a perturbation computes the action"
-        return None
 
 
 def _find_obstacle(mine: Mapping[str, Leaf]) -> str | None:

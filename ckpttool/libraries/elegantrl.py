@@ -41,8 +41,6 @@ TABLE = LayoutTable(
     title="ElegantRL's act.pth, cri.pth, actor__N.pt (since 0.3.5): one network per file",
     framework="torch",
     components={"actor": "actor", "critic": "critic/q1", "value": "value"},
-    optimizers={},
-    counters={},
     facts=AgentMetadata(head="affine", hidden="relu", epsilon=1e-5, lacks=LEFT_OPEN["elegantrl"]),
     tensors={
         **{
@@ -178,7 +176,7 @@ def plan(binding: RecognizedAgent, agent: Tree, settings: Settings) -> Plan:
     else:
         if isinstance(agent.get((attr("actor"), attr("log_std"))), Leaf):
             rows.append(SingleTensorRow("actor/log_std", (key("action_std_log"),), (1, -1)))
-        rows.append(NetworkRow("actor", (), LayerNames("net.{s}", "net.{s}")))
+        rows.append(NetworkRow("actor", (), LayerNames("net.{s}")))
     return plan_torch_file(
         WritingTable("ElegantRL", rows, "affine", notes=(_POLICY,)), binding, agent, settings
     )

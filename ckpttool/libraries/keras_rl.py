@@ -38,8 +38,6 @@ TABLE = LayoutTable(
     title="keras-rl's DDPG: NAME_actor.h5f, NAME_critic.h5f, or one of them; DQN, SARSA, CEM: NAME.h5f",
     framework="tensorflow",
     components={"actor": "actor", "critic": "critic/q1"},
-    optimizers={},
-    counters={},
     user_written=True,
     facts=AgentMetadata(
         head="identity",
@@ -111,7 +109,7 @@ def plan(binding: RecognizedAgent, agent: Tree, settings: Settings) -> Plan:
     The models are the user's own: notes state the action map and the order of the critic's inputs.
     Raise UnsupportedError for two Q-functions and for layers other than dense ones.
     """
-    names = LayerNames("dense_{n}", "dense_{n}")
+    names = LayerNames("dense_{n}")
     first = sum(len(part.layers) for part in binding.parts if part.component == "actor") + 1
     facts = binding.facts
     actor, critic = (", ".join(dict.fromkeys(facts.activations_of(name))) for name in ("actor", "critic"))

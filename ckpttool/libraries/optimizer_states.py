@@ -70,7 +70,6 @@ from ckpttool.mapping.rules import (
 )
 
 if TYPE_CHECKING:
-    from ckpttool.libraries import optimizers_write
     from ckpttool.mapping.fill_model import Skeleton
     from ckpttool.mapping.solver import FillResult
 
@@ -161,20 +160,6 @@ class WrittenOptimizer(NamedTuple):
     plain: Sequence[Path] = ()
 
 
-def _describe_torch(writer: optimizers_write.TorchOptimizerWriter) -> WrittenOptimizer:
-    decoupled = writer.family is ADAM and writer.known.value("decoupled_weight_decay") is True
-    groups = [[parameter[0].target for parameter in group] for group in writer.groups]
-    return WrittenOptimizer("AdamW" if decoupled else writer.family.name, {}, groups)
-
-
-def _describe_keras(writer: optimizers_write.KerasOptimizerWriter) -> WrittenOptimizer:
-    names = sorted({writer.family.keras_slots[slot].setting for slot in writer.slots} - {""})
-    arguments: dict[str, float | bool] = {name: 0.5 if name == "momentum" else True for name in names}
-    cls = "AdamW" if writer.decoupled else writer.family.name
-    plain = list(dict.fromkeys(writer.plain))
-    return WrittenOptimizer(cls, arguments, [list(writer.numbers)], writer.constructor, plain)
-
-
 class _OptimizerStates:
     """The optimizers of a tree: the canonical paths of their weights, and those written by name."""
 
@@ -208,12 +193,20 @@ class _OptimizerStates:
             objects = optimizers_write.KerasOptimizerWriter(
                 known, variable, weights, top, scheduled=scheduled
             )
-            self.written[state.name] = _describe_keras(objects)
+            names = sorted({objects.family.keras_slots[slot].setting for slot in objects.slots} - {""})
+            arguments = {name: 0.5 if name == "momentum" else True for name in names}
+            cls = "AdamW" if objects.decoupled else objects.family.name
+            plain, groups = list(dict.fromkeys(objects.plain)), [list(objects.numbers)]
+            self.written[state.name] = WrittenOptimizer(cls, arguments, groups, objects.constructor, plain)
             plan = objects.plan()
             plan = replace(plan, settings={display(top): plan.settings.get(state.name, {})})
         else:
             writer = optimizers_write.TorchOptimizerWriter(known, weights)
-            self.written[state.name] = _describe_torch(writer)
+            decoupled = writer.family is ADAM and known.value("decoupled_weight_decay") is True
+            groups = [[parameter[0].target for parameter in group] for group in writer.groups]
+            self.written[state.name] = WrittenOptimizer(
+                "AdamW" if decoupled else writer.family.name, {}, groups
+            )
             plan = writer.plan(top)
         target = "torch" if variable is None else "tensorflow"
         notes = optimizers_write.list_epsilon_notes(agent, self.framework, target, (state.name,))
@@ -288,7 +281,9 @@ class TorchStates(_OptimizerStates):
         weights, twice = self._weights(state, rows, paths)
         title = display(top)
         equal = frozenset(self._repeated(state, {source: first for source, (_, first) in twice.items()}))
-        state = state._replace(moves=_drop_repeated_slots(state.moves, equal))
+        kept = tuple(move for move in state.moves.moves if move.source not in equal)
+        moves = replace(state.moves, moves=kept, consumed=state.moves.consumed | equal)
+        state = state._replace(moves=moves)
         facts, variable = self.settings.of(state.name, title), f"adam_{number}" if number else "adam"
         plan = self._plan(state, facts, weights, top, variable=variable)
         biases = {source: target for source, (target, _) in twice.items()}
@@ -341,6 +336,7 @@ class TorchStates(_OptimizerStates):
         open_ = {source for slot, source in owners.items() if source in twice and slot not in left}
         biases = [display(target) for source, target in twice.items() if source not in open_]
         apart = [display(twice[source]) for source in open_]
+        network = display(state.weights[0][:-1]) or "the network"
         if biases:
             yield (
                 f"{title}: PyTorch trains two biases with equal moments, Keras trains their sum "
@@ -350,7 +346,7 @@ class TorchStates(_OptimizerStates):
         if apart:
             yield (
                 f"{title}: PyTorch trains two biases with separate moments, Keras trains their sum "
-                f"({abbreviate_list(apart, 2)}); use --part {self._network(state)} to convert only the "
+                f"({abbreviate_list(apart, 2)}); use --part {network} to convert only the "
                 "network, or --allow-missing to use the moments of bias_ih"
             )
 
@@ -377,11 +373,8 @@ class TorchStates(_OptimizerStates):
             pairs = [
                 (path, slots.get((first, step))) for (owner, step), path in slots.items() if owner == source
             ]
-            if all(other is not None and _is_equal(self.tree, path, other) for path, other in pairs):
+            if all(other is not None and schema.are_equal(self.tree, path, other) for path, other in pairs):
                 yield from (path for path, _ in pairs)
-
-    def _network(self, state: BoundOptimizer) -> str:
-        return display(state.weights[0][:-1]) or "the network"
 
     @staticmethod
     def _trained(state: BoundOptimizer) -> frozenset[Path]:
@@ -642,20 +635,6 @@ def trained_order(tree: Tree) -> dict[Path, int]:
     return {path: at for at, path in enumerate(dict.fromkeys(owners))}
 
 
-def _is_equal(tree: Tree, one: Path, other: Path) -> bool:
-    leaves = tree[one], tree[other]
-    first, second = (leaf if isinstance(leaf, Leaf) else None for leaf in leaves)
-    if first is None or second is None or (first.dtype, first.shape) != (second.dtype, second.shape):
-        return False
-    return first.read() == second.read()
-
-
-def _drop_repeated_slots(moves: OptimizerMoves, slots: Collection[Path]) -> OptimizerMoves:
-    """Return the moves without slots that only repeat others."""
-    kept = tuple(move for move in moves.moves if move.source not in slots)
-    return replace(moves, moves=kept, consumed=moves.consumed | frozenset(slots))
-
-
 def _unknown_slots_note(title: str, slots: Sequence[Leaf], bound: OptimizerMoves) -> str:
     """Return a note on slots that no known optimizer has, "" if there are none."""
     kinds = {str(leaf.slot) for leaf in slots}
@@ -766,12 +745,20 @@ def convert_optimizers(
 
     planner = _OptimizerPlanner(source, filling, skeleton, form, settings)
     plans, reasons = planner.plans()
-    slots = _list_slots(source)
+    tops = list_torch_optimizers(source)
+    own = {path for paths in tops.values() for path in paths}
+    slots = [p for p, leaf in source.tensors() if leaf.role == "slot" or (p in own and leaf.shape != ())]
     if not plans:
         return ConvertedOptimizers(filling.tree, left=tuple(slots), reasons=tuple(reasons))
     plan = merge_plans(Plan(()), *plans)
     used = {move.source for move in plan.moves} | {*plan.consumed, *plan.kept, *plan.partly}
-    left = tuple(path for path in (*slots, *_list_settings(source)) if path not in used)
+    listed = (
+        path
+        for top, paths in tops.items()
+        for path in paths
+        if path[len(top)] == key("param_groups") and isinstance(source[path], ValueLeaf)
+    )
+    left = tuple(path for path in (*slots, *listed) if path not in used)
     made = apply_plan(source, replace(plan, aliases={}))
     tree = _beside_model(filling.tree, made, plan, planner.prefix)
     return ConvertedOptimizers(
@@ -783,30 +770,8 @@ def convert_optimizers(
         left,
         tuple(reasons),
         skeleton.weights,
-        sum(
-            isinstance(each := skeleton.tree[path], Leaf) and each.role == "parameter"
-            for path in skeleton.order
-        ),
+        sum(path in skeleton.order and leaf.role == "parameter" for path, leaf in skeleton.tree.tensors()),
     )
-
-
-def _list_slots(tree: Tree) -> list[Path]:
-    """Return the tensors of optimizers that belong to a parameter."""
-    own = {path for paths in list_torch_optimizers(tree).values() for path in paths}
-    return [
-        path for path, leaf in tree.tensors() if leaf.role == "slot" or (path in own and leaf.shape != ())
-    ]
-
-
-def _list_settings(tree: Tree) -> list[Path]:
-    """Return the settings of PyTorch optimizers."""
-    tops = list_torch_optimizers(tree)
-    return [
-        path
-        for top, paths in tops.items()
-        for path in paths
-        if path[len(top)] == key("param_groups") and isinstance(tree[path], ValueLeaf)
-    ]
 
 
 class _OptimizerPlanner:

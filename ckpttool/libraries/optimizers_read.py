@@ -197,7 +197,7 @@ def from_keras(optimizer: StoredOptimizer) -> OptimizerMoves:
     for source, target, rule in optimizer.weights:
         weights.setdefault(source, []).append((target, rule))
     own = {name[0]: path for name, path in mine.items() if len(name) == 1 and name[0] in KERAS_SETTINGS}
-    counted = any(KERAS_SETTINGS[name] == "step" for name in own)
+    counted = not ITERATIONS.isdisjoint(own)
     found = dict(_pair_slots(optimizer, mine, weights))
     family = optimizers.find_class(kind) or _find_family_by_kinds(found, tree) or ADAM
     moves: list[Move] = []
@@ -219,7 +219,13 @@ def from_keras(optimizer: StoredOptimizer) -> OptimizerMoves:
     # Entries that TensorFlow 1 computes from the update count contain no further information.
     moves += () if counted else _move_step_count(optimizer, powers)
     stepped = any(move.target == schema.canonical_setting_path(optimizer.name, "step") for move in moves)
-    consumed = {*(powers.values() if stepped else ()), *_placeholders(tree, mine, family)}
+    consumed = set(powers.values() if stepped else ())
+    for path in mine.values() if family is ADAM else ():
+        # Zeros that Keras 2 stores as maxima of an Adam without amsgrad (formats/keras_tree.py).
+        leaf, held = tree[path], tree.containers.get(path[:1])
+        off = held is not None and isinstance(held.state, dict) and held.state.get("amsgrad") is False
+        if off and isinstance(leaf, Leaf) and (leaf.role, leaf.shape) == ("other", (1,)):
+            consumed.add(path)
     named = any(_tf1_class(tree[path]) for path in found)
     guessed = optimizers.SAME_SLOTS.get(family.name) if kind is None and of and not named else None
     assumed = (
@@ -233,17 +239,6 @@ def from_keras(optimizer: StoredOptimizer) -> OptimizerMoves:
         defaults=family.tf1_defaults if named and not counted else {},
         assumed=assumed if guessed else "",
     )
-
-
-def _placeholders(
-    tree: Tree, mine: Mapping[Name, Path], family: optimizers.OptimizerFamily
-) -> Iterator[Path]:
-    """Yield the zeros that Keras 2 stores as maxima of an Adam without amsgrad (formats/keras_tree.py)."""
-    for path in mine.values():
-        leaf, held = tree[path], tree.containers.get(path[:1])
-        off = held is not None and isinstance(held.state, dict) and held.state.get("amsgrad") is False
-        if family is ADAM and off and isinstance(leaf, Leaf) and (leaf.role, leaf.shape) == ("other", (1,)):
-            yield path
 
 
 def _is_class(name: str | None) -> bool:
@@ -313,15 +308,16 @@ def _match_by_order(path: Path, slot: Leaf, optimizer: StoredOptimizer) -> Path 
     owners = tuple(dict.fromkeys(source for source, _, _ in optimizer.weights))
     if not isinstance(number, int) or not 0 <= number < len(owners):
         return None
-    named = [owner for owner in owners if _is_named_after(slot, optimizer.tree[owner])]
+    named = [
+        owner
+        for owner in owners
+        if isinstance(weight := optimizer.tree[owner], Leaf)
+        and weight.name
+        and weight.shape == slot.shape
+        and f"/{slot.name}".endswith(f"/{weight.name}")
+    ]
     # If the program passed its variables in another order, only the names identify them.
     return owners[number] if owners[number] in named else named[0] if len(named) == 1 else None
-
-
-def _is_named_after(slot: Leaf, weight: Leaf | ValueLeaf) -> bool:
-    if not isinstance(weight, Leaf) or not weight.name or not slot.name or weight.shape != slot.shape:
-        return False
-    return slot.name.endswith(f"/{weight.name}") or slot.name == weight.name
 
 
 Setting = float | bool | str | None
@@ -703,7 +699,10 @@ def _move_settings(
     for theirs in dict.fromkeys(each for group in groups for each in group.settings):
         ours = family.torch_settings.get(theirs, theirs)
         paths = [group.settings.get(theirs) for group in groups]
-        if paths[0] is not None and _values_agree(paths, optimizer.tree):
+        leaves = [optimizer.tree[path] if path is not None else None for path in paths]
+        values = {repr(leaf.value) if isinstance(leaf, ValueLeaf) else None for leaf in leaves}
+        agree = len(paths) == 1 or (len(values) == 1 and None not in values)
+        if paths[0] is not None and agree:
             yield Move(paths[0], schema.canonical_setting_path(optimizer.name, ours), KEEP)
             continue
         for path, group in zip(paths, groups, strict=True):
@@ -718,12 +717,6 @@ def _move_settings(
             identity += [(listed, schema.NUMBER, KEEP)] if inside != sorted(inside) else []
             for path, entry, rule in identity:
                 yield from move_each(path, [number], entry, rule)
-
-
-def _values_agree(paths: Sequence[Path | None], tree: Tree) -> bool:
-    leaves = [tree[path] if path is not None else None for path in paths]
-    values = {repr(leaf.value) if isinstance(leaf, ValueLeaf) else None for leaf in leaves}
-    return len(paths) == 1 or (len(values) == 1 and None not in values)
 
 
 # The order of a PyTorch model's parameters, where a file holds them sorted by name.
@@ -870,8 +863,16 @@ def bind_torch_optimizers(
             )
             continue
         sure = {name: own for name, own in networks.items() if not _is_sorted(tree, own)}
-        fits = fits or list(stored.fits(_join_networks(sure))) or list(stored.fits(stored.subsets(sure)))
-        chosen = fits[0] if len(fits) == 1 else _match_title(title, fits)
+        joined = (
+            (" and ".join(names), tuple(path for name in names for path in sure[name]))
+            for count in (range(2, len(sure) + 1) if len(sure) <= _MOST_TOGETHER else ())
+            for names in itertools.permutations(sure, count)
+        )
+        fits = fits or list(stored.fits(joined)) or list(stored.fits(stored.subsets(sure)))
+        # The optimizer's name may refer to a network, and no optimizer trains copies.
+        called = [fit for fit in fits if _words(fit[0]) == _words(title)]
+        trained = [fit for fit in fits if not _words(fit[0]) & _COPIES]
+        chosen = next((each[0] for each in (fits, called, trained) if len(each) == 1), None)
         if chosen is None:
             fitting = abbreviate_list([name for name, _, _ in fits], 3)
             why = f"fit several networks ({fitting})" if fits else "match the parameters of no network"
@@ -901,13 +902,6 @@ def bind_torch_optimizers(
     return states, notes, assumed
 
 
-def _match_title(title: str, fits: Sequence[_Fit]) -> _Fit | None:
-    """Return the network that the optimizer's name refers to, None if not unique."""
-    named = [fit for fit in fits if _words(fit[0]) == _words(title)]
-    trained = [fit for fit in fits if not _words(fit[0]) & _COPIES]
-    return next((found[0] for found in (named, trained) if len(found) == 1), None)
-
-
 def _words(name: str) -> frozenset[str]:
     words = (word.lower() for word in _WORD.findall(name))
     return frozenset(word for word in words if word not in _COMMON and word != "0")
@@ -924,13 +918,6 @@ def _is_sorted(tree: Tree, own: tuple[Path, ...]) -> bool:
         if isinstance(leaf, Leaf):
             by_type.setdefault(leaf.dtype, []).append(str(path[-1].value))
     return len(own) > 1 and all(names == sorted(names) for names in by_type.values())
-
-
-def _join_networks(networks: Mapping[str, tuple[Path, ...]]) -> Iterator[tuple[str, tuple[Path, ...]]]:
-    """Yield the orders of networks that one optimizer may train jointly."""
-    for count in range(2, len(networks) + 1) if len(networks) <= _MOST_TOGETHER else ():
-        for order in itertools.permutations(networks, count):
-            yield " and ".join(order), tuple(path for name in order for path in networks[name])
 
 
 class _TorchOptimizer:
@@ -1019,8 +1006,10 @@ def make_zero_tensor(like: Leaf) -> Leaf:
 
 
 OPTIMIZER = "optimizer"
-ITERATIONS = frozenset(("_iterations", "iterations", "iter", "step"))
-RATES = frozenset(("_learning_rate", "learning_rate"))
+ITERATIONS, RATES = (
+    frozenset(theirs for theirs, ours in KERAS_SETTINGS.items() if ours == name)
+    for name in ("step", "learning_rate")
+)
 
 
 def list_keras_optimizers(tree: Tree) -> dict[Path, list[Path]]:

@@ -53,7 +53,8 @@ def make_tensor_rule(leaf: Leaf | ValueLeaf, dtype: str) -> Rule:
 
 def _setting(path: Path) -> tuple[str, Path | None]:
     """Return the name of a setting, and the weight that it belongs to, None for a setting of all."""
-    return str(path[1].value), schema.get_weight_key(path) if len(path) > 2 else None
+    weight = path[2:] if path[0].value == schema.JOINT else path[1:]  # as in schema.canonical_slot_path
+    return str(path[1].value), weight if len(path) > 2 else None
 
 
 # Keras 3; Keras 2 up to 2.10, later `optimizers.legacy`; Sonnet.
@@ -157,7 +158,10 @@ class KerasOptimizerWriter(_OptimizerWriter):
     def constructor(self) -> str | None:
         """The Python expression that creates the optimizer; None if Keras's defaults are sufficient."""
         known, arguments = self.known, self.family.arguments
-        names = [n for n in arguments if n not in FLAGS and (known.has(n) or self._is_foreign_default(n))]
+        # Defaults of the source's library that Keras's class does not share.
+        own = {name: default.value for name, default in self.family.defaults.items()}
+        foreign = {n for n, each in known.defaults.items() if n in own and each.value != own[n]}
+        names = [n for n in arguments if n not in FLAGS and (known.has(n) or n in foreign)]
         # Keras refuses integers where it expects a float.
         shown = [f"{name}={float(v) if isinstance(v := known.value(name), int) else v}" for name in names]
         shown += [f"{name}=True" for name in arguments if name in FLAGS and known.value(name) is True]
@@ -170,6 +174,11 @@ class KerasOptimizerWriter(_OptimizerWriter):
         """Return the optimizer's part of a plan; missing state gets Keras's initial values."""
         known, family, slots = self.known, self.family, self.slots
         variables, started = self._variables(), bool(known.slots)
+        # Before the first update torch has no moments, nor has Keras 2, and Keras has zeros; later only new
+        # momentum starts at zero.
+        zeros = set(slots) if self.form != LEGACY else set()
+        if started:
+            zeros = set() if known.slots & {BUFFER, VELOCITY} else {VELOCITY}
         labels: dict[Path, Label] = {}
         lost: list[str] = []
         unscaled: list[str] = []
@@ -192,13 +201,16 @@ class KerasOptimizerWriter(_OptimizerWriter):
                     scale, exact = self._rescaled(source, weight, VELOCITY)
                     self._moves.append(Move(source, path, compose_rules(scale, weight.rule)))
                     unscaled += [] if exact else [display(path)]
-                elif family.zeros and (self._begins(slot, started=started) or not begun):
+                elif family.zeros and (slot in zeros or not begun):
                     self._added[path] = self._zeros(weight)
                 else:
                     lost.append(display(path))
         if started and family.uses_count and not known.has("step"):
             lost.append(display(variables["step"][0]))
         kept = list(self._kept(variables))
+        # Gradient sums that Keras does not keep, because they are unused.
+        unused = VELOCITY in family.keras_slots and VELOCITY not in slots
+        idle = [sums for weight in self.weights if unused and (sums := self._stored(VELOCITY, weight))]
         stated = {name: value for name, value in known.stated.items() if name != "step"}
         own = {name: known.value(*_setting(path)) for name, path in kept}
         return Plan(
@@ -208,7 +220,7 @@ class KerasOptimizerWriter(_OptimizerWriter):
             aliases=self._aliases(variables) if self.form == KERAS else {},
             assumed=tuple(self._assumed(variables, without if started and family.zeros else 0)),
             missing=tuple(dict.fromkeys((*lost, *unscaled))),
-            consumed=(*(path for _, path in kept), *self._idle()),
+            consumed=(*(path for _, path in kept), *idle),
             notes=tuple(self._notes(kept, unscaled=bool(unscaled))),
             settings={self.name: {**stated, **own}},
         )
@@ -253,26 +265,11 @@ class KerasOptimizerWriter(_OptimizerWriter):
     def _first(self) -> Path | None:
         return self.weights[0].source if self.weights else None
 
-    def _begins(self, slot: str, *, started: bool) -> bool:
-        """Return whether a missing moment starts at zero, like new momentum.
-
-        Before the first update torch has no moments, nor has Keras 2, and Keras has zeros.
-        """
-        if not started:
-            return self.form != LEGACY
-        return slot == VELOCITY and not self.known.slots & {BUFFER, VELOCITY}
-
     def _zeros(self, weight: Move) -> Leaf:
         leaf = weight.rule.leaf(self.agent[weight.source])
         if not isinstance(leaf, Leaf):
             raise MappingError("a weight is not a tensor", path=display(weight.target))
         return make_zero_tensor(leaf)
-
-    def _idle(self) -> Iterator[Path]:
-        """Yield the gradient sums that Keras does not keep, because they are unused."""
-        unused = VELOCITY in self.family.keras_slots and VELOCITY not in self.slots
-        sources = (self._stored(VELOCITY, weight) for weight in self.weights if unused)
-        return (source for source in sources if source is not None)
 
     def _kept(self, variables: Mapping[str, object]) -> Iterator[tuple[str, Path]]:
         """Yield the settings that are arguments of Keras's class or layers, and not variables.
@@ -300,11 +297,6 @@ class KerasOptimizerWriter(_OptimizerWriter):
         if self.known.value(_DECOUPLED) is not True:
             return self.known.has(_DECOUPLED)
         return len(self.rates) <= 1
-
-    def _is_foreign_default(self, name: str) -> bool:
-        """Whether the source's library and Keras have different defaults for an argument."""
-        found, own = self.known.defaults.get(name), self.family.defaults.get(name)
-        return found is not None and own is not None and found.value != own.value
 
     def _assumed(self, variables: Iterable[str], without: int) -> Iterator[str]:
         for name in variables:
@@ -437,7 +429,11 @@ class TorchOptimizerWriter(_OptimizerWriter):
                 self._added[*at, key("params"), index(position)] = ValueLeaf(count)
                 count += 1
                 if self._named:
-                    self._write_name(each, (*at, key("param_names"), index(position)))
+                    weight, target = each[0].source, each[0].target
+                    source = self.known.source(schema.NAMES, weight)
+                    known = None if source else self.known.value(schema.NAMES, weight)
+                    name = ValueLeaf(known or ".".join(str(step.value) for step in target[1:]))
+                    self._put((*at, key("param_names"), index(position)), source, KEEP, name)
         # SGD's update count, which torch cannot store and the sidecar does.
         stated = {self.name: {"step": self.known.value("step")}} if self._counted else {}
         return Plan(
@@ -472,12 +468,6 @@ class TorchOptimizerWriter(_OptimizerWriter):
             and (known.source(name, weight) is not None or name not in listed)
         ]
         return [*own.items(), *((other, other) for other in others)]
-
-    def _write_name(self, parameter: _Parameter, at: Path) -> None:
-        weight, target = parameter[0].source, parameter[0].target
-        source = self.known.source(schema.NAMES, weight)
-        stated = None if source else self.known.value(schema.NAMES, weight)
-        self._put(at, source, KEEP, ValueLeaf(stated or ".".join(str(s.value) for s in target[1:])))
 
     def _write_state(
         self, parameter: _Parameter, moments: Sequence[tuple[str, Move, Path]], at: Path

@@ -424,10 +424,10 @@ class LayoutTable:
     name: str
     title: str
     framework: str
-    components: Mapping[str, str]
-    optimizers: Mapping[str, str]
-    counters: Mapping[str, str]
     facts: AgentMetadata
+    components: Mapping[str, str] = field(default_factory=dict)
+    optimizers: Mapping[str, str] = field(default_factory=dict)
+    counters: Mapping[str, str] = field(default_factory=dict)
     rooted: bool = False
     seen: str = ""
     plays: tuple[str, ...] = ()
@@ -468,6 +468,10 @@ def bind(tree: Tree, table: LayoutTable) -> RecognizedAgent | None:
     moves += tuple(move for found_state in state for move in found_state.moves)
     moves += tuple(move for move in _move_counters(tree, root, table) if move.source not in placed)
     notes = tuple(found_state.note for found_state in state if found_state.note)
+    # If two optimizers map to one canonical one, the second's counts and settings repeat.
+    first: dict[Path, Path] = {}
+    stated = [move for found_state in state for move in found_state.moves]
+    repeated = {m.source for m in stated if first.setdefault(m.target, m.source) != m.source}
     networks = ", ".join(dict.fromkeys(part.component for part in parts))
     return RecognizedAgent(
         layout=table.name,
@@ -475,7 +479,7 @@ def bind(tree: Tree, table: LayoutTable) -> RecognizedAgent | None:
         parts=parts,
         facts=table.facts,
         unplaced=_list_unplaced(found, root, table, moves) | refused,
-        consumed=frozenset().union(*(found_state.consumed for found_state in state), _list_repeated(state)),
+        consumed=frozenset().union(*(found_state.consumed for found_state in state), repeated),
         evidence=f"{'/'.join(root)}/ has {networks}" if root else networks,
         of={slot: owner for found_state in state for slot, owner in (found_state.of or {}).items()},
         defaults={name: value for found_state in state for name, value in found_state.defaults.items()},
@@ -528,15 +532,6 @@ def is_whole_tree(binding: RecognizedAgent, tree: Tree) -> bool:
     )
 
 
-def _list_repeated(state: Sequence[OptimizerMoves]) -> frozenset[Path]:
-    """Return repeated state: if two optimizers map to one canonical one, the second's counts and settings."""
-    first: dict[Path, Path] = {}
-    moves = [move for found_state in state for move in found_state.moves]
-    return frozenset(
-        move.source for move in moves if first.setdefault(move.target, move.source) != move.source
-    )
-
-
 def _move_named_tensors(
     found: Sequence[NamedLeaf], root: tuple[str, ...], table: LayoutTable
 ) -> tuple[Move, ...]:
@@ -570,7 +565,9 @@ def _collect_networks(
         whole = bool(head) or component not in _CRITICS
         split = (chain,) if whole else split_critic(chain)
         if table.late and not policies:
-            actions = _late_action_width(split[0])
+            first, second = (*split[0][:2], None, None)[:2]
+            more = (second.width_in or 0) - (first.width_out or 0) if first and second else 0
+            actions = more if more > 0 and first and first.width_out is not None else None
             refused |= {component: (_LATE,)} if actions is not None else {}
         streams = [_list_streams(each) if component in _CRITICS else () for each in split]
         if not chain or not all(map(partial(_is_chain, extra=actions), split, streams)):
@@ -600,14 +597,6 @@ def _describe_unclear_order(chain: Sequence[ComponentLayer], actions: int | None
     )
 
 
-def _late_action_width(chain: Sequence[ComponentLayer]) -> int | None:
-    """Return how much larger the second layer's input is than the first's output, None if equal."""
-    if len(chain) < 2 or chain[0].width_out is None or chain[1].width_in is None:
-        return None
-    more = chain[1].width_in - chain[0].width_out
-    return more if more > 0 else None
-
-
 def _name_layers(
     named: AgentNetwork, chain: Sequence[ComponentLayer], streams: Streams, places: Mapping[Path, int]
 ) -> AgentNetwork:
@@ -615,14 +604,10 @@ def _name_layers(
     if streams:
         return _name_streams(named, chain, streams)
     # The numbers within one module determine the order.
-    if _in_file_order(chain, places) or len({layer.name[:-1] for layer in named.layers}) == 1:
+    firsts = [min(places[entry.path] for entry in module.tensors.values()) for module in chain]
+    if firsts == sorted(firsts) or len({layer.name[:-1] for layer in named.layers}) == 1:
         return named
     return number_layers(named)
-
-
-def _in_file_order(chain: Sequence[ComponentLayer], places: Mapping[Path, int]) -> bool:
-    firsts = [min(places[entry.path] for entry in module.tensors.values()) for module in chain]
-    return firsts == sorted(firsts)
 
 
 def number_layers(named: AgentNetwork) -> AgentNetwork:
@@ -868,7 +853,7 @@ def recognize_tree(tree: Tree, name: str, layout: str | None = None) -> Recogniz
     requested = (
         partial(_recognize_any, strangers=cache(_installed_layouts))
         if layout is None
-        else _load_recognizer(layout)
+        else _load_layout(plugins.find("layouts", layout)).recognise
     )
     found = (
         _recognize_unwrapped(tree, name, requested)
@@ -878,10 +863,6 @@ def recognize_tree(tree: Tree, name: str, layout: str | None = None) -> Recogniz
     if found is None and layout is not None:
         raise UsageError(f"the checkpoint does not match layout {layout}")
     return found
-
-
-def _load_recognizer(layout: str) -> _Asked:
-    return _load_layout(plugins.find("layouts", layout)).recognise
 
 
 def _recognize_any(

@@ -60,7 +60,6 @@ TABLE = LayoutTable(
     writes=("A2C", "PPO"),
     title="rl_games' A2C and PPO: model with a2c_network (actor_mlp, mu and sigma or logits, value), epoch",
     framework="torch",
-    components={},
     optimizers={"optimizer": schema.JOINT},
     counters={"epoch": "iter", "frame": "num_timesteps"},
     facts=AgentMetadata(

@@ -28,8 +28,6 @@ TABLE = LayoutTable(
     plays=("SAC",),
     title="RLgraph's SAC: policy, sac-value-network, log_alpha",
     framework="tensorflow",
-    components={},
-    optimizers={},
     counters={"global-timestep": "num_timesteps", "global-training-timestep": "total_it"},
     facts=AgentMetadata(head="affine", hidden="relu", epsilon=1e-3, lacks=LEFT_OPEN["rlgraph"]),
     seen="SAC built and saved by 0.5.5 under TensorFlow 1.14",

@@ -7,7 +7,7 @@ import os
 import re
 import struct
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -68,9 +68,14 @@ def plan(binding: RecognizedAgent, agent: Tree, settings: Settings) -> Plan:
         sizes = _list_sac_settings(binding, agent, critics)
     else:
         sizes = _list_common_settings(binding, agent, ppo=ppo)
-    table = _ppo_table() if ppo else _sac_table()
+    encoder, head = ("encoder.actor_encoder", "clip_affine") if ppo else ("pi_encoder", "affine")
+    rows = [NetworkRow("actor", (), LayerNames(f"{encoder}.net.mlp.{{s}}", "pi.net.mlp.0", joined=True))]
+    if ppo:
+        rows.append(NetworkRow("value", (), LayerNames("encoder.critic_encoder.net.mlp.{s}", "vf.net.mlp.0")))
+    only = "the module is for inference only: RLlib's Q-functions encode observation and action separately"
+    notes = () if ppo or critics else (only,)
+    table = WritingTable(_WHOSE, rows, head, hidden="", values=ppo, notes=notes)
     rest = tuple(part for part in binding.parts if part not in critics)
-    table = replace(table, notes=()) if critics else table
     made = write.plan_torch_file(table, replace(binding, parts=rest), agent, settings)
     moves = [_move_to_head(move, sizes) for move in made.moves] if critics else [*made.moves]
     moves += [move for part in critics for move in _move_critic(part, agent)]
@@ -176,24 +181,6 @@ def _list_sac_settings(
     return found
 
 
-def _sac_table() -> WritingTable:
-    names = LayerNames("pi_encoder.net.mlp.{s}", "pi.net.mlp.0", joined=True)
-    notes = (
-        "the module is for inference only: RLlib's Q-functions encode observation and action separately",
-    )
-    return WritingTable(
-        _WHOSE, [NetworkRow("actor", (), names)], "affine", hidden="", values=False, notes=notes
-    )
-
-
-def _ppo_table() -> WritingTable:
-    rows = [
-        NetworkRow("actor", (), LayerNames("encoder.actor_encoder.net.mlp.{s}", "pi.net.mlp.0", joined=True)),
-        NetworkRow("value", (), LayerNames("encoder.critic_encoder.net.mlp.{s}", "vf.net.mlp.0")),
-    ]
-    return WritingTable(_WHOSE, rows, "clip_affine", hidden="")
-
-
 def _arguments(
     binding: RecognizedAgent, agent: Tree, model: Mapping[str, object], *, ppo: bool, inference: bool
 ) -> dict[Path, Leaf | ValueLeaf]:
@@ -259,9 +246,6 @@ POLICY_TABLE = LayoutTable(
     plays=("SAC", "PPO", "DDPG", "TD3", "DQN", "C51"),
     title="RLlib policy of the old API stack (SAC, PPO; DDPG, TD3; DQN)",
     framework="torch",
-    components={},
-    optimizers={},
-    counters={},
     facts=AgentMetadata(head="affine", hidden="relu", epsilon=1e-5, lacks=schema.LEFT_OPEN["rllib policy"]),
     seen="SAC, PPO and DQN as Ray 2.60 saves them",
 )
@@ -295,7 +279,10 @@ def recognize_policy(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: 
         _bounds(_settings(binding.facts, recorded, policy), recorded, policy), recorded, policy
     )
     binding = _add_dueling_relu(replace(binding, facts=facts))
-    return _drop_policy_settings(_add_critic_activation(binding, recorded, policy), tree)
+    # SAC's value branches are never used.
+    idle = {path for path, _ in tree.tensors() if "/_value_branch/" in tree.names[path]}
+    binding = _add_critic_activation(binding, recorded, policy)
+    return _drop_settings(binding, tree, idle, ("other", "buffer"))
 
 
 def _add_critic_activation(binding: RecognizedAgent, recorded: Said, policy: str) -> RecognizedAgent:
@@ -520,17 +507,20 @@ def mean_std(recorded: Said, place: str) -> ObservationNormalizer | None:
     )
 
 
-def _drop_policy_settings(binding: RecognizedAgent, tree: Tree) -> RecognizedAgent:
-    """Drop entries that are only used in training, and SAC's value branches, which are never used."""
+def _drop_settings(
+    binding: RecognizedAgent, tree: Tree, idle: set[Path], roles: Collection[str]
+) -> RecognizedAgent:
+    """Drop entries that only training uses: settings, metrics, tensors of the `roles`, and `idle` ones.
+
+    The latter belong to no layer, and no output depends on them.
+    """
     moved = {move.source for move in binding.moves.moves}
-    idle = {path for path, _ in tree.tensors() if "/_value_branch/" in tree.names[path]} - moved
-    left = {path for path, _ in tree.plain()}
-    left |= {path for path, leaf in tree.tensors() if leaf.role in ("other", "buffer")}
+    idle -= moved
+    left = {path for path, _ in tree.plain()} | {p for p, leaf in tree.tensors() if leaf.role in roles}
     left |= {path for path, _ in tree.tensors() if tree.names[path].endswith("/weights/target_entropy")}
     binding = binding.without({tree.names[path] for path in idle})
-    consumed = binding.consumed | frozenset((idle | left) - moved)
     notes = (make_settings_note(len(left - moved)),) if left - moved else ()
-    return replace(binding.noted(*notes), consumed=consumed)
+    return replace(binding.noted(*notes), consumed=binding.consumed | frozenset((idle | left) - moved))
 
 
 POLICY = LibraryPlugin(POLICY_TABLE, recognize_policy)
@@ -565,9 +555,6 @@ TABLE = LayoutTable(
     writes=("SAC", "PPO whose deviation depends on the observation"),
     title="RLlib agent of the new API stack (SAC, PPO, APPO, DQN)",
     framework="torch",
-    components={},
-    optimizers={},
-    counters={},
     facts=AgentMetadata(
         head="affine", hidden="tanh", epsilon=_LAYER_NORM, lacks=schema.LEFT_OPEN["rllib sac"]
     ),
@@ -587,7 +574,7 @@ _PPO = AgentMetadata(head="clip_affine", hidden="tanh", epsilon=_LAYER_NORM, lac
 
 def recognise(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: ARG001  # the folder's name is no evidence
     """Return the recognised agent of a checkpoint with one RLModule, or of the module's own folder."""
-    names = list(_list_names(tree))
+    names = [tree.names[path].split("/") for path, _ in tree.tensors()]
     stored = [parts for parts in names if parts[:3] == _MODULES.split("/") and len(parts) > 4]
     modules = {"/".join(parts[:4]) + "/" for parts in stored}
     if not modules and any(parts[0] in _ENCODERS and parts[-3:-2] == ["mlp"] for parts in names):
@@ -611,7 +598,8 @@ def recognise(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: ARG001 
         return None
     facts = _add_filter_statistics(_add_hidden_relu(binding), tree)
     facts = _add_critic_activations(replace(binding, facts=facts), None, {})
-    return _drop_settings(replace(binding, facts=facts), tree)
+    clips = {path for path, _ in tree.tensors() if tree.names[path].endswith("/log_std_clip_param_const")}
+    return _drop_settings(replace(binding, facts=facts), tree, clips, ("other",))
 
 
 def _add_filter_statistics(facts: AgentMetadata, tree: Tree) -> AgentMetadata:
@@ -661,10 +649,6 @@ def _add_critic_activations(
     return facts
 
 
-def _list_names(tree: Tree) -> Iterator[list[str]]:
-    return (tree.names[path].split("/") for path, _ in tree.tensors())
-
-
 def _choose_table(module: str, *, gaussian: bool) -> LayoutTable:
     """Return the table of SAC's networks, which use tanh, or of PPO's."""
     if gaussian:
@@ -685,19 +669,6 @@ def _choose_table(module: str, *, gaussian: bool) -> LayoutTable:
             names |= {f"{target}encoder+{target}{n}": f"{ours}/{q}" for n, q in (("af", "q1"), ("vf", "q2"))}
     placed = {"+".join(f"{module}{part}" for part in name.split("+")): ours for name, ours in names.items()}
     return replace(TABLE, components=placed, facts=TABLE.facts if gaussian else _PPO)
-
-
-def _drop_settings(binding: RecognizedAgent, tree: Tree) -> RecognizedAgent:
-    """Drop entries that are only used in training: settings, metrics, and the log-std limit."""
-    clips = {path for path, _ in tree.tensors() if tree.names[path].endswith("/log_std_clip_param_const")}
-    left = {path for path, _ in tree.plain()} | {
-        path for path, leaf in tree.tensors() if leaf.role == "other"
-    }
-    moved = {move.source for move in binding.moves.moves}
-    binding = binding.without({tree.names[path] for path in clips})
-    consumed = binding.consumed | frozenset((clips | left) - moved)
-    notes = (make_settings_note(len(left - moved)),) if left - moved else ()
-    return replace(binding.noted(*notes), consumed=consumed)
 
 
 def companions(location: str) -> Sequence[str]:
@@ -747,11 +718,13 @@ def read_companion(binding: RecognizedAgent, file: str, tree: Tree) -> Recognize
     seen = tuple(read_numbers(_find_only(recorded, f"observation_space/{end}")) for end in ("low", "high"))
     facts = _with_observation_space(facts, _ARGUMENTS_FILE, seen)
     settings = {"": "fcnet", "head": "head_fcnet", "fusion": "fusionnet"}
-    stated = {
-        name: _format_activation(leaf)
-        for name, setting in settings.items()
-        if (leaf := _find_only(recorded, f"model_config/{setting}_activation")) is not None
-    }
+    stated = {}
+    for name, setting in settings.items():
+        if (leaf := _find_only(recorded, f"model_config/{setting}_activation")) is not None:
+            # An unknown one keeps its text, which no supported one has; rllib/utils/framework.py,
+            # `get_activation_fn`: None is linear.
+            text = str(leaf.value) if isinstance(leaf, ValueLeaf) else "?"
+            stated[name] = schema.RLLIB.get(text, text)
     inside, head = stated.get(""), stated.get("head")
     actor = next(part for part in binding.parts if part.acts)
     encoder = ["encoder" in layer.name[0] for layer in actor.layers[:-1]]
@@ -775,15 +748,6 @@ def _check_connector(binding: RecognizedAgent, name: str) -> RecognizedAgent:
         return replace(binding, facts=binding.facts.lacking(NO_STATISTICS))
     where = f"{_CONNECTORS}/{name}"
     return binding.entered(LedgerEntry("not used", "wrapper", f"connector {name}", where, decides=True))
-
-
-def _format_activation(leaf: Leaf | ValueLeaf) -> str:
-    """Return the activation of a setting; an unknown one keeps its text, which no supported one has.
-
-    rllib/utils/framework.py, `get_activation_fn`: None is linear.
-    """
-    text = str(leaf.value) if isinstance(leaf, ValueLeaf) else "?"
-    return schema.RLLIB.get(text, text)
 
 
 def _find_only(recorded: dict[str, Leaf | ValueLeaf], ending: str) -> Leaf | ValueLeaf | None:

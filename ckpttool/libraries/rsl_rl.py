@@ -168,7 +168,7 @@ def plan(binding: RecognizedAgent, agent: Tree, settings: Settings) -> Plan:
 
 
 _ACTOR, _CRITIC_DICT = key("actor_state_dict"), key("critic_state_dict")
-_MLP = LayerNames("mlp.{s}", "mlp.{s}")
+_MLP = LayerNames("mlp.{s}")
 
 
 def _normalizer_row(entry: PathStep, owner: str) -> StatisticsRow:

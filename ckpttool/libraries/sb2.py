@@ -53,11 +53,6 @@ _LEAST = 1e-2
 LIMITED, COUNTED = "data/observation_range", "input/obs_rms"
 
 
-def list_ddpg_variables(tree: Tree) -> frozenset[Path]:
-    """Return the variables from which the statistics are computed."""
-    return frozenset(path for path in _SUMS if path in tree)
-
-
 def add_ddpg_statistics(known: AgentMetadata, tree: Tree, obs_dim: int) -> AgentMetadata:
     """Return the facts with DDPG's observation processing [obs_dim]; may read three small tensors."""
     ends = [tree.get((*_RANGE, index(n))) for n in range(2)]
@@ -91,14 +86,17 @@ def add_ddpg_statistics(known: AgentMetadata, tree: Tree, obs_dim: int) -> Agent
     )
 
 
-def read_ddpg_companion(binding: RecognizedAgent, file: str, tree: Tree) -> RecognizedAgent:
+companions = sb3.companions
+
+
+def read_companion(binding: RecognizedAgent, file: str, tree: Tree) -> RecognizedAgent:
     """Return the binding with the facts from a zoo file; DDPG's own limits take precedence."""
     limits = binding.facts.norm
     if limits is None or limits.clip is None or binding.facts.origins.get("norm") != LIMITED:
-        return sb3.read_zoo_file(binding, file, tree)
+        return sb3.read_companion(binding, file, tree)
     recorded = {name: where for name, where in binding.facts.origins.items() if name != "norm"}
     bare = replace(binding, facts=binding.facts._replace(norm=None, origins=recorded))
-    found = sb3.read_zoo_file(bare, file, tree)
+    found = sb3.read_companion(bare, file, tree)
     if found is bare:
         return binding
     norm = found.facts.norm
@@ -151,11 +149,12 @@ def plan(binding: RecognizedAgent, agent: Tree, settings: Settings) -> Plan:
 
 
 def _make_table(kind: str, agent: Tree) -> WritingTable:
-    rows: list[NetworkRow | SingleTensorRow] = [
-        *{"sac": _sac_rows, "td3": _td3_rows, "ddpg": _ddpg_rows}[kind]()
-    ]
+    rows: list[NetworkRow | SingleTensorRow] = [*_list_rows(kind)]
     if kind == "sac" and not (_ALPHA in agent and _LOG_ALPHA not in agent):
-        rows.append(_log_ent_coef())
+        default = Leaf("float32", (), Inline(struct.pack("<f", 0.0)), "", "parameter")
+        rows.append(
+            SingleTensorRow("temperature/log_alpha", parse_edge_path("model/log_ent_coef"), (), default)
+        )
     # DDPG's critic receives the action later, which is checked here.
     return WritingTable(
         _WHOSE,
@@ -173,48 +172,15 @@ def _variable(entry: Path, layer: str, weight: str) -> Path:
     return make_edge_path(entry, layer.replace("LayerNorm_0", "LayerNorm"), weight)
 
 
-def _log_ent_coef() -> SingleTensorRow:
-    default = Leaf("float32", (), Inline(struct.pack("<f", 0.0)), "", "parameter")
-    return SingleTensorRow("temperature/log_alpha", parse_edge_path("model/log_ent_coef"), (), default)
-
-
-def _td3_rows() -> Iterator[NetworkRow]:
-    for top, end in (("model", ""), ("target", "_target")):
-        yield NetworkRow(
-            f"actor{end}", parse_edge_path(f"{top}/pi"), LayerNames("fc{i}", "dense", norm=_LAYER_NORM)
-        )
-        for head, scope in (("q1", "qf1"), ("q2", "qf2")):
-            names = LayerNames("fc{i}", scope, norm=_LAYER_NORM)
-            yield NetworkRow(f"critic{end}/{head}", parse_edge_path(f"{top}/values_fn/{scope}"), names)
-
-
-def _sac_rows() -> Iterator[NetworkRow]:
-    yield NetworkRow(
-        "actor",
-        parse_edge_path("model/pi"),
-        LayerNames("fc{i}", "dense", {"log_std": "dense_1"}, _LAYER_NORM),
-    )
-    for ours, top, scope in (
-        ("value", "model", "vf"),
-        ("critic/q1", "model", "qf1"),
-        ("critic/q2", "model", "qf2"),
-        ("value_target", "target", "vf"),
-    ):
-        yield NetworkRow(
-            ours, parse_edge_path(f"{top}/values_fn/{scope}"), LayerNames("fc{i}", scope, norm=_LAYER_NORM)
-        )
-
-
-def _ddpg_rows() -> Iterator[NetworkRow]:
-    for top, end in (("model", ""), ("target", "_target")):
-        yield NetworkRow(
-            f"actor{end}", parse_edge_path(f"{top}/pi"), LayerNames("fc{i}", "pi", norm=_LAYER_NORM)
-        )
-        yield NetworkRow(
-            f"critic{end}/q1",
-            parse_edge_path(f"{top}/qf"),
-            LayerNames("fc{i}", "qf_output", norm=_LAYER_NORM),
-        )
+def _list_rows(kind: str) -> Iterator[NetworkRow]:
+    """Yield the networks of a policy in the order in which it creates them."""
+    for scope, last in _ORDER[kind]:
+        title = "/".join(_component_name((*scope.split("/"), "fc0", "kernel"))[:-2])
+        component, _, head = title.partition("/")
+        place = f"{component}/{head.replace('qf', 'q') or 'q1'}" if component in schema.CRITICS else component
+        branches = {"log_std": last[1]} if last[1:] else {}
+        names = LayerNames("fc{i}", last[0], branches, _LAYER_NORM)
+        yield NetworkRow(place, parse_edge_path(scope), names)
 
 
 def _make_settings(
@@ -242,7 +208,11 @@ def _make_settings(
     if kind == "sac" and not (_ALPHA in agent and _LOG_ALPHA not in agent):
         values["ent_coef"] = ValueLeaf("auto")
     if kind == "ddpg":
-        limit = _observation_limit(binding)
+        # The agent's own clipping without normalisation, else infinity.
+        norm, limit = binding.facts.norm, math.inf
+        if norm is not None and norm.clip is not None and norm.var is not None:
+            plain = not any(read_numbers(norm.mean)) and all(each == 1 for each in read_numbers(norm.var))
+            limit = norm.clip if plain else limit
         values |= {"observation_range/0": ValueLeaf(-limit), "observation_range/1": ValueLeaf(limit)}
     values |= {f"policy_kwargs/layers/{n}": ValueLeaf(size) for n, size in enumerate(sizes)}
     activation = require_activation(binding, _WHOSE, {"relu", *_ACTIVATIONS})
@@ -294,15 +264,6 @@ def _has_layer_norms(binding: RecognizedAgent, parts: Sequence[AgentNetwork]) ->
     return True
 
 
-def _observation_limit(binding: RecognizedAgent) -> float:
-    """Return DDPG's observation limit: the agent's own clipping, else infinity."""
-    norm = binding.facts.norm
-    if norm is None or norm.clip is None or norm.var is None:
-        return math.inf
-    plain = not any(read_numbers(norm.mean)) and all(each == 1 for each in read_numbers(norm.var))
-    return norm.clip if plain else math.inf
-
-
 # Agents of Stable-Baselines 2 (TensorFlow 1): TD3, DDPG and SAC, with and without layer norm; DQN; PPO2, A2C,
 # ACER, ACKTR, PPO1 and TRPO.
 #
@@ -325,8 +286,6 @@ TABLE = LayoutTable(
     title="Stable-Baselines 2 agent (TD3, DDPG, SAC; DQN; PPO2, A2C, ACER, ACKTR, PPO1, TRPO)",
     framework="tensorflow",
     components={name: name for name in (*schema.NETWORKS, *schema.VALUES)},
-    optimizers={},
-    counters={},
     facts=AgentMetadata(
         head="affine", hidden="relu", epsilon=1e-12, lacks=schema.LEFT_OPEN["stable_baselines"]
     ),
@@ -426,7 +385,12 @@ def recognise(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: ARG001 
     if idle:
         shown = abbreviate_list(sorted("/".join(names[path]) for path in idle), 3)
         notes = (*notes, f"not converted, because no action depends on it: {shown}")
-    consumed = binding.consumed | frozenset((*settings, *idle)) | repeated | list_ddpg_variables(tree)
+    consumed = (
+        binding.consumed
+        | frozenset((*settings, *idle))
+        | repeated
+        | frozenset(path for path in _SUMS if path in tree)
+    )
     binding = replace(binding, moves=replace(binding.moves, moves=moves), consumed=consumed)
     binding = replace(binding, facts=_read_metadata(tree, binding, ours)).assuming(*assumed).noted(*notes)
     binding = binding.entered(*sb3.list_custom_classes(tree, (("policy",), "policy")))
@@ -548,7 +512,7 @@ def _name_variables(tree: Tree) -> tuple[dict[Path, tuple[str, ...]], str, froze
     if not wanted or len(listed) % len(wanted):
         return None
     first, rest = listed[: len(wanted)], listed[len(wanted) :]
-    if not all(_is_same_tensor(tree, path, first[n % len(wanted)]) for n, path in enumerate(rest)):
+    if not all(schema.are_equal(tree, path, first[n % len(wanted)]) for n, path in enumerate(rest)):
         return None
     return dict(zip(first, wanted, strict=True)), found[0], frozenset(rest)
 
@@ -653,20 +617,3 @@ def _variables(tree: Tree, place: str, last: tuple[str, ...]) -> Iterator[tuple[
     for layer in (*hidden, *last):
         for name in ("kernel", "bias"):
             yield (*place.split("/"), layer, name)
-
-
-def _is_same_tensor(tree: Tree, one: Path, other: Path) -> bool:
-    first, second = tree[one], tree[other]
-    if not isinstance(first, Leaf) or not isinstance(second, Leaf) or first.shape != second.shape:
-        return False
-    return bytes(first.read()) == bytes(second.read())
-
-
-def companions(location: str) -> Sequence[str]:
-    """Return the files that the library's zoo stores beside an agent: statistics and settings."""
-    return sb3.list_zoo_files(location)
-
-
-def read_companion(binding: RecognizedAgent, file: str, tree: Tree) -> RecognizedAgent:
-    """Return the binding with the observation statistics or the environment from the file."""
-    return read_ddpg_companion(binding, file, tree)

@@ -312,12 +312,8 @@ def _space_class(tree: Tree, name: str) -> str:
     found = tree.get((_DATA, key(name)))
     if isinstance(found, ValueLeaf) and isinstance(found.value, Record):
         return found.value.name
-    return _quoted_text(tree, (_DATA, key(name), key(":type:")))
-
-
-def _quoted_text(tree: Tree, path: Path) -> str:
-    found = tree.get(path)
-    text = found.value if isinstance(found, ValueLeaf) else None
+    kind = tree.get((_DATA, key(name), key(":type:")))
+    text = kind.value if isinstance(kind, ValueLeaf) else None
     return text.strip("<>").split("'")[-2] if isinstance(text, str) and text.count("'") > 1 else ""
 
 
@@ -356,12 +352,6 @@ class PolicyAlone(NamedTuple):
 
     tree: Tree
     sources: Mapping[Path, Path]
-
-
-def states_activation(tree: Tree) -> bool:
-    """Return whether a file has an activation, or the settings whose default it is; weights have none."""
-    given = ((_DATA, key("policy_class")), (*_KWARGS, key("activation_fn")))
-    return any(path[: len(place)] == place for path in tree for place in given)
 
 
 def read_policy_alone(tree: Tree) -> PolicyAlone | None:
@@ -534,7 +524,8 @@ def find_encoder(tree: Tree, component: str, unplaced: tuple[str, ...]) -> Polic
     several = len(spaces) > 1 or "" not in spaces
     if not spaces or not _is_library_extractor(tree):
         return None
-    streams, moves = [], []
+    streams: list[EncoderInput] = []
+    moves: list[Move] = []
     for name, shape in spaces.items():
         prefix = f"extractors.{name}." if several else ""
         mine = {each.removeprefix(prefix): own.pop(each) for each in list(own) if each.startswith(prefix)}
@@ -542,7 +533,7 @@ def find_encoder(tree: Tree, component: str, unplaced: tuple[str, ...]) -> Polic
         if stream is None:
             return None
         streams.append(stream)
-        moves += _move_encoder(component, stream, mine)
+        moves += move_encoder(component, stream.name, (*_CONVOLUTIONS, _LINEAR) if mine else (), mine)
     recurrent = {name.removeprefix(_LSTM): path for name, path in tensors.items() if name.startswith(_LSTM)}
     read = schema.read_recurrent_layers(tree, component, recurrent, "torch")
     normed = find_policy_norms(tree, component)
@@ -713,16 +704,15 @@ def _leaf_shape(tree: Tree, path: Path) -> Shape:
     return leaf.shape if isinstance(leaf, Leaf) else ()
 
 
-def _move_encoder(component: str, stream: EncoderInput, tensors: NamedTensors) -> list[Move]:
-    if not tensors:
-        return []
-    moves = []
-    for number, module in enumerate((*_CONVOLUTIONS, _LINEAR)):
-        place = schema.stream_layer_path(component, stream.name, number)
+def move_encoder(
+    component: str, stream: str, modules: Sequence[str], tensors: NamedTensors
+) -> Iterator[Move]:
+    """Yield the moves of an encoder's convolutions, and of the dense layer `linear.0`, from their modules."""
+    for number, module in enumerate(modules):
+        place = schema.stream_layer_path(component, stream, number)
         turned = TRANSPOSE if module == _LINEAR else kernel_permutation(2)
-        moves.append(Move(tensors[f"{module}.weight"], (*place, schema.KERNEL), turned))
-        moves.append(Move(tensors[f"{module}.bias"], (*place, schema.BIAS), KEEP))
-    return moves
+        yield Move(tensors[f"{module}.weight"], (*place, schema.KERNEL), turned)
+        yield Move(tensors[f"{module}.bias"], (*place, schema.BIAS), KEEP)
 
 
 # Files that RL-Zoo, Stable-Baselines' callbacks and the hub store beside an agent: statistics, arguments,
@@ -752,8 +742,11 @@ _MISSING = unknown_fact(
 )
 
 
-def list_zoo_files(location: str) -> list[str]:
-    """Return the companion files, the nearest first; statistics before the settings that require them."""
+def companions(location: str) -> list[str]:
+    """Return the files that RL-Zoo, callbacks and the hub store beside an agent, the nearest first.
+
+    Statistics come before the settings that require them.
+    """
     folder, name = os.path.split(os.path.normpath(location))
     stem = os.path.splitext(name)[0]
     steps = _STEPS.fullmatch(stem)
@@ -765,7 +758,7 @@ def list_zoo_files(location: str) -> list[str]:
 
 def names_environment(location: str) -> bool:
     """Return whether a file beside the agent records its environment."""
-    files = (each for each in list_zoo_files(location) if os.path.basename(each) == _SETTINGS[1])
+    files = (each for each in companions(location) if os.path.basename(each) == _SETTINGS[1])
     return any(filesystem.isfile(each) for each in files)
 
 
@@ -778,7 +771,7 @@ def _list_folders(folder: str, stem: str) -> Iterator[str]:
     yield folder
 
 
-def read_zoo_file(binding: RecognizedAgent, file: str, tree: Tree) -> RecognizedAgent:
+def read_companion(binding: RecognizedAgent, file: str, tree: Tree) -> RecognizedAgent:
     """Return the binding with the facts from one of the files; the same object if there are none."""
     name = os.path.basename(file)
     if name == _SETTINGS[0]:
@@ -797,7 +790,7 @@ def _add_statistics(binding: RecognizedAgent, tree: Tree, name: str) -> Recogniz
     if mean is None and not any(shown.startswith(("obs_rms", "ret_rms")) for shown in found):
         mean, var = found.get("mean"), found.get("var")
     if _plain_value(found, "norm_obs") is False:
-        return _replace_metadata(binding, binding.facts.read(name, norm=None))
+        return replace(binding, facts=binding.facts.read(name, norm=None))
     sizes: dict[str, int] = {}
     if not isinstance(mean, Leaf) or not isinstance(var, Leaf):
         parts = _read_dict_statistics(found)
@@ -813,7 +806,7 @@ def _add_statistics(binding: RecognizedAgent, tree: Tree, name: str) -> Recogniz
         sizes = {part: len(numbers[0]) for part, numbers in parts.items()}
         if any(rows.get(part) != size or len(parts[part][1]) != size for part, size in sizes.items()):
             facts = binding.facts.without_lack(STATISTICS_UNKNOWN).lacking(DICT_UNKNOWN)
-            return _replace_metadata(binding, facts)
+            return replace(binding, facts=facts)
     epsilon, clip = _plain_value(found, "epsilon"), _plain_value(found, "clip_obs")
     limit = float(clip) if isinstance(clip, int | float) else read_default_clip(tree)
     norm = ObservationNormalizer(
@@ -827,7 +820,7 @@ def _add_statistics(binding: RecognizedAgent, tree: Tree, name: str) -> Recogniz
         shown = "no clipping" if norm.clip is None else f"clipped to {norm.clip:g}"
         sentence = f"observations are normalised with {name}: epsilon {norm.epsilon:g}, {shown}"
         norm, binding = norm._replace(assumed=sentence), binding.assuming(sentence)
-    return _replace_metadata(binding, binding.facts.read(name, norm=norm))
+    return replace(binding, facts=binding.facts.read(name, norm=norm))
 
 
 def _read_dict_statistics(
@@ -880,7 +873,7 @@ def _add_hyperparameters(binding: RecognizedAgent, tree: Tree) -> RecognizedAgen
     if wrappers or facts.stacked > 1:
         facts = facts.read(_SETTINGS[0], wrappers=wrappers)
     facts = _add_environment_arguments(facts, _SETTINGS[0], _nest_settings(tree, "env_kwargs"))
-    return binding if facts == binding.facts else _replace_metadata(binding, facts)
+    return binding if facts == binding.facts else replace(binding, facts=facts)
 
 
 def _nest_settings(tree: Tree, group: str) -> Any:
@@ -947,7 +940,7 @@ def _arguments(binding: RecognizedAgent, tree: Tree) -> RecognizedAgent:
     env = tf2rl.plain_id(_plain_value(found, "env"))
     facts = binding.facts if env is None else binding.facts.read(_SETTINGS[1], env=env)
     facts = _add_environment_arguments(facts, _SETTINGS[1], _nest_settings(tree, "env_kwargs"))
-    return binding if facts is binding.facts else _replace_metadata(binding, facts)
+    return binding if facts is binding.facts else replace(binding, facts=facts)
 
 
 def _plain_value(found: dict[str, Leaf | ValueLeaf], name: str) -> object:
@@ -955,15 +948,11 @@ def _plain_value(found: dict[str, Leaf | ValueLeaf], name: str) -> object:
     return leaf.value if isinstance(leaf, ValueLeaf) else None
 
 
-def _replace_metadata(binding: RecognizedAgent, facts: AgentMetadata) -> RecognizedAgent:
-    return replace(binding, facts=facts)
+def statistics_beside(known: Sidecar) -> tuple[str, bytes]:
+    """Return name and contents of the file that the library's `VecNormalize.load` reads.
 
-
-def make_statistics_file(known: Sidecar) -> bytes:
-    """Return the file that Stable-Baselines3's `VecNormalize.load` reads, with frozen statistics.
-
-    Its spaces are those of the agent's own file, which the library compares with them. Rewards are not
-    normalised, because their statistics are unknown.
+    The statistics are frozen. Its spaces are those of the agent's own file, which the library compares with
+    them. Rewards are not normalised, because their statistics are unknown.
     """
     norm, choices = known.obs_norm or {}, schema.known_choices(known)
     clip, size = norm.get("clip"), len(norm["mean"])
@@ -989,7 +978,7 @@ def make_statistics_file(known: Sidecar) -> bytes:
         "norm_reward": False,
         "old_reward": _make_array([]),
     }
-    return dumps(_make_object(Global(_VEC_ENV, "VecNormalize"), state), pickles.PROTOCOL)
+    return STATISTICS_FILE, dumps(_make_object(Global(_VEC_ENV, "VecNormalize"), state), pickles.PROTOCOL)
 
 
 def _make_box(ends: Sequence[Sequence[float]]) -> PickleObject:
@@ -1093,10 +1082,19 @@ def _make_actor_critic_table(binding: RecognizedAgent, agent: Tree) -> tuple[Wri
     soft = is_gaussian(binding)
     rows = [_policy("actor", soft=soft), *([] if soft else [_policy("actor_target", soft=False)])]
     for component in ("critic", "critic_target"):
-        rows += [_q_rows(component, number) for number in range(count_critics(binding))]
+        rows += [
+            NetworkRow(f"{component}/q{number + 1}", (_POLICY,), LayerNames(f"{component}.qf{number}.{{s}}"))
+            for number in range(count_critics(binding))
+        ]
+    # The library stores the logarithm of the entropy coefficient with shape [1].
+    temperature = (
+        SingleTensorRow("temperature/log_alpha", (_VARIABLES, key("log_ent_coef")), (1,))
+        if _LOG_ALPHA in agent
+        else SingleTensorRow("temperature/alpha", (_VARIABLES, key("ent_coef_tensor")), optional=True)
+    )
     writing = WritingTable(
         _WHOSE,
-        [*rows, *(_temperature_row(agent) if soft else [])],
+        [*rows, *([temperature] if soft else [])],
         head="",
         hidden="",
         optimizers={name: (key(member),) for name, member in _MEMBERS.items()},
@@ -1147,9 +1145,8 @@ def _make_q_table(binding: RecognizedAgent, agent: Tree) -> tuple[WritingTable, 
     quantiles = find_quantiles(binding, agent, QUANTILES)
     net = "quantile_net" if quantiles else "q_net"
     rows = [
-        NetworkRow(place, (_POLICY,), LayerNames(pattern, pattern), quantiles and quantiles.swapped)
+        NetworkRow(place, (_POLICY,), LayerNames(f"{module}.{net}.{{s}}"), quantiles and quantiles.swapped)
         for place, module in (("critic/q1", net), ("critic_target/q1", f"{net}_target"))
-        for pattern in (f"{module}.{net}.{{s}}",)
     ]
     writing = WritingTable(
         _WHOSE,
@@ -1169,29 +1166,12 @@ def _make_q_table(binding: RecognizedAgent, agent: Tree) -> tuple[WritingTable, 
     return writing, _PolicyClass(name, "relu", {"": "critic"}, arguments)
 
 
-def statistics_beside(known: Sidecar) -> tuple[str, bytes]:
-    """Return the name and the contents of the library's own statistics file."""
-    return STATISTICS_FILE, make_statistics_file(known)
-
-
 def _policy(component: str, *, soft: bool) -> NetworkRow:
     # create_mlp: Linear 0, activation 1, Linear 2, ...
-    names = LayerNames(f"{component}.mu.{{s}}", f"{component}.mu.{{s}}")
+    names = LayerNames(f"{component}.mu.{{s}}")
     if soft:
         names = LayerNames("actor.latent_pi.{s}", "actor.mu", {"log_std": "actor.log_std"})
     return NetworkRow(component, (_POLICY,), names)
-
-
-def _q_rows(component: str, number: int) -> NetworkRow:
-    pattern = f"{component}.qf{number}.{{s}}"
-    return NetworkRow(f"{component}/q{number + 1}", (_POLICY,), LayerNames(pattern, pattern))
-
-
-def _temperature_row(agent: Tree) -> list[SingleTensorRow]:
-    """Return the row of the entropy coefficient's logarithm, which the library stores with shape [1]."""
-    if _LOG_ALPHA in agent:
-        return [SingleTensorRow("temperature/log_alpha", (_VARIABLES, key("log_ent_coef")), (1,))]
-    return [SingleTensorRow("temperature/alpha", (_VARIABLES, key("ent_coef_tensor")), optional=True)]
 
 
 def _make_settings(
@@ -1215,7 +1195,10 @@ def _make_settings(
         **{(*group, key(name)): ValueLeaf(value) for name, value in policy.arguments.items()},
     }
     if binding.layout != TABLE.name:  # a file of this layout keeps its own, of any type
-        values |= _make_observation_bounds(binding.facts.observation_space, inputs)
+        ends = schema.observation_bounds(binding.facts.observation_space).get(schema.OBSERVATION, ())
+        for name, row in zip(("low", "high"), ends, strict=False):
+            if all(len(each) in (1, inputs) for each in ends):
+                values[*_SPACE, attr(name)] = schema.make_float32_tensor(row * (inputs // len(row)))
     if module != f"activation.{_MODULES[policy.activation]}":  # the default is not stored in its file
         values[*group, key("activation_fn")] = ValueLeaf(Record(f"torch.nn.modules.{module}"))
     for name, widths in sizes.items():
@@ -1262,16 +1245,6 @@ def _make_action_space(binding: RecognizedAgent, agent: Tree) -> Iterator[tuple[
                 yield (*place, attr(name), index(position)), ValueLeaf(number)
 
 
-def _make_observation_bounds(
-    space: schema.ObservationSpace | None, size: int
-) -> Iterator[tuple[Path, Leaf | ValueLeaf]]:
-    """Yield the bounds of `size` observations, if they are recorded."""
-    ends = schema.observation_bounds(space).get(schema.OBSERVATION, ())
-    if all(len(row) in (1, size) for row in ends):
-        for name, row in zip(("low", "high"), ends, strict=False):
-            yield (*_SPACE, attr(name)), schema.make_float32_tensor(row * (size // len(row)))
-
-
 def _bounds(binding: RecognizedAgent, agent: Tree) -> tuple[Sequence[float], Sequence[float]]:
     facts = binding.facts
     if has_value_network(binding):
@@ -1302,9 +1275,6 @@ def _sizes(agent: Tree, part: AgentNetwork) -> list[int]:
 # policies.py: ReLU and tanh to the bounds in ARSPolicy, one matrix clipped to the bounds in ARSLinearPolicy.
 # dqn/policies.py: up to version 2.3 the optimizer also lists the target's parameters, which it never updates.
 
-_TITLE = "Stable-Baselines3 agent (TD3, DDPG, SAC, TQC; PPO, A2C, TRPO; DQN, QR-DQN; ARS)"
-_SEEN = "agents from rl-trained-agents; every algorithm, saved by the library and its contrib 2.9.2"
-
 # The library compares these with the environment's space; a conversion to the same layout keeps them.
 OBSERVATION_SPACE: tuple[Path, ...] = tuple(
     (_DATA, key("observation_space"), attr(end)) for end in ("low", "high")
@@ -1328,7 +1298,7 @@ TABLE = LayoutTable(
         "QR-DQN",
     ),
     writes=("TD3", "DDPG", "SAC", "PPO", "A2C", "DQN", "QR-DQN"),
-    title=_TITLE,
+    title="Stable-Baselines3 agent (TD3, DDPG, SAC, TQC; PPO, A2C, TRPO; DQN, QR-DQN; ARS)",
     framework="torch",
     components={f"policy/{name}": name for name in schema.NETWORKS},
     optimizers={
@@ -1336,7 +1306,6 @@ TABLE = LayoutTable(
         "critic/optimizer": "critic_optimizer",
         "ent_coef_optimizer": "temperature_optimizer",
     },
-    counters={},
     # sac/policies.py: LOG_STD_MIN, LOG_STD_MAX.
     facts=AgentMetadata(
         head="affine",
@@ -1355,7 +1324,7 @@ TABLE = LayoutTable(
             for theirs, ours in (("log_ent_coef", "log_alpha"), ("ent_coef_tensor", "alpha"))
         },
     },
-    seen=_SEEN,
+    seen="agents from rl-trained-agents; every algorithm, saved by the library and its contrib 2.9.2",
 )
 # Policies of PPO and A2C, whose networks are assembled from the library's separate parts.
 _ON_POLICY = replace(
@@ -1363,13 +1332,7 @@ _ON_POLICY = replace(
     components={"actor": "actor", "value": "value"},
     optimizers={"policy/optimizer": schema.JOINT},
     # common/distributions.py: DiagGaussianDistribution.
-    facts=AgentMetadata(
-        head="clip",
-        hidden="tanh",
-        epsilon=1e-5,
-        lacks=schema.LEFT_OPEN["stable_baselines"],
-        distribution=schema.GAUSSIAN,
-    ),
+    facts=TABLE.facts._replace(head="clip", hidden="tanh", distribution=schema.GAUSSIAN),
     branches={},
     tensors={"policy/log_std": "actor/log_std"},
 )
@@ -1378,9 +1341,7 @@ _SEARCHED = replace(
     _ON_POLICY,
     components={"actor": "actor"},
     optimizers={},
-    facts=AgentMetadata(
-        head="affine", hidden="relu", epsilon=1e-5, lacks=schema.LEFT_OPEN["stable_baselines"]
-    ),
+    facts=TABLE.facts._replace(distribution=None),
     tensors={},
     matrices=True,
 )
@@ -1440,7 +1401,11 @@ def recognise(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: ARG001 
 def _recognise_algorithm(tree: Tree) -> RecognizedAgent | None:
     names = [str(path[1].value) for path in tree if len(path) == 2 and path[0] == _POLICY]
     if any(map(_ACTOR.match, names)):
-        binding = bind(_drop_extractors(tree), TABLE)
+        # The dense layers of features extractors would look like a policy's first.
+        inside = {path for paths in _list_extractor_tensors(tree).values() for path in paths}
+        leaves = {path: leaf for path, leaf in tree.items() if path not in inside}
+        aliases = {path: others for path, others in tree.aliases.items() if path in leaves}
+        binding = bind(replace(tree, leaves=leaves, aliases=aliases), TABLE)
     elif any(map(_Q.match, names)):
         binding = _bind_discrete(tree)
     elif any(_PART.match(each) for each in names):
@@ -1465,12 +1430,18 @@ def list_custom_classes(tree: Tree, *settings: tuple[tuple[str, ...], str]) -> I
 
 def _bind_on_policy(tree: Tree, table: LayoutTable) -> RecognizedAgent | None:
     """Bind a tree after regrouping its modules into policy and value."""
-    ours = {_component_path(path): path for path in tree}
+    ours: dict[Path, Path] = {}
+    for path in tree:
+        module = _PART.match(str(path[1].value)) if len(path) == 2 and path[0] == _POLICY else None
+        component = _PARTS.get(module[1]) if module else None
+        ours[path if component is None else (key(component), path[1])] = path
     binding = bind(Tree({place: tree[path] for place, path in ours.items()}), table)
     if binding is None or not any(part.component == "actor" for part in binding.parts):
         return None
     binding = binding.moved(lambda path: ours[path])
-    if not _space_class(tree, "action_space") and table is _ON_POLICY and not _has_deviations(tree):
+    # Policies of PPO and A2C that act in a Box have deviations.
+    deviations = (_POLICY, key("log_std")) in tree
+    if not _space_class(tree, "action_space") and table is _ON_POLICY and not deviations:
         return binding.choosing(tree)
     if not has_box_actions(tree):
         # common/distributions.py: CategoricalDistribution, MultiCategoricalDistribution, Bernoulli.
@@ -1478,11 +1449,6 @@ def _bind_on_policy(tree: Tree, table: LayoutTable) -> RecognizedAgent | None:
         binding = replace(binding, facts=binding.facts._replace(distribution=drawn))
         return add_choices(binding, read_choices(tree) or read_binary_choices(tree), "actor")
     return _add_ars_action_map(binding, tree) if table is _SEARCHED else binding
-
-
-def _has_deviations(tree: Tree) -> bool:
-    """Return whether a policy of PPO or A2C acts in a Box: others have no deviations."""
-    return (_POLICY, key("log_std")) in tree
 
 
 def _add_ars_action_map(binding: RecognizedAgent, tree: Tree) -> RecognizedAgent:
@@ -1526,14 +1492,6 @@ def add_choices(binding: RecognizedAgent, choices: Choices | None, component: st
     return replace(binding, facts=binding.facts.read("data/action_space", head="argmax", choices=choices))
 
 
-def _component_path(path: Path) -> Path:
-    if len(path) != 2 or path[0] != _POLICY:
-        return path
-    found = _PART.match(str(path[1].value))
-    component = _PARTS.get(found[1]) if found else None
-    return (key(component), path[1]) if component is not None else path
-
-
 def _add_metadata(binding: RecognizedAgent, tree: Tree) -> RecognizedAgent:
     """Return the binding with bounds, activations and counters from the file; settings are not converted."""
     facts = add_settings_metadata(binding.facts, tree)
@@ -1551,7 +1509,9 @@ def _add_metadata(binding: RecognizedAgent, tree: Tree) -> RecognizedAgent:
     if read_setting(tree, "policy_kwargs", "squash_output", False) is True:
         facts = facts._replace(head="affine")
     facts = _add_class_defaults(facts, tree)
-    if not states_activation(tree):
+    # Weights alone have neither an activation nor the settings whose default it is.
+    settings = ((_DATA, key("policy_class")), (*_KWARGS, key("activation_fn")))
+    if not any(path[: len(place)] == place for path in tree for place in settings):
         facts = facts.lacking(NO_ACTIVATIONS)
         bounded = facts.head == "argmax" or facts.action_low is not None
         facts = facts if bounded else facts.lacking(NO_BOUNDS)
@@ -1571,16 +1531,16 @@ def _add_metadata(binding: RecognizedAgent, tree: Tree) -> RecognizedAgent:
     counters = tuple(_move_counters(tree))
     moves = (*binding.moves.moves, *counters)
     used = {move.source for move in moves}
-    settings = [path for path in tree if path and path[0].kind == "attr" and path not in used]
+    stored = [path for path in tree if path and path[0].kind == "attr" and path not in used]
     empty = [path for path, leaf in tree.plain() if len(path) == 1 and leaf.value is None]
     notes = binding.moves.notes
-    if settings:
-        notes = (*notes, make_settings_note(len(settings), "data"))
+    if stored:
+        notes = (*notes, make_settings_note(len(stored), "data"))
     return replace(
         binding,
         moves=replace(binding.moves, moves=moves, notes=notes),
         facts=facts,
-        consumed=binding.consumed | frozenset(settings) | frozenset(empty),
+        consumed=binding.consumed | frozenset(stored) | frozenset(empty),
         unplaced=unplaced,
         fronts=fronts,
     )
@@ -1599,13 +1559,6 @@ def _add_class_defaults(facts: AgentMetadata, tree: Tree) -> AgentMetadata:
     if "hidden" not in facts.origins:
         facts = facts.read("data/policy_kwargs", hidden=facts.hidden)
     return facts.read("data/policy_class", head=facts.head)
-
-
-def _drop_extractors(tree: Tree) -> Tree:
-    """Return the tree without features extractors, whose dense layers would look like a policy's first."""
-    inside = {path for paths in _list_extractor_tensors(tree).values() for path in paths}
-    leaves = {path: leaf for path, leaf in tree.items() if path not in inside}
-    return replace(tree, leaves=leaves, aliases={p: a for p, a in tree.aliases.items() if p in leaves})
 
 
 def _list_extractor_tensors(tree: Tree) -> dict[str, list[Path]]:
@@ -1631,13 +1584,3 @@ def _move_counters(tree: Tree) -> list[Move]:
         if isinstance(leaf, ValueLeaf) and type(leaf.value) is int and 0 <= leaf.value < 1 << 62:
             found.append(Move(path, (attr(ours),), ToTensor("int64")))
     return found
-
-
-def companions(location: str) -> Sequence[str]:
-    """Return the files that RL-Zoo, callbacks and the hub store beside an agent: statistics and settings."""
-    return list_zoo_files(location)
-
-
-def read_companion(binding: RecognizedAgent, file: str, tree: Tree) -> RecognizedAgent:
-    """Return the binding with the observation statistics or the environment from the file."""
-    return read_zoo_file(binding, file, tree)

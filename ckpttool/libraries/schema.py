@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import struct
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from types import MappingProxyType
@@ -856,19 +856,6 @@ def add_targets(
     return replace(binding, parts=(*binding.parts, *more), moves=every), leaves
 
 
-def has_duplicate_layer_names(parts: Sequence[AgentNetwork]) -> bool:
-    """Return whether networks of a component share layer names, so that each needs its name as a prefix."""
-    names = [layer.name for part in parts for layer in part.layers]
-    return len(set(names)) < len(names)
-
-
-def get_written_name(position: int | str, layer: AgentLayer) -> tuple[str, ...]:
-    """Return the name under which a layer is written; a further head gets a name common to all layouts."""
-    if isinstance(position, int) or layer.name[-1] in LOG_STD:
-        return layer.name
-    return (position,)
-
-
 def canonical_weight_path(part: AgentNetwork, position: int | str, name: str) -> Path:
     """Return the canonical path of a tensor of the layer at a position, or of a named branch."""
     step = index(position) if isinstance(position, int) else attr(position)
@@ -908,11 +895,6 @@ def canonical_slot_path(optimizer: str, name: str, weight_path: Path) -> Path:
 def get_optimizer_key(optimizer: str, weight_path: Path) -> Path:
     """Return a weight's path within its optimizer: without the network, if the network has its own."""
     return weight_path if optimizer == JOINT else weight_path[1:]
-
-
-def get_weight_key(slot_path: Path) -> Path:
-    """Return a weight's path, as used by `canonical_slot_path`, from a moment's or setting's path."""
-    return slot_path[2:] if slot_path[0].value == JOINT else slot_path[1:]
 
 
 def canonical_setting_path(optimizer: str, name: str) -> Path:
@@ -983,22 +965,12 @@ def require_action_bounds(
 
 
 # Activations by RLlib setting (rllib/models/utils.py, `get_activation_fn`).
-
 RLLIB = {"swish": "silu", "None": "linear"}
-
-
-# Critics with many outputs instead of one value: quantiles, or the logits of atoms.
 
 
 def list_distribution_notes(binding: RecognizedAgent, tree: Tree) -> tuple[str, ...]:
     """Return a note for each Q-function of the binding that has more than one output."""
-    return tuple(
-        f"{title} outputs {width} numbers of a distribution, not one value"
-        for title, width in _list_wide_critics(binding, tree)
-    )
-
-
-def _list_wide_critics(binding: RecognizedAgent, tree: Tree) -> Iterator[tuple[str, int]]:
+    notes: list[str] = []
     moves = {move.target: move for move in binding.moves.moves}
     for part in binding.parts:
         if part.component not in CRITICS:
@@ -1006,7 +978,8 @@ def _list_wide_critics(binding: RecognizedAgent, tree: Tree) -> Iterator[tuple[s
         move = moves.get(canonical_weight_path(part, len(part.layers) - 1, "kernel"))
         leaf = move.rule.leaf(tree[move.source]) if move is not None and move.source in tree else None
         if isinstance(leaf, Leaf) and leaf.shape[1] != 1:
-            yield part.title, leaf.shape[1]
+            notes.append(f"{part.title} outputs {leaf.shape[1]} numbers of a distribution, not one value")
+    return tuple(notes)
 
 
 # Recurrent layers before a policy's dense layers: their kinds and canonical paths.
@@ -1112,6 +1085,15 @@ _CODES = {"float32": "f", "float64": "d"}
 _WHOLE_CODES = {"int8": "b", "uint8": "B", "int16": "h", "int32": "i", "int64": "q"}
 # A view can be larger than its file; no agent has that many actions or observations.
 _MOST = 1 << 20
+
+
+def are_equal(tree: Tree, one: Path, other: Path) -> bool:
+    """Return whether two entries are tensors with the same type, shape and bytes."""
+    first, second = tree[one], tree[other]
+    if not isinstance(first, Leaf) or not isinstance(second, Leaf):
+        return False
+    alike = (first.dtype, first.shape) == (second.dtype, second.shape)
+    return alike and bytes(first.read()) == bytes(second.read())
 
 
 def read_numbers(found: object) -> tuple[float, ...]:
@@ -1281,7 +1263,9 @@ def apply_statistics(binding: RecognizedAgent, tree: Tree, size: int) -> Recogni
     `size` is the number of the policy's observations. Nothing is applied if the layout has already read
     statistics, or if several differ.
     """
-    if _has_statistics(binding):
+    mean = (attr(NORMALIZER), attr("mean"))
+    moved = any(move.target == mean for move in binding.moves.moves)
+    if moved or binding.facts.norm is not None or "norm" in binding.facts.origins:
         return binding
     # A layout may carry a normaliser's tensors under other names.
     taken = {move.source for move in binding.moves.moves if move.target[0] != attr(NORMALIZER)}
@@ -1303,12 +1287,6 @@ def set_statistics(binding: RecognizedAgent, chosen: StoredStatistics) -> Recogn
     assumed = (*binding.moves.assumed, *filter(None, [chosen.norm.assumed]))
     moves = replace(binding.moves, moves=(*kept, *chosen.moves), assumed=assumed)
     return replace(binding, facts=facts, moves=moves, consumed=binding.consumed | chosen.consumed)
-
-
-def _has_statistics(binding: RecognizedAgent) -> bool:
-    mean = (attr(NORMALIZER), attr("mean"))
-    moved = any(move.target == mean for move in binding.moves.moves)
-    return moved or binding.facts.norm is not None or "norm" in binding.facts.origins
 
 
 def _group_statistics(tree: Tree, taken: Collection[Path]) -> list[_StatisticsGroup]:
@@ -1443,15 +1421,11 @@ def _make_statistics(group: _StatisticsGroup) -> StoredStatistics:
 def _assumption(group: _StatisticsGroup, norm: ObservationNormalizer, formula: _NormalizationFormula) -> str:
     place = "added to the standard deviation" if norm.outside else "added inside the square root"
     limit = "no clipping" if norm.clip is None else f"clipped to {norm.clip:g}"
-    how = f"epsilon {norm.epsilon:g} {place}, {limit}"
+    owner = formula.owner if formula is _PLAIN else f"of {formula.owner}"
     return (
-        f"observations are normalised with {group.where}, using the formula "
-        f"{_describe_formula(formula)}: {how}"
+        f"observations are normalised with {group.where}, using the formula {owner}: "
+        f"epsilon {norm.epsilon:g} {place}, {limit}"
     )
-
-
-def _describe_formula(formula: _NormalizationFormula) -> str:
-    return formula.owner if formula is _PLAIN else f"of {formula.owner}"
 
 
 def layer_widths(agent: Tree, part: AgentNetwork) -> tuple[int, int]:

@@ -43,7 +43,6 @@ from ckpttool.libraries.schema import (
     AgentLayer,
     AgentMetadata,
     AgentNetwork,
-    Program,
     RecognizedAgent,
 )
 from ckpttool.mapping import wrappers
@@ -299,19 +298,6 @@ _ORIGINS = {
 }
 
 
-def _bind_keras(
-    document: Mapping[str, Any], tree: Tree, checkpoint: Checkpoint, network: str
-) -> RecognizedAgent:
-    # Not a top-level import: shapes need NumPy, and most models are chains of layers.
-    from ckpttool.formats import keras_tree
-    from ckpttool.graphs.keras import read_document
-
-    file, version = checkpoint.path, keras_tree.writer_version(checkpoint.details)
-    graph = read_document(document, tree, file, version)
-    found = _lower_policy(graph, network, file, half=True)
-    return _bind_program(found, tree, "the model's configuration")
-
-
 def _bind_keras_program(
     document: Mapping[str, Any],
     checkpoint: Checkpoint,
@@ -320,8 +306,15 @@ def _bind_keras_program(
     chain: RecognizedAgent | None,
 ) -> RecognizedAgent:
     """Return the binding of the model's program, else its chain with facts that are not understood."""
+    # Not top-level imports: shapes need NumPy, and most models are chains of layers.
+    from ckpttool.formats import keras_tree
+    from ckpttool.graphs.keras import read_document
+
+    file, version = checkpoint.path, keras_tree.writer_version(checkpoint.details)
     try:
-        return _bind_keras(document, tree, checkpoint, network)
+        graph = read_document(document, tree, file, version)
+        found = _lower_policy(graph, network, file, half=True)
+        return _bind_program(found, tree, "the model's configuration")
     except (UnsupportedError, UsageError):
         if chain is None:
             raise
@@ -331,7 +324,13 @@ def _bind_keras_program(
 def _bind_program(found: GraphComputation, tree: Tree, origin: str) -> RecognizedAgent:
     """Return the binding of a policy that computes a model's own program, and then the choices."""
     chooses = found.choices is not None
-    program, head = (found.program, "argmax") if chooses else _split_final_tanh(found.program)
+    program, head = found.program, "argmax" if chooses else "identity"
+    number = program.output - len(program.inputs) - len(program.states)
+    last = program.operations[number] if 0 <= number == len(program.operations) - 1 else None
+    if not chooses and last is not None and last.value.get("name") == "tanh":
+        # A final tanh stands for an action map.
+        program = program._replace(operations=program.operations[:-1], output=last.inputs[0])
+        head = "unit_tanh"
     read = ("head", "activations", *(("choices",) if chooses else ()))
     moves = tuple(
         Move(path, (attr("actor"), attr("graph"), attr(tree.names[path])), KEEP) for path in found.used
@@ -371,7 +370,8 @@ def _bind_by_names(
         )
     networks = _find_networks(tuple(found))
     values = _are_q_networks(networks, network, checkpoint)
-    if values and all(_has_one_output(n) for n in networks):
+    # A critic of one action ends with one value.
+    if values and all(_find_ends(n)[1] == 1 for n in networks):
         raise UsageError(
             "the checkpoint has no policy: judging by their names, its networks are critics",
             file=file,
@@ -411,15 +411,11 @@ def _bind_by_names(
             raise
     _require_no_branches(chain, file)
     facts = AgentMetadata(head="affine" if action_map else "", hidden="", epsilon=_EPSILON[framework])
-    more = _list_gaps(chain)
+    named = [AgentLayer(module.name, module.kind.name) for module in chain]
+    more = tf_names.note_gaps(named) if framework == "torch" else ()
     binding = _make_agent(chain, facts, action_map, (*assumed, *evidence, *more), notes, network_.title)
     bounded = _add_bounds(_as_q_network(binding) if values else binding, numbers, limits, chain)
     return _add_statistics(bounded, normalisers, chain, where)
-
-
-def _has_one_output(network: _CandidateNetwork) -> bool:
-    """Return whether a network ends with one value: a critic of one action, not of several."""
-    return _find_ends(network)[1] == 1
 
 
 def _as_q_network(binding: RecognizedAgent) -> RecognizedAgent:
@@ -578,18 +574,14 @@ def _find_networks(found: tuple[_TensorGroup, ...], prefix: Name = ()) -> list[_
     if len(many) == 1 and not any(map(_is_dense, rest)):
         ((name, each),) = many.items()
         return _find_networks(tuple(each), (*prefix, name))
-    if len(many) < 2 or _is_one_network(tuple(many)):
+    roles = any(_CRITIC.search(name) or _POLICY.search(name) or _SLOW.search(name) for name in many)
+    # Without roles, equal numbered names, or those of a trunk and a head, are one network.
+    alike = len({_NUMBERS.sub("#", name) for name in many}) == 1 or all(map(_TRUNK.search, many))
+    if len(many) < 2 or (alike and not roles):
         return [_CandidateNetwork(prefix, found)]
     return [
         network for name, each in many.items() for network in _find_networks(tuple(each), (*prefix, name))
     ]
-
-
-def _is_one_network(names: Sequence[str]) -> bool:
-    """Return whether modules with these names form one network: same numbering, or trunk and head."""
-    if any(_CRITIC.search(name) or _POLICY.search(name) or _SLOW.search(name) for name in names):
-        return False
-    return len({_NUMBERS.sub("#", name) for name in names}) == 1 or all(_TRUNK.search(n) for n in names)
 
 
 def _is_dense(module: _TensorGroup | ComponentLayer) -> bool:
@@ -651,14 +643,25 @@ def _choose_policy(
     others = [n for n in found if n not in acting]
     if len(found) == 1:
         only = found[0]
-        critic = not values and _is_critic((*only.name, *_list_role_words(file)))
+        # As in TD3_critic.pth.
+        stem = os.path.basename(file).lower().partition(".")[0]
+        role = ("critic",) if "critic" in stem and "actor" not in stem else ()
+        critic = not values and _is_critic((*only.name, *role))
         if wanted in ("actor", only.title) and not critic:
             return only, ()
     elif len(acting) == 1 and all(_is_critic(n.name) or _SLOW.search("_".join(n.name)) for n in others):
         titles = ", ".join(n.title for n in others)
         return acting[0], (f"the policy is {acting[0].title}, judging by its name; other networks: {titles}",)
     names = [n.title for n in found]
-    whole = [n.title for n in found if not _is_piece(n, found)]
+    # A network with the input or output width of a sibling may be a part of it: a trunk and its heads.
+    ends = [(network, *_find_ends(network)) for network in found]
+    pieces = {
+        one.title
+        for one, first, last in ends
+        for other, its_first, its_last in ends
+        if one is not other and one.name[:1] == other.name[:1] and (first == its_last or last == its_first)
+    }
+    whole = [title for title in names if title not in pieces]
     if len(found) == 1:
         absent = f"the checkpoint has no policy named {wanted}"
         raise UsageError(
@@ -689,16 +692,6 @@ def _choose_policy(
     )
 
 
-def _is_piece(network: _CandidateNetwork, found: Sequence[_CandidateNetwork]) -> bool:
-    """Return whether a network may be a part of another: its input or output is as wide as a sibling's.
-
-    A trunk and its heads, in modules of one parent.
-    """
-    first, last = _find_ends(network)
-    others = [_find_ends(n) for n in found if n is not network and n.name[:1] == network.name[:1]]
-    return any(first == its_last or last == its_first for its_first, its_last in others)
-
-
 def _find_ends(network: _CandidateNetwork) -> tuple[int | None, int | None]:
     """Return the number of inputs and of outputs of a network's dense layers, if only one is possible."""
     layers = [layer for group in network.groups if _is_dense(group) and (layer := group.layer) is not None]
@@ -722,12 +715,6 @@ def _find_role(words: Sequence[str]) -> re.Pattern[str] | None:
         if len(found) == 1:
             return found[0]
     return None
-
-
-def _list_role_words(file: str) -> tuple[str, ...]:
-    """Return the word `critic` if the file name contains it, as in TD3_critic.pth."""
-    stem = os.path.basename(file).lower().partition(".")[0]
-    return ("critic",) if "critic" in stem and "actor" not in stem else ()
 
 
 class _SiblingTensors(NamedTuple):
@@ -1034,19 +1021,6 @@ def _is_numbered(layer: ComponentLayer) -> bool:
     return bool(layer.name) and layer.name[-1].isdigit() and layer.kind.framework == "torch"
 
 
-def _list_gaps(chain: Sequence[ComponentLayer]) -> Iterator[str]:
-    """Yield a sentence where a Sequential has several modules without weights between two layers."""
-    for one, two in pairwise(chain):
-        if not (_is_numbered(one) and _is_numbered(two)):
-            continue
-        gap = int(two.name[-1]) - int(one.name[-1])
-        if one.name[:-1] == two.name[:-1] and gap > 2:
-            yield (
-                f"{gap - 1} modules without weights between {'/'.join(one.name)} and "
-                f"{'/'.join(two.name)}: one activation, the others without effect in evaluation"
-            )
-
-
 def _bind_steps(
     steps: Sequence[ChainStep],
     layers: Sequence[ComponentLayer],
@@ -1147,15 +1121,6 @@ def _bind_computation(found: GraphComputation, checkpoint: Checkpoint) -> Recogn
             consumed = binding.consumed | frozenset(found.used)
             return replace(binding, facts=facts, consumed=consumed).noted(*found.notes)
     return _bind_program(found, checkpoint.tree, origin)
-
-
-def _split_final_tanh(program: Program) -> tuple[Program, str]:
-    """Return a program without its final tanh, and the action map that the tanh stands for."""
-    number = program.output - len(program.inputs) - len(program.states)
-    last = program.operations[number] if number >= 0 else None
-    if last is None or last.value.get("name") != "tanh" or number != len(program.operations) - 1:
-        return program, "identity"
-    return program._replace(operations=program.operations[:-1], output=last.inputs[0]), "unit_tanh"
 
 
 _ROLES = {"dense": ("kernel", "bias"), "layer_norm": ("scale", "offset")}

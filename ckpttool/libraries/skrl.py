@@ -64,7 +64,6 @@ TABLE = LayoutTable(
         "critic_optimizer": "critic_optimizer",
         "optimizer": schema.JOINT,
     },
-    counters={},
     user_written=True,
     # skrl/models/torch/gaussian.py: the noise is added to what the model's own compute returns.
     facts=AgentMetadata(
@@ -112,22 +111,24 @@ def recognise(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: ARG001 
     if any(name.startswith(f"policy/{_SHARED}/") for name in tree.names.values()):
         tree = _drop_other_role(tree)
     binding = bind(tree, table)
-    if binding is not None and (q_network or _is_categorical(binding)):
+    # A Gaussian policy has a log standard deviation, its own or a head; without one the outputs are logits.
+    categorical = (
+        binding is not None
+        and has_value_network(binding)
+        and any(part.component == "actor" for part in binding.parts)
+        and all(move.target[:2] != (attr("actor"), attr("log_std")) for move in binding.moves.moves)
+        and not binding.unplaced.get("actor")
+    )
+    if binding is not None and (q_network or categorical):
         # Whether a categorical model outputs logits or probabilities (unnormalized_log_prob) is not saved.
         binding = replace(binding, facts=binding.facts._replace(distribution=None)).choosing(tree)
     if binding is None or seen is None:
         return binding
-    return replace(binding, facts=binding.facts.read(seen, norm=_read_normalizer(binding, tree)))
-
-
-def _is_categorical(binding: RecognizedAgent) -> bool:
-    """Return whether the policy of an on-policy agent has no parameter besides its layers.
-
-    A Gaussian one has a log standard deviation, an own one or a head; without it the outputs are logits.
-    """
-    on_policy = has_value_network(binding) and any(part.component == "actor" for part in binding.parts)
-    spread = any(move.target[:2] == (attr("actor"), attr("log_std")) for move in binding.moves.moves)
-    return on_policy and not spread and not binding.unplaced.get("actor")
+    found = binding.statistics(tree)
+    norm = None
+    if "mean" in found and "var" in found:
+        norm = ObservationNormalizer(found["mean"], found["var"], epsilon=1e-8, clip=5.0, outside=True)
+    return replace(binding, facts=binding.facts.read(seen, norm=norm))
 
 
 def _drop_other_role(tree: Tree) -> Tree:
@@ -138,12 +139,6 @@ def _drop_other_role(tree: Tree) -> Tree:
         if path[0].value != "value" and not tree.names[path].startswith(f"policy/{_SHARED}/")
     }
     return Tree(kept, {}, tree.containers)
-
-
-def _read_normalizer(binding: RecognizedAgent, tree: Tree) -> ObservationNormalizer | None:
-    found = binding.statistics(tree)
-    mean, var = found.get("mean"), found.get("var")
-    return ObservationNormalizer(mean, var, epsilon=1e-8, clip=5.0, outside=True) if mean and var else None
 
 
 def plan(binding: RecognizedAgent, agent: Tree, settings: Settings) -> Plan:
@@ -164,7 +159,7 @@ _SEEN = key(_PREPROCESSORS[0])
 
 
 def _model_row(place: str, theirs: str) -> NetworkRow:
-    return NetworkRow(place, (key(theirs),), LayerNames(_MODEL, _MODEL))
+    return NetworkRow(place, (key(theirs),), LayerNames(_MODEL))
 
 
 def _make_table(binding: RecognizedAgent, agent: Tree) -> WritingTable:

@@ -38,8 +38,6 @@ TABLE = LayoutTable(
     title=_TITLE,
     framework="torch",
     components={"pi": "actor", "q": "critic/q1", "q1": "critic/q1", "q2": "critic/q2", "v": "value"},
-    optimizers={},
-    counters={},
     # {pytorch,tf1}/sac/core.py: LOG_STD_MIN, LOG_STD_MAX.
     facts=AgentMetadata(
         head="tanh",
@@ -103,9 +101,10 @@ def recognise(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: ARG001 
 
 def _bind_state_dict(tree: Tree) -> RecognizedAgent | None:
     """Bind the module's state_dict, which has no attributes or classes: core.py's defaults apply."""
-    names = tuple(tree.names.values())
-    hidden = next((name for name in _HIDDEN if _has_tensors_below(names, name, "0")), None)
-    if hidden is None or not any(_has_tensors_below(names, name, "0") for name in _CRITICS):
+    names = (name.partition("/0/") for name in tree.names.values())
+    first = {module.replace("/", ".") for module, layer, _ in names if layer}
+    hidden = next((name for name in _HIDDEN if name in first), None)
+    if hidden is None or not first & {*_CRITICS}:
         return None
     binding = bind(tree, TABLE)
     if binding is None:
@@ -117,10 +116,6 @@ def _bind_state_dict(tree: Tree) -> RecognizedAgent | None:
     if hidden == _DISCRETE:
         return binding.choosing(tree)
     return replace(binding, facts=binding.facts.lacking(NO_BOUNDS))
-
-
-def _has_tensors_below(names: tuple[str, ...], module: str, layer: str) -> bool:
-    return any(name.startswith(f"{module.replace('.', '/')}/{layer}/") for name in names)
 
 
 def _add_metadata(binding: RecognizedAgent, module: PickledModule, hidden: str) -> RecognizedAgent:
@@ -216,8 +211,8 @@ _WHOSE = "Spinning Up"
 _NOTE = "the output is the state_dict of the MLPActorCritic; Spinning Up itself pickles the whole module"
 
 
-def _chain(place: str, theirs: str, last: str = "", **branches: str) -> NetworkRow:
-    return NetworkRow(place, (), LayerNames(f"{theirs}.{{s}}", last or f"{theirs}.{{s}}", branches))
+def _chain(place: str, theirs: str, last: str | None = None, **branches: str) -> NetworkRow:
+    return NetworkRow(place, (), LayerNames(f"{theirs}.{{s}}", last, branches))
 
 
 def _make_table(binding: RecognizedAgent) -> WritingTable:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import replace
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import TYPE_CHECKING
 
 from ckpttool.core import deferred
@@ -48,7 +48,7 @@ from ckpttool.mapping.rules import (
 )
 
 if TYPE_CHECKING:
-    from ckpttool.libraries.write import NetworkRow, SingleTensorRow, StatisticsRow, WritingTable
+    from ckpttool.libraries.write import WritingTable
 
 
 # FastTD3's and FastSAC's files: state_dicts of actor, qnet and its target, normalizers, and the arguments.
@@ -76,7 +76,6 @@ FASTTD3_TABLE = LayoutTable(
         "qnet_target_state_dict/qnet1": "critic_target/q1",
         "qnet_target_state_dict/qnet2": "critic_target/q2",
     },
-    optimizers={},
     counters={"global_step": "global_step"},
     facts=AgentMetadata(head="affine", hidden="relu", epsilon=1e-5, lacks=schema.LEFT_OPEN["fasttd3"]),
     branches=schema.LOG_STD,
@@ -110,16 +109,16 @@ def recognize_fasttd3(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa:
     for component, entry in {"actor": "actor_state_dict", "critic": "qnet_state_dict"}.items():
         if any(_SIMPLICIAL.match(tree.names[path]) for path, _ in tree.tensors() if path[0] == key(entry)):
             binding = binding.refused(component, "a simplicial embedding (sim_type)")
-    behind = frozenset(path for path in tree if _is_unused(path))
+    behind = frozenset(
+        path
+        for path in tree
+        if path[0] == key("args") or (path[0] == key("actor_state_dict") and path[1].value in _EXPLORATION)
+    )
     binding = binding.without({tree.names[path] for path in behind}).noted(
         *list_distribution_notes(binding, tree)
     )
     binding = replace(binding, facts=_add_arguments(binding.facts, tree), consumed=binding.consumed | behind)
     return _add_normalizer(binding, tree)
-
-
-def _is_unused(path: Path) -> bool:
-    return path[0] == key("args") or (path[0] == key("actor_state_dict") and path[1].value in _EXPLORATION)
 
 
 def _add_arguments(facts: AgentMetadata, tree: Tree) -> AgentMetadata:
@@ -196,15 +195,15 @@ _BUFFERS = {"noise_scales": ((1, 1), 0.05), "std_min": ((), 0.05), "std_max": ((
 _ARGS = "the training arguments are not written: FastTD3 reads sizes and environment from them"
 
 
-def _normalizer_row(entry: str, owner: str) -> StatisticsRow:
-    from ckpttool.libraries.write import StatisticsRow
-
-    places = {ours: (key(entry), key(theirs)) for theirs, ours in _STATISTICS.items()}
-    return StatisticsRow(places, "float32", (1, -1), epsilon=1e-2, outside=True, owner=owner)
-
-
 def _make_table(*, soft: bool) -> WritingTable:
-    from ckpttool.libraries.write import DICT, LayerNames, NetworkRow, SingleTensorRow, WritingTable
+    from ckpttool.libraries.write import (
+        DICT,
+        LayerNames,
+        NetworkRow,
+        SingleTensorRow,
+        StatisticsRow,
+        WritingTable,
+    )
 
     rows: list[NetworkRow | SingleTensorRow | StatisticsRow] = []
     if not soft:
@@ -219,11 +218,10 @@ def _make_table(*, soft: bool) -> WritingTable:
     for component, entry in _QNETS.items():
         if not soft:
             rows.append(SingleTensorRow(f"{component}/q_support", (entry, key("q_support"))))
-        rows += [
-            NetworkRow(f"{component}/q{n}", (entry,), LayerNames(f"qnet{n}.net.{{s}}", f"qnet{n}.net.{{s}}"))
-            for n in (1, 2)
-        ]
-    rows += [_normalizer_row(entry, owner) for entry, owner in _NORMALIZERS.items()]
+        rows += [NetworkRow(f"{component}/q{n}", (entry,), LayerNames(f"qnet{n}.net.{{s}}")) for n in (1, 2)]
+    for normalizer, owner in _NORMALIZERS.items():
+        places = {ours: (key(normalizer), key(theirs)) for theirs, ours in _STATISTICS.items()}
+        rows.append(StatisticsRow(places, "float32", (1, -1), epsilon=1e-2, outside=True, owner=owner))
     return WritingTable(
         "FastSAC" if soft else "FastTD3",
         rows,
@@ -296,7 +294,6 @@ FUJIMOTO_TABLE = LayoutTable(
         "critic_optimizer": "critic_optimizer",
         **{f"{theirs}_optimizer": f"critic_optimizer/{q}" for theirs, q in _SPLIT.items()},
     },
-    counters={},
     facts=AgentMetadata(head="tanh", hidden="relu", epsilon=1e-5, lacks=schema.LEFT_OPEN["fujimoto"]),
     tensors=_ACTION_MAP,
     late=True,
@@ -323,7 +320,12 @@ def recognize_fujimoto(tree: Tree, name: str) -> RecognizedAgent | None:
     if len(first) == 1 and all(_AUTHORS_LAYER.fullmatch(str(path[0].value)) for path in tree):
         if "l4.weight" not in stored and not _MEMBER.search(name):
             return None  # three layers of any program may have these names
-        return _add_file_metadata(_single(tree, _component(name)), name)
+        component = "actor" if _MEMBER.findall(name)[-1:] == ["actor"] else "critic"
+        binding = bind(tree.under((key(component),)), FUJIMOTO_TABLE)
+        if binding is not None:
+            evidence = f"one {component} file with l1, l2, ..."
+            binding = replace(binding.moved(lambda path: path[1:]), evidence=evidence)
+        return _add_file_metadata(binding, name)
     top = {str(path[0].value) for path in tree if path}
     if top & _MORE and not top & _SPLIT.keys():
         return None  # one dict with targets and further entries: td3_torch
@@ -338,18 +340,6 @@ def _add_file_metadata(binding: RecognizedAgent | None, name: str) -> Recognized
     return replace(binding, facts=binding.facts.lacking(STATISTICS_UNKNOWN))
 
 
-def _component(name: str) -> str:
-    return "actor" if _MEMBER.findall(name)[-1:] == ["actor"] else "critic"
-
-
-def _single(tree: Tree, component: str) -> RecognizedAgent | None:
-    binding = bind(tree.under((key(component),)), FUJIMOTO_TABLE)
-    if binding is None:
-        return None
-    evidence = f"one {component} file with l1, l2, ..."
-    return replace(binding.moved(lambda path: path[1:]), evidence=evidence)
-
-
 def plan_fujimoto(binding: RecognizedAgent, agent: Tree, settings: Settings) -> Plan:
     """Plan the four files that the authors' `TD3.load` reads.
 
@@ -360,7 +350,7 @@ def plan_fujimoto(binding: RecognizedAgent, agent: Tree, settings: Settings) -> 
     from ckpttool.libraries.write import LayerNames, NetworkRow, WritingTable, plan_torch_file
 
     heads = {part.title: len(part.layers) for part in binding.parts if part.component == "critic"}
-    layers = LayerNames("l{n}", "l{n}")
+    layers = LayerNames("l{n}")
     rows = [NetworkRow("actor", (key("actor"),), layers)]
     first = 1
     for number in (1, 2):
@@ -486,52 +476,51 @@ def plan_tf(binding: RecognizedAgent, agent: Tree, stated: Settings) -> Plan:
     Layers keep their names and order from the source; those of a torch Sequential become a Keras
     Sequential's, whose activations are arguments of its layers.
     """
-    weights = (*_order_weights(binding, agent), *_move_single_tensors(agent))
-    labels = {m.target: Label("parameter", display(m.target[1:])) for m in weights}
-    state = _optimizers(weights, binding, agent, stated)
-    counters = tuple(_counters(agent))
-    labels |= {move.target: Label("counter", display(move.target[-1:])) for move in counters}
-    networks = {move.source[0].value for move in weights}
-    absent = [name for name in schema.NETWORKS if name not in networks]
-    return Plan(
-        (*weights, *(move for each in state for move in each.moves), *counters),
-        {path: leaf for each in state for path, leaf in each.added.items()},
-        aliases={path: others for each in state for path, others in each.aliases.items()},
-        labels=labels | {path: label for each in state for path, label in each.labels.items()},
-        assumed=tuple(line for each in state for line in each.assumed),
-        missing=tuple(name for each in state for name in each.missing),
-        consumed=(
-            *(path for path in agent if schema.mapped_by_sidecar(path)),
-            *(path for each in state for path in each.consumed),
-        ),
-        notes=(
-            *((f"the source has no {', '.join(absent)}",) if absent else ()),
-            *(note for each in state for note in each.notes),
-        ),
-        settings={name: settings for each in state for name, settings in each.settings.items()},
+    from ckpttool.libraries import optimizers_write
+    from ckpttool.libraries.write import SAVES, merge_plans
+
+    # The temperature and a critic's statistics are outside networks.
+    outside = (path for path in agent if path[0] == attr(schema.TEMPERATURE) or display(path) in _SEEN)
+    weights = (*_order_weights(binding, agent), *(Move(p, (ROOT, *p[1:]), KEEP) for p in outside))
+    counters = tuple(
+        Move(
+            path,
+            path if path == SAVES else (ROOT, *path),
+            optimizers_write.make_tensor_rule(agent[path], "int64"),
+        )
+        for path in agent
+        if len(path) == 1
     )
+    labels = {m.target: Label("parameter", display(m.target[1:])) for m in weights}
+    labels |= {move.target: Label("counter", display(move.target[-1:])) for move in counters}
+    present = [name for name in schema.OPTIMIZERS if any(path[0] == attr(name) for path in agent)]
+    states = (
+        optimizers_write.KerasOptimizerWriter(
+            optimizers_read.CanonicalOptimizer(name, agent, stated.get(name, {}), binding.defaults),
+            f"adam_{number}" if number else "adam",
+            [move for move in weights if schema.is_trained_by(name, move.source)],
+            (ROOT, attr(name)),
+        ).plan()
+        for number, name in enumerate(present)
+    )
+    networks = Plan(
+        weights,
+        labels=labels,
+        consumed=tuple(path for path in agent if schema.mapped_by_sidecar(path)),
+        notes=_note_absent_networks({move.source[0].value for move in weights}),
+    )
+    return merge_plans(networks, *states, Plan(counters))
 
 
 def _order_weights(binding: RecognizedAgent, agent: Tree) -> tuple[Move, ...]:
-    order = {move.target: number for number, move in reversed(tuple(enumerate(binding.moves.moves)))}
-    flat: list[tuple[Path, tuple[str, ...], str]] = []
-    for component in (*schema.NETWORKS, *schema.VALUES):
-        parts = _name_parts(component, binding, agent)
-        apart = schema.has_duplicate_layer_names(parts)
-        found = [layer for part in parts for layer in _layers(part, agent, named=apart) if layer]
-        bare = (
-            tuple(map(attr, name.split("/"))) for name in _SINGLE_TENSORS if name.startswith(f"{component}/")
-        )
-        flat += [(path, (component, str(path[-1].value)), "") for path in bare if path in agent]
-        for layer in sorted(found, key=lambda layer: min(order[source] for source, _, _ in layer)):
-            flat += layer
     rules: dict[tuple[str, ...], tuple[Path, Rule]] = {}
-    for source, name, kind in flat:
-        rule: Rule = KEEP
-        if kind:
-            weights = SPELLING["tensorflow", kind].weights
-            rule = next(w.to_canonical for w in weights if w.name == name[-1]).inverse(agent[source])
-        rules[str(ROOT.value), *name] = source, rule
+    for component in (*schema.NETWORKS, *schema.VALUES):
+        bare = (tuple(map(attr, name.split("/"))) for name in _SINGLE_TENSORS)
+        for path in bare:
+            if path[0] == attr(component) and path in agent:
+                rules[str(ROOT.value), component, str(path[-1].value)] = path, KEEP
+        for source, name, rule in chain(*_list_layers(component, binding, agent, "tensorflow")):
+            rules[str(ROOT.value), component, *name] = source, rule
     written = {name: rule.leaf(agent[source]) for name, (source, rule) in rules.items()}
     shapes = {name: leaf.shape if isinstance(leaf, Leaf) else () for name, leaf in written.items()}
     # An agent's layers are numbered by any library, some from 0 and some from 1.
@@ -540,11 +529,36 @@ def _order_weights(binding: RecognizedAgent, agent: Tree) -> tuple[Move, ...]:
     return tuple(Move(source, paths[names[name]], rule) for name, (source, rule) in rules.items())
 
 
-def _name_parts(component: str, binding: RecognizedAgent, agent: Tree) -> list[AgentNetwork]:
-    """Return a component's networks; layers that only the source's library orders get numbers."""
+def _list_layers(
+    component: str, binding: RecognizedAgent, agent: Tree, framework: str
+) -> list[list[tuple[Path, tuple[str, ...], Rule]]]:
+    """Return a component's layers in the source's order, each with its tensors in the framework's order.
+
+    A tensor has its canonical path, its name within the component, and the rule that writes it.
+    """
+    order = {move.target: number for number, move in enumerate(binding.moves.moves)}
     parts = [part for part in binding.parts if part.component == component]
-    unknown = any(each.startswith(schema.UNKNOWN_ORDER) for each in binding.unplaced.get(component, ()))
-    return parts if unknown else [number_layers(p) if _is_unordered(p, agent) else p for p in parts]
+    if not any(each.startswith(schema.UNKNOWN_ORDER) for each in binding.unplaced.get(component, ())):
+        # Layers that only the source's library orders get numbers.
+        parts = [number_layers(part) if _is_unordered(part, agent) else part for part in parts]
+    names = [layer.name for part in parts for layer in part.layers]
+    layers = []
+    for part in parts:
+        # Networks that share layer names have their own as a prefix.
+        above = (part.head,) if len(set(names)) < len(names) and part.head is not None else ()
+        placed: list[tuple[int | str, AgentLayer]] = [*enumerate(part.layers), *part.branches]
+        for position, layer in placed:
+            # A further head gets a name common to all layouts.
+            own = isinstance(position, int) or layer.name[-1] in schema.LOG_STD
+            name = (*above, *(layer.name if own else (str(position),)))
+            layers.append(
+                [
+                    (source, (*name, weight.name), weight.to_canonical.inverse(agent[source]))
+                    for weight in SPELLING[framework, layer.kind].weights
+                    if (source := schema.canonical_weight_path(part, position, weight.canonical)) in agent
+                ]
+            )
+    return sorted(filter(None, layers), key=lambda layer: min(order[source] for source, _, _ in layer))
 
 
 def _is_unordered(part: AgentNetwork, agent: Tree) -> bool:
@@ -558,61 +572,13 @@ def _is_unordered(part: AgentNetwork, agent: Tree) -> bool:
     return orders != [tuple(range(len(names)))]
 
 
-def _move_single_tensors(agent: Tree) -> Iterator[Move]:
-    """Yield the tensors outside networks: the temperature, a critic's statistics."""
-    for path in agent:
-        if path[0] == attr(schema.TEMPERATURE) or display(path) in _SEEN:
-            yield Move(path, (ROOT, *path[1:]), KEEP)
-
-
-def _layers(
-    part: AgentNetwork, agent: Tree, *, named: bool
-) -> Iterator[list[tuple[Path, tuple[str, ...], str]]]:
-    """Yield for each layer its tensors' canonical paths, their edges from the agent, and its kind."""
-    above = (part.head,) if named and part.head is not None else ()
-    placed: list[tuple[int | str, AgentLayer]] = [*enumerate(part.layers), *part.branches]
-    for position, layer in placed:
-        name = (*above, *schema.get_written_name(position, layer))
-        yield [
-            (source, (part.component, *name, weight.name), layer.kind)
-            for weight in SPELLING["tensorflow", layer.kind].weights
-            if (source := schema.canonical_weight_path(part, position, weight.canonical)) in agent
-        ]
-
-
-def _optimizers(
-    weights: tuple[Move, ...], binding: RecognizedAgent, agent: Tree, settings: Settings
-) -> list[Plan]:
-    from ckpttool.libraries import optimizers_write
-
-    present = [name for name in schema.OPTIMIZERS if any(path[0] == attr(name) for path in agent)]
-    return [
-        optimizers_write.KerasOptimizerWriter(
-            optimizers_read.CanonicalOptimizer(name, agent, settings.get(name, {}), binding.defaults),
-            f"adam_{number}" if number else "adam",
-            [move for move in weights if schema.is_trained_by(name, move.source)],
-            (ROOT, attr(name)),
-        ).plan()
-        for number, name in enumerate(present)
-    ]
-
-
-def _counters(agent: Tree) -> Iterator[Move]:
-    from ckpttool.libraries.optimizers_write import make_tensor_rule
-    from ckpttool.libraries.write import SAVES
-
-    for path in agent:
-        if len(path) == 1:
-            yield Move(path, path if path == SAVES else (ROOT, *path), make_tensor_rule(agent[path], "int64"))
-
-
 TF = LibraryPlugin(
     TF_TABLE,
     recognize_tf,
     plan_tf,
     # tf2rl's trainer writes a file of arguments beside its checkpoints.
-    companions=tf2rl.list_argument_files,
-    read_companion=tf2rl.read_argument_file,
+    companions=tf2rl.companions,
+    read_companion=tf2rl.read_companion,
 )
 
 
@@ -679,21 +645,23 @@ def plan_torch(binding: RecognizedAgent, agent: Tree, settings: Settings) -> Pla
     from ckpttool.libraries import optimizers_write
     from ckpttool.libraries.write import DICT, ORDERED, merge_plans
 
-    order = {move.target: number for number, move in enumerate(binding.moves.moves)}
     moves: list[Move] = []
-    single = list(_move_named_tensors(agent))
+    # Tensors outside layers become entries under their canonical names; a sidecar holds the action map.
+    names = {ours: theirs for theirs, ours in TORCH_TABLE.tensors.items() if theirs not in _ACTION_MAP}
+    named = [(path, names[display(path)].split("/")) for path in agent if display(path) in names]
+    single = [Move(path, tuple(map(key, name)), KEEP) for path, name in named]
     containers: dict[Path, Container] = {(): DICT}
     for component in (*schema.NETWORKS, *schema.VALUES):
-        parts = _name_parts(component, binding, agent)
-        apart = schema.has_duplicate_layer_names(parts)
-        layers = [move for part in parts for move in _move_layers(part, agent, named=apart)]
         # Layers in file order, but weight before bias in each, as torch numbers parameters.
-        layers.sort(key=lambda layer: min(order[move.source] for move in layer))
+        layers = _list_layers(component, binding, agent, "torch")
         if layers:
             containers[key(component),] = ORDERED
             # torch lists a module's own parameters before those of its submodules.
             moves += [move for move in single if move.target[0] == key(component)]
-            moves += [move for layer in layers for move in layer]
+            moves += [
+                Move(source, (key(component), key(".".join(name))), rule)
+                for source, name, rule in chain(*layers)
+            ]
     moves += [move for move in single if move not in moves]
     for move in single:
         if len(move.target) > 1:
@@ -702,7 +670,7 @@ def plan_torch(binding: RecognizedAgent, agent: Tree, settings: Settings) -> Pla
         tuple(moves),
         containers=containers,
         consumed=tuple(path for path in agent if schema.mapped_by_sidecar(path)),
-        notes=_note_absent_networks(containers),
+        notes=_note_absent_networks({path[0].value for path in containers if path}),
     )
     states = [
         optimizers_write.TorchOptimizerWriter(
@@ -716,33 +684,9 @@ def plan_torch(binding: RecognizedAgent, agent: Tree, settings: Settings) -> Pla
     return merge_plans(weights, *states, Plan(tuple(counters)))
 
 
-def _note_absent_networks(containers: Collection[Path]) -> tuple[str, ...]:
-    absent = [name for name in schema.NETWORKS if (key(name),) not in containers]
+def _note_absent_networks(present: Collection[object]) -> tuple[str, ...]:
+    absent = [name for name in schema.NETWORKS if name not in present]
     return (f"the source has no {', '.join(absent)}",) if absent else ()
-
-
-def _move_named_tensors(agent: Tree) -> Iterator[Move]:
-    """Yield the tensors outside layers: they become entries under their canonical names."""
-    # A sidecar holds the action map.
-    names = {ours: theirs for theirs, ours in TORCH_TABLE.tensors.items() if theirs not in _ACTION_MAP}
-    for path in agent:
-        name = names.get(display(path))
-        if name is not None:
-            yield Move(path, tuple(map(key, name.split("/"))), KEEP)
-
-
-def _move_layers(part: AgentNetwork, agent: Tree, *, named: bool) -> Iterator[list[Move]]:
-    above = (part.head,) if named and part.head is not None else ()
-    placed: list[tuple[int | str, AgentLayer]] = [*enumerate(part.layers), *part.branches]
-    for position, layer in placed:
-        moves = []
-        for weight in SPELLING["torch", layer.kind].weights:
-            source = schema.canonical_weight_path(part, position, weight.canonical)
-            if source in agent:
-                name = (*above, *schema.get_written_name(position, layer), weight.name)
-                target = (key(part.component), key(".".join(name)))
-                moves.append(Move(source, target, weight.to_canonical.inverse(agent[source])))
-        yield moves
 
 
 TORCH = LibraryPlugin(TORCH_TABLE, recognize_torch, plan_torch)

@@ -30,12 +30,12 @@ _KEYS = ("env_name", "env_id", "env")
 _ENV = deferred.compile(r"(?:[A-Za-z0-9_-]+/)?[A-Za-z0-9_.-]+")
 
 
-def list_argument_files(location: str) -> Sequence[str]:
+def companions(location: str) -> Sequence[str]:
     """Return the arguments file in the checkpoint's folder."""
     return (os.path.join(os.path.dirname(location), _NAME),)
 
 
-def read_argument_file(binding: RecognizedAgent, file: str, tree: Tree) -> RecognizedAgent:
+def read_companion(binding: RecognizedAgent, file: str, tree: Tree) -> RecognizedAgent:
     """Return the binding with the environment from the arguments, unchanged if there is none."""
     for name in _KEYS:
         leaf = tree.get((key(name),))
@@ -94,24 +94,12 @@ def recognise(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: ARG001 
     if ("actor", "out_mean") not in ends or not any("qf1" in each.split("/") for each in tree.names.values()):
         return None
     binding = bind(tree, TABLE)
-    return None if binding is None else _drop_alpha(binding, tree)
-
-
-def _drop_alpha(binding: RecognizedAgent, tree: Tree) -> RecognizedAgent:
-    """Return the binding without the variable in which 1.0 and earlier also store exp(log_alpha)."""
+    if binding is None:
+        return None
+    # 1.0 and earlier also store exp(log_alpha) in a variable.
     logs = [move.source for move in binding.moves.moves if move.target[-1] == attr("log_alpha")]
     alpha = {(*path[:-1], attr("alpha")) for path in logs} & tree.leaves.keys()
     return replace(binding, consumed=binding.consumed | alpha)
-
-
-def companions(location: str) -> Sequence[str]:
-    """Return the arguments file that the trainer writes beside its checkpoints."""
-    return list_argument_files(location)
-
-
-def read_companion(binding: RecognizedAgent, file: str, tree: Tree) -> RecognizedAgent:
-    """Return the binding with the environment from the arguments."""
-    return read_argument_file(binding, file, tree)
 
 
 _WHOSE = "tf2rl"
@@ -147,7 +135,7 @@ def plan(binding: RecognizedAgent, agent: Tree, settings: Settings) -> Plan:
             "tf2rl's TD3 and DDPG require networks with three layers", found=", ".join(deep)
         )
     twin = count_critics(binding) > 1
-    layers = LayerNames("l{n}", "l{n}")
+    layers = LayerNames("l{n}")
     # tf2rl/algos/td3.py, Critic: both Q-functions in one module.
     second = layers._replace(first=4)
     rows = [NetworkRow(name, parse_edge_path(f"policy/{name}"), layers) for name in ("actor", "actor_target")]

@@ -91,14 +91,17 @@ def read_statistics(found: Mapping[str, Leaf]) -> ObservationNormalizer | None:
     return None
 
 
-def list_spec_files(location: str) -> Sequence[str]:
+def companions(location: str) -> Sequence[str]:
     """Return possible spec locations: in the folder, beside its graph, above its variables."""
     above = os.path.dirname(location)
     return tuple(os.path.join(folder, _FILE) for folder in (location, above, os.path.dirname(above)))
 
 
-def read_spec_file(binding: RecognizedAgent, file: str, tree: Tree) -> RecognizedAgent:
-    """Return the binding with the bounds of actions and observations, as far as the specs contain them."""
+def read_companion(binding: RecognizedAgent, file: str, tree: Tree) -> RecognizedAgent:
+    """Return the binding with the actions, and the bounds that the specs contain."""
+    kinds = [tree.get((*place, *_steps("dtype"))) for place in _list_specs(tree, "action")]
+    if any(isinstance(leaf, ValueLeaf) and str(leaf.value).startswith("DT_INT") for leaf in kinds):
+        binding = _add_discrete_action(binding, file, tree)
     name, facts = os.path.basename(file), binding.facts
     action, seen = (_find_bounds(tree, each) for each in ("action", "observation"))
     if action is not None and facts.head != "argmax":
@@ -113,13 +116,7 @@ def _find_bounds(tree: Tree, name: str) -> tuple[tuple[float, ...], tuple[float,
     return next(filter(None, (_bounds(tree, place) for place in _list_specs(tree, name))), None)
 
 
-def has_discrete_action(tree: Tree) -> bool:
-    """Return whether the specs' action is an integer, i.e. a choice."""
-    kinds = [tree.get((*place, *_steps("dtype"))) for place in _list_specs(tree, "action")]
-    return any(isinstance(leaf, ValueLeaf) and str(leaf.value).startswith("DT_INT") for leaf in kinds)
-
-
-def add_discrete_action(binding: RecognizedAgent, file: str, tree: Tree) -> RecognizedAgent:
+def _add_discrete_action(binding: RecognizedAgent, file: str, tree: Tree) -> RecognizedAgent:
     """Return the binding with the integers that the specs' action is one of; refuse an array of them."""
     part = binding.policy or binding.parts[0]
     bounds = _find_bounds(tree, "action")
@@ -336,7 +333,8 @@ def _recognize_networks(tree: Tree) -> RecognizedAgent | None:
     agent = {step for each in segments for step in each}
     certain = not _OF_SAC.isdisjoint(agent)
     # Agents other than SAC only have one projection layer for discrete actions.
-    even = _is_even(tree, joined)
+    leaves = [tree[path] for path in joined]
+    even = all(isinstance(leaf, Leaf) and leaf.shape[-1:] and not leaf.shape[-1] % 2 for leaf in leaves)
     chooses = bool(joined) and not certain and (not even or not (_NOT_SAC | _OF_AGENTS).isdisjoint(agent))
     halved = bool(joined) and not chooses
     if halved and not even:
@@ -369,13 +367,6 @@ def _bind_q_network(tree: Tree, segments: Sequence[tuple[str, ...]]) -> Recogniz
     if any("_sequential_layers" in each for each in inside):
         binding = replace(binding, facts=binding.facts.lacking(NO_ACTIVATIONS))
     return binding
-
-
-def _is_even(tree: Tree, paths: Sequence[Path]) -> bool:
-    """Return whether a layer's outputs can be split in half: means and standard deviations."""
-    return all(
-        isinstance(leaf := tree[path], Leaf) and leaf.shape[-1:] and not leaf.shape[-1] % 2 for path in paths
-    )
 
 
 def _drop_keras_names(tree: Tree) -> Tree:
@@ -429,25 +420,13 @@ def _add_statistics(binding: RecognizedAgent, names: Mapping[str, Path], tree: T
     return replace(binding, facts=binding.facts.read(_NORMALIZER, norm=norm))
 
 
-def companions(location: str) -> Sequence[str]:
-    """Return the spec files that PolicySaver writes beside its graph, for the folder or a file in it."""
-    return list_spec_files(location)
-
-
-def read_companion(binding: RecognizedAgent, file: str, tree: Tree) -> RecognizedAgent:
-    """Return the binding with the actions and the bounds from the specs."""
-    if has_discrete_action(tree):
-        binding = add_discrete_action(binding, file, tree)
-    return read_spec_file(binding, file, tree)
-
-
 _WHOSE = "TF-Agents"
 # Every stack of layers starts with a Flatten, number 0 (networks/utils.py, mlp_layers).
-_ACTOR_NAMES = LayerNames("_mlp_layers/{n}", "_mlp_layers/{n}")
+_ACTOR_NAMES = LayerNames("_mlp_layers/{n}")
 _SAC_NAMES = LayerNames(
     "_encoder/_postprocessing_layers/{n}", "_projection_networks/_projection_layer", joined=True
 )
-_CRITIC_NAMES = LayerNames("_joint_layers/{n}", "_joint_layers/{n}")
+_CRITIC_NAMES = LayerNames("_joint_layers/{n}")
 
 
 def plan(binding: RecognizedAgent, agent: Tree, settings: Settings) -> Plan:
@@ -468,20 +447,13 @@ def plan(binding: RecognizedAgent, agent: Tree, settings: Settings) -> Plan:
             rows.append(
                 NetworkRow(f"{component}/{head}", parse_edge_path(f"agent/{theirs}{end}"), _CRITIC_NAMES)
             )
-    rows.append(
-        SingleTensorRow(
-            "update_target/counter",
-            parse_edge_path("agent/_update_target/_counter"),
-            (),
-            make_number(0, "int64"),
-        )
-    )
+    numbers = {"update_target/counter": ("_update_target/_counter", make_number(0, "int64"))}
     if sac:
-        rows.append(
-            SingleTensorRow(
-                "temperature/log_alpha", parse_edge_path("agent/_log_alpha"), (), make_number(0.0, "float32")
-            )
-        )
+        numbers["temperature/log_alpha"] = "_log_alpha", make_number(0.0, "float32")
+    rows += [
+        SingleTensorRow(ours, parse_edge_path(f"agent/{theirs}"), (), default)
+        for ours, (theirs, default) in numbers.items()
+    ]
     written = WritingTable(
         _WHOSE,
         rows,

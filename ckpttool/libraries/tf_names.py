@@ -26,7 +26,13 @@ from ckpttool.formats import tf_object_graph
 from ckpttool.formats.tf_bundle import tree_from_graph
 from ckpttool.formats.tf_common import VariableInfo, format_object
 from ckpttool.formats.tf_object_graph import MARK, slot_optimizer, slot_path
-from ckpttool.libraries.optimizers_read import KERAS_SETTINGS, POWERS, keras_class, make_zero_tensor
+from ckpttool.libraries.optimizers_read import (
+    KERAS_SETTINGS,
+    POWERS,
+    keras_class,
+    make_zero_tensor,
+    path_texts,
+)
 from ckpttool.libraries.recognize import PICKLED_MODULES, PICKLED_TENSORS, TORCH_CLASSES, activation_of
 from ckpttool.libraries.schema import (
     NO_LAYOUT,
@@ -85,7 +91,13 @@ def check_connections(
         for part in binding.parts:
             for refusal in _list_refusals(part):
                 binding = binding.refused(part.component, refusal)
-            assumed |= dict.fromkeys(_note_gaps(part, encoded=part.component in binding.fronts))
+            # Modules of an encoder come before the first layer.
+            first, numbered = part.layers[:1], _list_distances(part.layers)
+            number = _number(first[0]) if part.acts and numbered and numbered[0][0] is first[0] else None
+            if number and part.component not in binding.fronts:
+                name = "/".join(first[0].name)
+                assumed[f"{number} modules without weights before {name}: no effect in evaluation"] = None
+            assumed |= dict.fromkeys(note_gaps(part.layers))
     if binding.layout != NO_LAYOUT:
         assumed |= dict.fromkeys(_note_norms(binding, framework))
     return binding.assuming(*assumed).entered(*_note_residuals(binding, tree, recorded))
@@ -126,9 +138,9 @@ def _note_residuals(binding: RecognizedAgent, tree: Tree, recorded: Sidecar | No
     layers = [layer for part in binding.parts if part.acts for layer in part.layers]
     named = dict.fromkeys("/".join(layer.name) for layer in layers if _is_named(_JOINING, layer.name))
     if binding.layout != NO_LAYOUT:
-        named |= dict.fromkeys(
-            name for part in binding.parts if part.acts for name in _list_joined(part, binding, tree)
-        )
+        for dense in (_list_dense(part, binding, tree) for part in binding.parts if part.acts):
+            names, widths = [layer.name for layer in dense], [layer.widths for layer in dense]
+            named |= dict.fromkeys(find_joined_layers(names, widths))
     if named:
         value = (
             f"whether the output of {abbreviate_list(list(named), 3)} is added to another, or multiplied "
@@ -170,11 +182,6 @@ def _list_dense(part: AgentNetwork, binding: RecognizedAgent, tree: Tree) -> lis
     return dense
 
 
-def _list_joined(part: AgentNetwork, binding: RecognizedAgent, tree: Tree) -> list[str]:
-    dense = _list_dense(part, binding, tree)
-    return find_joined_layers([layer.name for layer in dense], [layer.widths for layer in dense])
-
-
 def _is_user_written(binding: RecognizedAgent, recorded: Sidecar | None) -> bool:
     """Return whether only code that no file contains connects the layers.
 
@@ -212,13 +219,13 @@ def _number(layer: AgentLayer) -> int | None:
     return int(layer.name[-1]) if layer.name and layer.name[-1].isdigit() else None
 
 
-def _list_distances(part: AgentNetwork) -> list[tuple[AgentLayer, AgentLayer, int]]:
+def _list_distances(layers: Sequence[AgentLayer]) -> list[tuple[AgentLayer, AgentLayer, int]]:
     """Return consecutive layers of one Sequential, with the distance of their numbers.
 
     Numbers without any gap belong to a ModuleList, whose modules are connected by code.
     """
     found = []
-    for one, two in pairwise(part.layers):
+    for one, two in pairwise(layers):
         first, second = _number(one), _number(two)
         if first is not None and second is not None and one.name[:-1] == two.name[:-1]:
             found.append((one, two, second - first))
@@ -227,7 +234,7 @@ def _list_distances(part: AgentNetwork) -> list[tuple[AgentLayer, AgentLayer, in
 
 
 def _list_refusals(part: AgentNetwork) -> Iterator[str]:
-    for one, two, distance in _list_distances(part):
+    for one, two, distance in _list_distances(part.layers):
         names = f"{'/'.join(one.name)} and {'/'.join(two.name)}"
         if one.kind == "dense" and two.kind == "dense" and distance == 1:
             yield f"no activation between {names}"
@@ -235,27 +242,20 @@ def _list_refusals(part: AgentNetwork) -> Iterator[str]:
             yield f"a layer norm after the activation, between {names}"
 
 
-def _note_gaps(part: AgentNetwork, *, encoded: bool) -> Iterator[str]:
-    """Yield an assumption for each gap in the numbers; an encoder's modules come before the first layer."""
-    numbered = _list_distances(part)
-    number = _number(part.layers[0]) if part.acts and numbered and numbered[0][0] is part.layers[0] else None
-    if number and not encoded:
-        name = "/".join(part.layers[0].name)
-        yield f"{number} modules without weights before {name}: no effect in evaluation"
-    for one, two, distance in numbered:
-        most = 2 if one.kind == "dense" or two.kind == "dense" else 1
-        if two.kind == "dense" and distance > most:
-            names = f"{'/'.join(one.name)} and {'/'.join(two.name)}"
+def note_gaps(layers: Sequence[AgentLayer]) -> Iterator[str]:
+    """Yield an assumption for each gap between the numbers of a torch Sequential's layers, in their order."""
+    for one, two, distance in _list_distances(layers):
+        if distance > 2:
             yield (
-                f"{distance - 1} modules without weights between {names}: one activation, the others "
-                "without effect in evaluation"
+                f"{distance - 1} modules without weights between {'/'.join(one.name)} and "
+                f"{'/'.join(two.name)}: one activation, the others without effect in evaluation"
             )
 
 
 def _note_norms(binding: RecognizedAgent, framework: str) -> Iterator[str]:
     """Yield assumptions on the position of layer norms whose names do not show it."""
     shown = (
-        {two.name for part in binding.parts for _, two, _ in _list_distances(part)}
+        {two.name for part in binding.parts for _, two, _ in _list_distances(part.layers)}
         if framework == "torch"
         else set()
     )
@@ -548,7 +548,8 @@ def plan_variable_names(tree: Tree, settings: Settings) -> Plan:
         alone = len(found) == 1 and (each.powers or not taken & set(POWERS))
         scope = "" if alone else f"{each.title}/"
         if each.family is SGD and each.steps is not None:
-            rate = _find_learning_rate(tree, each, settings)
+            rate = _read_number(tree, each.rate)
+            rate = _find_setting(each, settings, "learning_rate") if rate is None else rate
             if not rate:
                 notes.append(f"{each.title}: the learning rate included in its momentum is unknown")
                 continue
@@ -565,9 +566,10 @@ def plan_variable_names(tree: Tree, settings: Settings) -> Plan:
                 assumed += whence
                 added[_parse_name(scope + power)] = ToTensor("float32").leaf(ValueLeaf(value))
     moves = tuple(Move(path, _parse_name(name), rules.get(path, KEEP)) for path, name in names.items())
-    labels = {
-        _parse_name(names[path]): _make_label(leaf, names[path], names) for path, leaf in tree.tensors()
-    }
+    labels: dict[Path, Label] = {}
+    for path, leaf in tree.tensors():
+        of = _parse_name(names[leaf.of]) if leaf.of is not None and leaf.of in names else None
+        labels[_parse_name(names[path])] = Label(leaf.role, names[path], of, leaf.slot)
     labels |= {path: Label("other", display(path)) for path in added}
     return Plan(
         moves,
@@ -582,11 +584,6 @@ def plan_variable_names(tree: Tree, settings: Settings) -> Plan:
 
 def _parse_name(name: str) -> Path:
     return tuple(attr(part) for part in name.split("/"))
-
-
-def _make_label(leaf: Leaf, name: str, names: Mapping[Path, str]) -> Label:
-    of = _parse_name(names[leaf.of]) if leaf.of is not None and leaf.of in names else None
-    return Label(leaf.role, name, of, leaf.slot)
 
 
 def _list_optimizers(tree: Tree) -> Iterator[_GraphOptimizer]:
@@ -655,12 +652,6 @@ def _number_name(name: str, number: int) -> str:
     return f"{name}_{number}" if number else name
 
 
-def _find_learning_rate(tree: Tree, optimizer: _GraphOptimizer, settings: Settings) -> float | None:
-    found = _read_number(tree, optimizer.rate)
-    rate = _find_setting(optimizer, settings, "learning_rate")
-    return rate if found is None else found
-
-
 def _make_power(tree: Tree, adam: _GraphOptimizer, power: str, settings: Settings) -> tuple[float, list[str]]:
     """Return a power of a beta and the assumptions: it starts at beta and is multiplied by it per update."""
     count = _read_number(tree, adam.steps)
@@ -720,11 +711,7 @@ def is_object_graph(tree: Tree) -> bool:
 
 def has_named_variables(tree: Tree) -> bool:
     """Return whether the tree's variables are identified only by name."""
-    return all("/".join(_steps(path)) == leaf.key for path, leaf in tree.tensors())
-
-
-def _steps(path: Path) -> tuple[str, ...]:
-    return tuple(str(step.value) for step in path)
+    return all("/".join(path_texts(path)) == leaf.key for path, leaf in tree.tensors())
 
 
 # From names to objects.
@@ -749,7 +736,8 @@ def plan_variable_objects(tree: Tree) -> Plan:
     """
     pairs, notes = _pair_powers(tree)
     leaves = dict(tree.tensors())
-    slots = {path: leaf.of for path, leaf in leaves.items() if _is_adam_slot(tree, leaf) and leaf.of}
+    moments = ((path, leaf) for path, leaf in leaves.items() if leaf.role == "slot" and leaf.slot in _ADAM)
+    slots = {path: leaf.of for path, leaf in moments if leaf.of and is_trained(tree, leaf)}
     owners = _find_owners(leaves, slots, pairs)
     if not owners:
         pairs = []
@@ -798,7 +786,7 @@ def _list_other_slots(tree: Tree) -> dict[Path, tuple[tuple[str, ...], Path]]:
     for path, leaf in tree.tensors():
         if leaf.role != "slot" or leaf.slot not in _SLOTS_ALONE or leaf.of is None:
             continue
-        name, of = _steps(path)[:-1], _steps(leaf.of)
+        name, of = path_texts(path)[:-1], path_texts(leaf.of)
         if not is_trained(tree, leaf) or name[len(name) - len(of) :] != of:
             continue
         scope = name[: len(name) - len(of)]
@@ -811,9 +799,9 @@ def _list_other_slots(tree: Tree) -> dict[Path, tuple[tuple[str, ...], Path]]:
 
 def _variable(path: Path, leaf: Leaf) -> tuple[str, ...]:
     # Some programs store a variable under its output's name, `w:0`.
-    if leaf.name and leaf.key == f"{leaf.name}:0" == "/".join(_steps(path)):
+    if leaf.name and leaf.key == f"{leaf.name}:0" == "/".join(path_texts(path)):
         return tuple(leaf.name.split("/"))
-    return _steps(path)
+    return path_texts(path)
 
 
 def _label(path: Path, leaf: Leaf, placed: Mapping[Path, Path], *, held: bool) -> Label:
@@ -823,17 +811,13 @@ def _label(path: Path, leaf: Leaf, placed: Mapping[Path, Path], *, held: bool) -
     return Label(leaf.role, name, placed[leaf.of] if held else None, leaf.slot if held else None)
 
 
-def _is_adam_slot(tree: Tree, leaf: Leaf) -> bool:
-    return leaf.role == "slot" and leaf.slot in _ADAM and is_trained(tree, leaf)
-
-
 def _pair_powers(tree: Tree) -> tuple[list[_BetaPowers], tuple[str, ...]]:
     found: dict[tuple[tuple[str, ...], str], dict[str, Path]] = {}
     for path, leaf in tree.tensors():
         match = _POWER.fullmatch(str(path[-1].value)) if path and leaf.size == 1 else None
         if match:
             power = match[0][: len(POWERS[0])]
-            found.setdefault((_steps(path[:-1]), match[1] or ""), {})[power] = path
+            found.setdefault((path_texts(path[:-1]), match[1] or ""), {})[power] = path
     pairs = [_BetaPowers(scope, powers) for (scope, _), powers in found.items() if len(powers) == len(POWERS)]
     scopes = [pair.scope for pair in pairs]
     if len(set(scopes)) == len(scopes):
@@ -854,7 +838,7 @@ def _find_owners(
     found: dict[Path, int] = {}
     seen = set()
     for path, of in slots.items():
-        name = _steps(path)
+        name = path_texts(path)
         scopes = (name[:depth] for depth in range(len(name), -1, -1))
         scope = next((scope for scope in scopes if scope in numbers), None)
         number = 0 if len(pairs) == 1 else numbers.get(scope) if scope is not None else None
@@ -909,7 +893,7 @@ def record_objects(tree: Tree, plan: Plan) -> dict[str, Any] | None:
         objects, stored = tf_object_graph.plan_graph(tree)
         graph = tf_object_graph.encode_graph(objects)
         if len(graph) <= _MOST_BYTES:
-            keys = {_name(move.target): stored[move.source] for move in plan.moves}
+            keys = {"/".join(path_texts(move.target)): stored[move.source] for move in plan.moves}
             return {"graph": base64.b64encode(graph).decode(), "keys": keys, "read": is_object_graph(tree)}
     return None
 
@@ -920,8 +904,8 @@ def restore_objects(tree: Tree, objects: Mapping[str, Any]) -> Plan | None:
     Powers of Adam's betas that no object had are omitted: the conversion computed them.
     """
     keys = objects["keys"]
-    sources = {keys[_name(path)]: path for path in tree if _name(path) in keys}
-    computed = tuple(path for path in tree if _name(path) not in keys)
+    sources = {keys["/".join(path_texts(path))]: path for path in tree if "/".join(path_texts(path)) in keys}
+    computed = tuple(path for path in tree if "/".join(path_texts(path)) not in keys)
     complete = sources.keys() == set(keys.values()) and len(sources) == len(keys)
     if not complete or not all(path[-1].value in POWERS for path in computed):
         return None
@@ -943,10 +927,6 @@ def restore_objects(tree: Tree, objects: Mapping[str, Any]) -> Plan | None:
         },
         consumed=computed,
     )
-
-
-def _name(path: Path) -> str:
-    return "/".join(str(step.value) for step in path)
 
 
 def _tensor(tree: Tree, path: Path) -> VariableInfo:

@@ -97,7 +97,6 @@ TABLE = LayoutTable(
         "_optimizers/1": "critic_optimizer/q1",
         "_optimizers/2": "critic_optimizer/q2",
     },
-    counters={},
     # utils/net/continuous.py: SIGMA_MIN, SIGMA_MAX.
     facts=AgentMetadata(
         head="tanh_clip_affine",
@@ -115,11 +114,7 @@ TABLE = LayoutTable(
 _SAC = replace(
     TABLE,
     facts=AgentMetadata(
-        head="affine",
-        hidden="relu",
-        epsilon=1e-5,
-        lacks=schema.LEFT_OPEN["tianshou sac"],
-        distribution=schema.LIMITED_GAUSSIAN,
+        "affine", "relu", 1e-5, lacks=schema.LEFT_OPEN["tianshou sac"], distribution=schema.LIMITED_GAUSSIAN
     ),
 )
 # PPO, A2C, NPG, TRPO, and GAIL, whose `disc_net` has observation and action as inputs: the critic is a state
@@ -254,7 +249,10 @@ def _bind_policy(tree: Tree) -> RecognizedAgent | None:
     if binding is None:
         return None
     if alike and "mu" not in found:
-        return _add_statistics(_as_discrete(binding, tree), tree)
+        # Logits or probabilities of discrete actions; tianshou/policy/modelfree/{pg,discrete_sac}.py: a
+        # deterministic policy takes the most probable one.
+        evidence = f"{binding.evidence} with discrete actions"
+        binding = replace(binding.choosing(tree), evidence=evidence)
     return _add_statistics(binding, tree)
 
 
@@ -387,21 +385,21 @@ def _count_inputs(tree: Tree, component: str) -> int | None:
     return next((leaf.shape[1] for leaf in matrices), None)
 
 
-def _as_discrete(binding: RecognizedAgent, tree: Tree) -> RecognizedAgent:
-    """Return the binding of a policy whose outputs are logits or probabilities of discrete actions.
-
-    tianshou/policy/modelfree/{pg,discrete_sac}.py: a deterministic policy takes the most probable action.
-    """
-    return replace(binding.choosing(tree), evidence=f"{binding.evidence} with discrete actions")
-
-
 def _add_statistics(binding: RecognizedAgent, tree: Tree) -> RecognizedAgent:
     """Return the binding with the observation statistics, if the checkpoint dict contains them."""
     places = {name: (_OBS_RMS, attr(name)) for name in ("mean", "var", "count", "eps", "clip_max")}
     mean, var = (tree.get(places[name]) for name in ("mean", "var"))
     if not isinstance(mean, Leaf) or not isinstance(var, Leaf):
         return binding
-    epsilon, clip = _number(tree, places["eps"]), _number(tree, places["clip_max"])
+    epsilon, clip = (
+        float(value)
+        if isinstance(leaf := tree.get(places[name]), ValueLeaf)
+        and isinstance(value := leaf.value, int | float)
+        and not isinstance(value, bool)
+        and 0 <= value < _LARGEST
+        else None
+        for name in ("eps", "clip_max")
+    )
     norm = ObservationNormalizer(
         mean, var, epsilon=_EPSILON if epsilon is None else epsilon, clip=clip or None
     )
@@ -415,15 +413,6 @@ def _add_statistics(binding: RecognizedAgent, tree: Tree) -> RecognizedAgent:
         facts=binding.facts.read("obs_rms", norm=norm),
         consumed=binding.consumed | {places[name] for name in ("eps", "clip_max") if places[name] in tree},
     )
-
-
-def _number(tree: Tree, path: Path) -> float | None:
-    """Return a plain number, None for other values and implausible numbers."""
-    leaf = tree.get(path)
-    value = leaf.value if isinstance(leaf, ValueLeaf) else None
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < _LARGEST:
-        return None
-    return float(value)
 
 
 def plan(binding: RecognizedAgent, agent: Tree, settings: Settings) -> Plan:
@@ -505,9 +494,8 @@ def _make_q_table(binding: RecognizedAgent, agent: Tree) -> WritingTable:
         atoms = replace(make_float32_tensor(choices.support), role="parameter")
         rows.append(SingleTensorRow("critic/q_support", (key("policy.support"),), default=atoms))
     rows += _list_joined_rows(binding, agent) or [
-        NetworkRow(place, (), LayerNames(pattern, pattern), quantiles and quantiles.swapped)
+        NetworkRow(place, (), LayerNames(f"{net}.model.model.{{s}}"), quantiles and quantiles.swapped)
         for place, net in (("critic/q1", "policy.model"), ("critic_target/q1", "model_old.module"))
-        for pattern in (f"{net}.model.model.{{s}}",)
     ]
     return WritingTable(
         "Tianshou",
@@ -560,10 +548,9 @@ def _list_joined_rows(binding: RecognizedAgent, agent: Tree) -> list[NetworkRow]
     for place, net in (("critic", "policy.model"), ("critic_target", "model_old.module")):
         if shared:
             trunk = f"{net}.{'common' if branches else 'model'}.model.{{s}}"
-            rows.append(NetworkRow(f"{place}/q1", (), LayerNames(trunk, trunk), span=slice(0, shared)))
+            rows.append(NetworkRow(f"{place}/q1", (), LayerNames(trunk), span=slice(0, shared)))
         for number, stream in enumerate(streams, 1):
-            pattern, own = f"{net}.{stream}.model.{{s}}", slice(shared, None)
-            names = LayerNames(pattern, pattern)
+            names, own = LayerNames(f"{net}.{stream}.model.{{s}}"), slice(shared, None)
             rows.append(NetworkRow(f"{place}/q{number}", (), names, span=own, trunk=number > 1))
     return rows
 

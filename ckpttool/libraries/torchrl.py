@@ -33,9 +33,6 @@ TABLE = LayoutTable(
     plays=("TD3", "SAC", "PPO", "DQN", "C51"),
     title="TorchRL's actors: module.0.module, alone or in a loss module",
     framework="torch",
-    components={},
-    optimizers={},
-    counters={},
     facts=AgentMetadata(head="", hidden="", epsilon=1e-5, lacks=(NO_ACTIVATIONS, NO_ACTION_MAP, NO_BOUNDS)),
     seen="written by TorchRL 0.14.1: ProbabilisticActor, QValueActor, DistributionalQValueActor, TanhModule, "
     "DQNLoss, SACLoss, TD3Loss, ClipPPOLoss",

@@ -83,9 +83,18 @@ class StatisticsRow(NamedTuple):
         """Return the plan of the agent's statistics, if it has any."""
         there = {name: agent.get(self.source(name)) for name in (*self.places, "mean", "var", "std")}
         found = {name: leaf for name, leaf in there.items() if isinstance(leaf, Leaf)}
-        norm = binding.facts.norm or _make_plain_normalizer(found)
+        norm = binding.facts.norm
+        if norm is None and "mean" in found and {"var", "std"} & found.keys():  # of an unknown formula
+            norm = ObservationNormalizer(found["mean"], found.get("var"), found.get("std"))
+            norm = norm if norm.var is None else norm._replace(std=None)
         if norm is None or (self.owner and not found):
-            return self._neutral(agent, binding) if self.required else Plan(())
+            if not self.required:
+                return Plan(())
+            # The library has statistics in every network: neutral ones.
+            part = next(part for part in binding.parts if part.acts)
+            kernel = agent[(*part.prefix, *_FIRST)]
+            width = kernel.shape[0] if isinstance(kernel, Leaf) else 0
+            return Plan((), self._tensors(np.zeros(width), np.ones(width)))
         if self.places.keys() - {"count"} <= found.keys() and (self.owner or self._is(norm, found)):
             return self._kept(found)
         if self.owner:
@@ -119,7 +128,11 @@ class StatisticsRow(NamedTuple):
             if name == "count" and leaf.dtype != self.counter:
                 rule = compose_rules(rule, Cast(self.counter))
             moves.append(Move(self.source(name), self.places[name], rule))
-        return self._counted(Plan(tuple(moves)), found)
+        if "count" not in self.places or "count" in found:
+            return Plan(tuple(moves))
+        zero = constant_tensor(self.counter, (), 0, role="counter")
+        sentence = f"{NORMALIZER}/{self.owner}count = 0 (the source has none)"
+        return Plan(tuple(moves), {self.places["count"]: zero}, assumed=(sentence,))
 
     def _computed(self, norm: ObservationNormalizer, found: Mapping[str, Leaf], library: str) -> Plan:
         """Return numbers for which the library's own formula gives the agent's normalisation."""
@@ -137,48 +150,22 @@ class StatisticsRow(NamedTuple):
                     f"the observation statistics cannot be expressed in the formula of {library}: {why}"
                 )
             return Plan((), notes=(f"{_NOTE}: {why}",))
-        numbers = {"mean": mean, "var": std**2, "std": std}
-        added: dict[Path, Leaf | ValueLeaf] = {
-            self.places[name]: self._leaf(array) for name, array in numbers.items() if name in self.places
-        }
         note = f"observation statistics are recomputed so that {library}'s formula gives the same result"
-        count = {name: leaf for name, leaf in found.items() if name == "count"}
-        made = self._kept(count)
-        return replace(made, added={**added, **made.added}, notes=(note,))
+        count = self._kept({name: leaf for name, leaf in found.items() if name == "count"})
+        return replace(count, added={**self._tensors(mean, std), **count.added}, notes=(note,))
 
-    def _neutral(self, agent: Tree, binding: RecognizedAgent) -> Plan:
-        """Return neutral statistics: the library has some in every network."""
-        part = next(part for part in binding.parts if part.acts)
-        kernel = agent[(*part.prefix, *_FIRST)]
-        width = kernel.shape[0] if isinstance(kernel, Leaf) else 0
-        numbers = {"mean": np.zeros(width), "var": np.ones(width), "std": np.ones(width)}
-        added: dict[Path, Leaf | ValueLeaf] = {
-            self.places[name]: self._leaf(array) for name, array in numbers.items() if name in self.places
+    def _tensors(self, mean: np.ndarray, std: np.ndarray) -> dict[Path, Leaf | ValueLeaf]:
+        """Return the library's tensors of these numbers, float64 [obs_dim] each."""
+        shape, dtype = _fill_shape(self.shape, mean.size), dtypes.numpy_dtype(self.dtype)
+        return {
+            self.places[name]: Leaf(self.dtype, shape, Inline(row.astype(dtype).tobytes()), "", "buffer")
+            for name, row in {"mean": mean, "var": std**2, "std": std}.items()
+            if name in self.places
         }
-        return Plan((), added)
-
-    def _counted(self, made: Plan, found: Mapping[str, Leaf]) -> Plan:
-        if "count" not in self.places or "count" in found:
-            return made
-        zero = constant_tensor(self.counter, (), 0, role="counter")
-        sentence = f"{NORMALIZER}/{self.owner}count = 0 (the source has none)"
-        return replace(made, added={self.places["count"]: zero}, assumed=(sentence,))
-
-    def _leaf(self, numbers: np.ndarray) -> Leaf:
-        shape = _fill_shape(self.shape, numbers.size)
-        data = numbers.astype(dtypes.numpy_dtype(self.dtype)).tobytes()
-        return Leaf(self.dtype, shape, Inline(data), "", "buffer")
 
 
 def _fill_shape(shape: tuple[int, ...], size: int) -> tuple[int, ...]:
     return tuple(size if extent == -1 else extent for extent in shape)
-
-
-def _make_plain_normalizer(found: Mapping[str, Leaf]) -> ObservationNormalizer | None:
-    """Return the statistics of an agent whose normalisation formula is unknown."""
-    if "mean" not in found or not {"var", "std"} & found.keys():
-        return None
-    return ObservationNormalizer(found["mean"], found.get("var"), None if "var" in found else found["std"])
 
 
 def compute_divisor(norm: ObservationNormalizer) -> np.ndarray:
@@ -203,11 +190,11 @@ class LayerNames(NamedTuple):
     position in a Sequential with an activation after every hidden layer. `norm` is a layer norm's
     pattern, None if layer norms are not supported; its `{n}` and `{i}` are those of its dense layer.
     `branches` name further heads by their canonical names; with `joined` the last layer outputs the
-    mean and then the branch "log_std".
+    mean and then the branch "log_std". Without `last`, the last layer is named like the hidden ones.
     """
 
     hidden: str
-    last: str
+    last: str | None = None
     branches: Mapping[str, str] = {}  # a tuple's default, never modified
     norm: str | None = None
     joined: bool = False
@@ -300,6 +287,7 @@ class WritingTable:
 def iterate_layer_names(part: AgentNetwork, names: LayerNames) -> Iterator[tuple[int | str, AgentLayer, str]]:
     """Yield a network's layers and the branches that the library has: position, layer, name."""
     dense = [position for position, layer in enumerate(part.layers) if layer.kind == "dense"]
+    last = names.hidden if names.last is None else names.last
     number = step = -1
     for position, layer in enumerate(part.layers):
         norm = layer.kind == "layer_norm"
@@ -307,11 +295,11 @@ def iterate_layer_names(part: AgentNetwork, names: LayerNames) -> Iterator[tuple
         # Linear 0, activation 1, Linear 2; with a norm Linear 0, norm 1, activation 2, Linear 3.
         step += 1 if norm or not position else 2
         pattern = names.norm if norm and names.norm is not None else names.hidden
-        pattern = names.last if position == dense[-1] else pattern
+        pattern = last if position == dense[-1] else pattern
         yield position, layer, pattern.format(n=number + names.first, i=number, s=step)
     for branch, layer in part.branches:
         if names.joined and branch == "log_std":
-            yield branch, layer, names.last.format(n=number + names.first, i=number, s=step)
+            yield branch, layer, last.format(n=number + names.first, i=number, s=step)
         elif branch in names.branches:
             yield branch, layer, names.branches[branch]
 
@@ -454,7 +442,7 @@ def list_consumed(agent: Tree) -> tuple[Path, ...]:
     return tuple(path for path in agent if schema.mapped_by_sidecar(path) or path == SAVES)
 
 
-def list_writing_notes(writing: WritingTable, binding: RecognizedAgent, agent: Tree) -> tuple[str, ...]:
+def list_writingnotes(writing: WritingTable, binding: RecognizedAgent, agent: Tree) -> tuple[str, ...]:
     """Return notes for people: entries not converted, and arguments that the library needs."""
     found = list(writing.notes)
     functions: dict[str, list[str]] = {}
@@ -554,7 +542,11 @@ def _move_tensors(row: NetworkRow, part: AgentNetwork, agent: Tree, writing: Wri
                 if row.names.joined:
                     rule = compose_rules(rule, _half_rule(part, position, agent, rule, weight.rank))
                 if row.outputs is not None and position == len(part.layers) - 1:
-                    rule = compose_rules(_swap_outputs(agent[source], row.outputs), rule)
+                    leaf = agent[source]
+                    *before, _ = shape = leaf.shape if isinstance(leaf, Leaf) else ()
+                    axes = (*range(len(before)), len(before) + 1, len(before))
+                    swap = chain_rules(Reshape((*before, *row.outputs)), Permute(axes), Reshape(shape))
+                    rule = compose_rules(swap, rule)
                 if not row.parts or position != len(part.layers) - 1:
                     yield Move(source, writing.path(row.entry, name, weight.name), rule)
                     continue
@@ -566,14 +558,6 @@ def _move_tensors(row: NetworkRow, part: AgentNetwork, agent: Tree, writing: Wri
                 raise UnsupportedError(
                     "the layer cannot be written without this tensor", path=display(source)
                 )
-
-
-def _swap_outputs(leaf: Leaf | ValueLeaf, outputs: tuple[int, int]) -> Rule:
-    """Return the rule that swaps the two axes of a last layer's outputs."""
-    shape = leaf.shape if isinstance(leaf, Leaf) else ()
-    before = len(shape) - 1
-    swapped = Permute((*range(before), before + 1, before))
-    return chain_rules(Reshape((*shape[:-1], *outputs)), swapped, Reshape(shape))
 
 
 def _half_rule(part: AgentNetwork, position: int | str, agent: Tree, rule: Rule, rank: int) -> Rule:
@@ -594,7 +578,10 @@ def _place_tensor(row: SingleTensorRow, agent: Tree) -> Plan:
         rule = KEEP if shape == found.shape else Reshape(shape)
         return Plan((Move(source, row.target, rule),))
     if row.place.endswith(_LOG_STD) and isinstance(std := agent.get(parse_edge_path(_STD)), Leaf):
-        return _place_log_std(row, std)
+        numbers = np.log(std.array().astype("f8")).astype("f4")
+        leaf = Leaf("float32", _row_shape(row, std), Inline(numbers.tobytes()), "", "parameter")
+        note = f"{_LOG_STD} is computed as the logarithm of {_STD}"
+        return Plan((), {row.target: leaf}, consumed=(parse_edge_path(_STD),), notes=(note,))
     if row.default is not None:
         numbers = row.default.array().reshape(-1)
         value = f"{numbers[0]:g}" if numbers.size == 1 else f"{numbers[0]:g} to {numbers[-1]:g}"
@@ -603,16 +590,8 @@ def _place_tensor(row: SingleTensorRow, agent: Tree) -> Plan:
     return Plan((), missing=() if row.optional else (display(row.target),))
 
 
-def _place_log_std(row: SingleTensorRow, std: Leaf) -> Plan:
-    """Return the logarithm of a standard deviation that the agent stores directly."""
-    numbers = np.log(std.array().astype("f8")).astype("f4")
-    leaf = Leaf("float32", _row_shape(row, std), Inline(numbers.tobytes()), "", "parameter")
-    note = f"{_LOG_STD} is computed as the logarithm of {_STD}"
-    return Plan((), {row.target: leaf}, consumed=(parse_edge_path(_STD),), notes=(note,))
-
-
 def _row_shape(row: SingleTensorRow, leaf: Leaf) -> tuple[int, ...]:
-    return leaf.shape if row.shape is None else tuple(leaf.size if e == -1 else e for e in row.shape)
+    return leaf.shape if row.shape is None else _fill_shape(row.shape, leaf.size)
 
 
 def list_trained_moves(optimizer: str, rows: Iterable[_PlacedRow]) -> list[Move]:
@@ -664,7 +643,13 @@ def plan_torch_file(writing: WritingTable, binding: RecognizedAgent, agent: Tree
         weights = [move for row in held for move in row.moves]
         weights += [Move(path, path, KEEP) for row in held for path in row.added]
         if writing.modules:
-            weights.sort(key=lambda move: _module_position(writing.modules, move.target))
+            ranks = {module: number for number, module in enumerate(writing.modules)}
+
+            def rank(move: Move) -> int:
+                name = f"{move.target[-1].value}."
+                return next(number for module, number in ranks.items() if name.startswith(f"{module}."))
+
+            weights.sort(key=rank)
         name, place = schema.JOINT, writing.joint
         states.append(_plan_optimizer(writing, name, weights, place, binding, agent, settings))
     counts = {move.target for move in counted}
@@ -676,18 +661,13 @@ def plan_torch_file(writing: WritingTable, binding: RecognizedAgent, agent: Tree
             containers=_list_containers(writing, [row for _, row in rows]),
             assumed=() if logits else (_OUTPUTS,),
             consumed=list_consumed(agent),
-            notes=list_writing_notes(writing, binding, agent),
+            notes=list_writingnotes(writing, binding, agent),
         ),
         *(row for _, row in rows),
         Plan((), {path: leaf for path, leaf in writing.constants.items() if path not in counts}),
         *states,
         Plan(counted),
     )
-
-
-def _module_position(modules: Sequence[str], target: Path) -> int:
-    name = str(target[-1].value)
-    return next(number for number, module in enumerate(modules) if f"{name}.".startswith(f"{module}."))
 
 
 def _plan_optimizer(
@@ -819,7 +799,7 @@ def make_number(value: float, dtype: str) -> Leaf:
 
 
 def plan_object_graph(
-    writing_: WritingTable,
+    writing: WritingTable,
     binding: RecognizedAgent,
     agent: Tree,
     settings: Settings,
@@ -831,17 +811,28 @@ def plan_object_graph(
     Optimizers are written in the given form, or omitted without one; the agent's own counters become
     `counted`. Raise UnsupportedError as `plan_torch_file` does.
     """
-    require_support(writing_, binding, agent)
-    placed = _index_lists(place_rows(writing_, binding, agent))
+    require_support(writing, binding, agent)
+    placed = _index_lists(place_rows(writing, binding, agent))
     rows = [row for _, row in placed]
-    states = list(_plan_optimizers(writing_, placed, agent, settings, form)) if form is not None else []
-    counters = tuple(_move_counters(writing_, agent, counted))
+    states = list(_plan_optimizers(writing, placed, agent, settings, form)) if form is not None else []
+    # tf.train.Checkpoint's own save count is an int64.
+    counters = tuple(
+        Move(path, target, make_tensor_rule(agent[path], "int64" if path == SAVES else counted))
+        for name, target in writing.counters.items()
+        if (path := (attr(name),)) in agent
+    )
     targets = [move.target for row in rows for move in row.moves]
     labels = {path: Label("parameter", display(path[1:]) or display(path)) for path in targets}
     labels |= {path: Label("other", display(path[1:])) for row in rows for path in row.added}
     labels |= {move.target: Label("counter", display(move.target[-1:])) for move in counters}
-    notes = _list_notes(writing_, binding, agent, counters)
-    first = Plan((), consumed=_list_consumed(agent, counters), notes=notes)
+    saved = any(move.source == SAVES for move in counters)
+    rest_of = Tree({path: leaf for path, leaf in agent.items() if path != SAVES}) if saved else agent
+    kept = {move.source for move in counters}
+    first = Plan(
+        (),
+        consumed=tuple(path for path in list_consumed(agent) if path not in kept),
+        notes=list_writingnotes(writing, binding, rest_of),
+    )
     rest = merge_plans(first, *rows, Plan(counters, labels=labels))
     made = copy_shared_tensors(merge_plans(rest, *states), agent)
     return replace(made, notes=tuple(dict.fromkeys(made.notes)), assumed=tuple(dict.fromkeys(made.assumed)))
@@ -886,13 +877,13 @@ def _index_lists(rows: Sequence[_PlacedRow]) -> list[_PlacedRow]:
 
 
 def _plan_optimizers(
-    writing_: WritingTable,
+    writing: WritingTable,
     rows: Sequence[_PlacedRow],
     agent: Tree,
     settings: Settings,
     form: str,
 ) -> Iterable[Plan]:
-    for number, (name, top) in enumerate(writing_.optimizers.items()):
+    for number, (name, top) in enumerate(writing.optimizers.items()):
         ours, _, head = name.partition("/")
         weights = list_trained_moves(name, rows)
         if weights and _has_state(ours, agent):
@@ -901,27 +892,3 @@ def _plan_optimizers(
             made = optimizers_write.KerasOptimizerWriter(known, called, weights, top, form=form).plan()
             # Two objects for one canonical optimizer have the same settings, which are stored once.
             yield made if head in ("", "q1") else replace(made, settings={}, notes=())
-
-
-def _move_counters(writing_: WritingTable, agent: Tree, counted: str) -> Iterable[Move]:
-    for name, target in writing_.counters.items():
-        path = (attr(name),)
-        if path in agent:
-            # tf.train.Checkpoint's own save count is an int64.
-            yield Move(path, target, make_tensor_rule(agent[path], "int64" if path == SAVES else counted))
-
-
-def _list_consumed(agent: Tree, counters: Iterable[Move]) -> tuple[Path, ...]:
-    kept = {move.source for move in counters}
-    return tuple(path for path in list_consumed(agent) if path not in kept)
-
-
-def _list_notes(
-    writing_: WritingTable, binding: RecognizedAgent, agent: Tree, counters: Iterable[Move]
-) -> tuple[str, ...]:
-    kept = (
-        Tree({path: leaf for path, leaf in agent.items() if path != SAVES})
-        if any(move.source == SAVES for move in counters)
-        else agent
-    )
-    return list_writing_notes(writing_, binding, kept)
