@@ -22,6 +22,7 @@ from ckpttool.core.source import Buffer, ByteSwappedSpan, Checksum, File, Inline
 from ckpttool.core.text import format_count
 from ckpttool.core.tree import Alias, Container, Leaf, Path, PathStep, Role, Tree, attr, display
 from ckpttool.encodings import protobuf, sstable
+from ckpttool.encodings.protobuf import Message
 from ckpttool.formats import tf_common, tf_object_graph
 from ckpttool.formats.probe import OutputFile, Probe, Shard, ShardPlan, shard_pieces
 from ckpttool.formats.tensor_bytes import iter_exact
@@ -141,13 +142,18 @@ def _prefix_of_folder(probe: Probe) -> str | None:
 VERSION = 1
 
 # num_shards, endianness, version; dtype, shape, shard_id, offset, size, crc32c, slices.
-_HEADER = {1: protobuf.NUMBER, 2: protobuf.NUMBER, 3: protobuf.DELIMITED}
-_ENTRY = {
-    **dict.fromkeys((1, 3, 4, 5), protobuf.NUMBER),
-    **dict.fromkeys((2, 7), protobuf.DELIMITED),
-    6: protobuf.WORD,
-}
-_INT32 = (1, 3)
+_HEADER = Message({1: protobuf.INT32, 2: protobuf.INT32, 3: protobuf.MESSAGE})
+_ENTRY = Message(
+    {
+        1: protobuf.INT32,
+        2: protobuf.MESSAGE,
+        3: protobuf.INT32,
+        4: protobuf.INT,
+        5: protobuf.INT,
+        6: protobuf.INT._replace(wires=protobuf.WORD),
+        7: protobuf.MESSAGES,
+    }
+)
 
 
 class BundleHeader(NamedTuple):
@@ -174,36 +180,20 @@ class BundleEntry(NamedTuple):
 
 def parse_header(data: bytes) -> BundleHeader:
     """Decode a BundleHeaderProto."""
-    numbers = {1: 0, 2: 0}
-    version: dict[int, list[int]] = {1: [0], 2: [0], 3: []}
-    for number, value in protobuf.parse_fields(data, _HEADER):
-        if number in numbers:
-            numbers[number] = protobuf.as_int32(value)
-        else:
-            # Repeated occurrences of a message are merged: for scalars the last one counts, lists are
-            # concatenated.
-            for part, what in protobuf.parse_fields(protobuf.as_message(value), tf_common.VERSIONS):
-                version[part] += map(protobuf.as_int32, protobuf.as_ints(what))
-    if numbers[2] not in (0, 1):
-        raise FormatError("invalid endianness in the header", found=str(numbers[2]))
-    return BundleHeader(numbers[1], bool(numbers[2]), version[1][-1], version[2][-1], tuple(version[3]))
+    shards, order, version = protobuf.decode(data, _HEADER)
+    producer, min_consumer, bad_consumers = protobuf.decode(version, tf_common.VERSIONS)
+    if order not in (0, 1):
+        raise FormatError("invalid endianness in the header", found=str(order))
+    return BundleHeader(shards, bool(order), producer, min_consumer, tuple(bad_consumers))
 
 
 def parse_entry(data: bytes) -> BundleEntry:
     """Decode a BundleEntryProto; all numbers are as stored, including their sign, and not yet checked."""
-    numbers = [0, 0, 0, 0, 0, 0, 0]
-    shape: list[bytes] = []
-    slices: list[tuple[Extent, ...]] = []
-    for number, value in protobuf.parse_fields(data, _ENTRY):
-        if number == 2:
-            shape.append(protobuf.as_message(value))
-        elif number == 7:
-            slices.append(tf_common.parse_slice(protobuf.as_message(value)))
-        else:
-            numbers[number] = protobuf.as_int32(value) if number in _INT32 else protobuf.as_int(value)
-    _, dtype, _, shard, offset, size, checksum = numbers
-    extents = tf_common.parse_shape(protobuf.merge_messages(shape, b""))
-    return BundleEntry(dtype, extents, shard, offset, size, source.unmask_crc(checksum), tuple(slices))
+    dtype, shape, shard, offset, size, checksum, slices = protobuf.decode(data, _ENTRY)
+    cuts = tuple(map(tf_common.parse_slice, slices))
+    return BundleEntry(
+        dtype, tf_common.parse_shape(shape), shard, offset, size, source.unmask_crc(checksum), cuts
+    )
 
 
 # Sources found only in tensor bundles: strings, variants, and missing shards.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from array import array
 from collections.abc import Iterable, Iterator
+from typing import cast
 
 from ckpttool.core import dtypes, filesystem, limits
 from ckpttool.core.checkpoint import Checkpoint
@@ -13,6 +14,7 @@ from ckpttool.core.dtypes import np
 from ckpttool.core.errors import CkpttoolError, FormatError, TruncatedError, UnsupportedError
 from ckpttool.core.source import Buffer, File, Shape, Source
 from ckpttool.encodings import protobuf, sstable
+from ckpttool.encodings.protobuf import Message
 from ckpttool.encodings.sstable import BlockHandle, SStable
 from ckpttool.formats import tf_common
 from ckpttool.formats.probe import Probe
@@ -122,8 +124,9 @@ FIELDS = {
     **dict.fromkeys(("int8", "int16", "int32", "uint8", "uint16"), _INT),
     **dict.fromkeys(("qint8", "quint8", "qint32", "quint16"), _INT),
 }
-# SavedSlice: slice, data.
-_SLICE = {2: protobuf.DELIMITED, 3: protobuf.DELIMITED}
+# SavedTensorSlices: data. SavedSlice: slice, data.
+_ENTRY = Message({2: protobuf.MESSAGE})
+_SLICE = Message({2: protobuf.MESSAGE, 3: protobuf.MESSAGE})
 # Fields stored as little-endian numbers of this size; the others are varints.
 _FIXED = {_FLOAT: 4, _DOUBLE: 8, _SCOMPLEX: 4, _DCOMPLEX: 8}
 
@@ -150,14 +153,11 @@ class SavedSlice(NamedTuple):
 
 def _tensor(stored: bytes) -> memoryview:
     """Return the TensorProto of a SavedTensorSlices entry, whose messages may be split into several parts."""
-    parts: list[memoryview] = []
-    slices: list[memoryview] = []
-    for _, data in protobuf.iter_fields(memoryview(stored), {2: protobuf.DELIMITED}):
-        for number, value in protobuf.iter_fields(protobuf.as_message(data), _SLICE):
-            (slices if number == 2 else parts).append(protobuf.as_message(value))
+    (entry,) = protobuf.decode(memoryview(stored), _ENTRY, protobuf.iter_fields)
+    position, tensor = protobuf.decode(entry, _SLICE, protobuf.iter_fields)
     # The key identifies the slice; TensorFlow rejects an entry whose own copy of it is damaged.
-    tf_common.parse_slice(bytes(protobuf.merge_messages(slices, memoryview(b""))))
-    return protobuf.merge_messages(parts, memoryview(b""))
+    tf_common.parse_slice(position)
+    return cast(memoryview, tensor)
 
 
 def _decode_elements(proto: memoryview, dtype: str, elements: int) -> Buffer:
@@ -266,8 +266,8 @@ VERSION = 1
 # Upper limit of Snappy's compression (three bytes for a copy of 64); no value takes less than a byte.
 _DENSEST = 22
 # SavedTensorSliceMeta: tensor, versions; SavedSliceMeta: name, shape, type, slice.
-_TENSORS = {1: protobuf.DELIMITED, 2: protobuf.DELIMITED}
-_META = {**dict.fromkeys((1, 2, 4), protobuf.DELIMITED), 3: protobuf.NUMBER}
+_TENSORS = Message({1: protobuf.MESSAGES, 2: protobuf.MESSAGE})
+_META = Message({1: protobuf.BINARY, 2: protobuf.MESSAGE, 3: protobuf.INT32, 4: protobuf.MESSAGES})
 
 
 class SliceMeta(NamedTuple):
@@ -312,47 +312,30 @@ def _open_shard(path: str) -> tuple[SStable, list[SliceMeta], int]:
 
 def _parse_metas(data: bytes) -> tuple[list[SliceMeta], int]:
     """Decode a SavedTensorSlices that contains a SavedTensorSliceMeta."""
-    metas: list[SliceMeta] = []
-    version = {1: [0], 2: [0], 3: []}
+    parts: list[bytes] = []
     for _, value in protobuf.parse_fields(data, {1: protobuf.NUMBERS}):
         if isinstance(value, int):
             raise FormatError(
                 "this is the index of a V2 checkpoint without its suffix",
                 hint="rename it to end in .index, in the folder of its data shards",
             )
-        for part, what in protobuf.parse_fields(value, _TENSORS):
-            if part == 1:
-                metas.append(_parse_meta(protobuf.as_message(what)))
-                continue
-            for field, found in protobuf.parse_fields(protobuf.as_message(what), tf_common.VERSIONS):
-                version[field] += map(protobuf.as_int32, protobuf.as_ints(found))
-    if version[1][-1] < 0:
-        raise FormatError(
-            "negative version of the checkpoint", expected="0 or more", found=str(version[1][-1])
-        )
-    if version[2][-1] > VERSION or VERSION in version[3]:
+        parts.append(value)
+    tensors, versions = protobuf.decode(protobuf.merge_messages(parts, b""), _TENSORS)
+    version, min_consumer, bad_consumers = protobuf.decode(versions, tf_common.VERSIONS)
+    if version < 0:
+        raise FormatError("negative version of the checkpoint", expected="0 or more", found=str(version))
+    if min_consumer > VERSION or VERSION in bad_consumers:
         raise UnsupportedError(
             "the checkpoint requires a newer reader",
             expected=f"version {VERSION}",
-            found=f"version {version[2][-1]}",
+            found=f"version {min_consumer}",
         )
-    return metas, version[1][-1]
+    return [*map(_parse_meta, tensors)], version
 
 
 def _parse_meta(data: bytes) -> SliceMeta:
-    name, dtype = b"", 0
-    shape: list[bytes] = []
-    cuts = []
-    for number, value in protobuf.parse_fields(data, _META):
-        if number == 1:
-            name = protobuf.as_message(value)
-        elif number == 2:
-            shape.append(protobuf.as_message(value))
-        elif number == 3:
-            dtype = protobuf.as_int32(value)
-        else:
-            cuts.append(tf_common.parse_slice(protobuf.as_message(value)))
-    return SliceMeta(name, tf_common.parse_shape(protobuf.merge_messages(shape, b"")), dtype, tuple(cuts))
+    name, shape, dtype, cuts = protobuf.decode(data, _META)
+    return SliceMeta(name, tf_common.parse_shape(shape), dtype, tuple(map(tf_common.parse_slice, cuts)))
 
 
 def _gather_slices(wholes: dict[str, _TensorSlices], name: str, meta: SliceMeta, table: SStable) -> None:
