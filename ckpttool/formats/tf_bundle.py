@@ -18,7 +18,18 @@ from ckpttool.core import deferred, dtypes, filesystem, limits, source
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.deferred import NamedTuple, dataclass
 from ckpttool.core.errors import CkpttoolError, FormatError, TruncatedError, UnsupportedError, abbreviate_list
-from ckpttool.core.source import Buffer, ByteSwappedSpan, Checksum, File, Inline, Shape, Source, Span
+from ckpttool.core.source import (
+    Buffer,
+    ByteSwappedSource,
+    Checksum,
+    File,
+    Inline,
+    MissingShard,
+    Shape,
+    Source,
+    Span,
+    UnreadableSource,
+)
 from ckpttool.core.text import format_count
 from ckpttool.core.tree import Alias, Container, Leaf, Path, PathStep, Role, Tree, attr, display
 from ckpttool.encodings import protobuf, sstable
@@ -28,7 +39,6 @@ from ckpttool.formats.probe import OutputFile, Probe, Shard, ShardPlan, shard_pi
 from ckpttool.formats.tensor_bytes import iter_exact
 from ckpttool.formats.tf_common import (
     Extent,
-    UnreadableSlices,
     VariableInfo,
     assemble_slices,
     count_elements,
@@ -104,23 +114,14 @@ def _prefix_of_file(probe: Probe) -> str | None:
             tf_common.v2_base(name) == base for name in probe.names
         )
         return probe.path[: -len(".index")] if ours and base else None
-    if tf_common.is_state_file(probe.head):
-        return _bundle_location(tf_common.latest_of_state(probe.path, probe.folder, probe.names))
-    return None
-
-
-def _bundle_location(found: tf_common.SaverCheckpoint) -> str | None:
-    return found.location if found.version == 2 else None
+    return tf_common.location_by_state(probe, 2)
 
 
 def _prefix_of_folder(probe: Probe) -> str | None:
     if not probe.names.isdisjoint(("saved_model.pb", "saved_model.pbtxt")):
         return None  # a SavedModel, whatever else is in its folder
-    state = os.path.join(probe.path, tf_common.NAME)
-    if tf_common.NAME in probe.names:
-        inner = Probe(state)
-        if inner.kind == "file" and tf_common.is_state_file(inner.head):
-            return _bundle_location(tf_common.latest_of_state(state, probe.path, probe.names))
+    if tf_common.find_state(probe) is not None:
+        return tf_common.location_by_state(probe, 2)
     mine = tf_common.v2_bases(probe.names)
     # Without a state file, nothing shows that the V2 checkpoints of a folder are newer than its V1 ones.
     others = tf_common.v1_bases(probe.path, probe.names) - mine if mine else set()
@@ -180,11 +181,11 @@ class BundleEntry(NamedTuple):
 
 def parse_header(data: bytes) -> BundleHeader:
     """Decode a BundleHeaderProto."""
-    shards, order, version = protobuf.decode(data, _HEADER)
-    producer, min_consumer, bad_consumers = protobuf.decode(version, tf_common.VERSIONS)
+    shards, order, versions = protobuf.decode(data, _HEADER)
     if order not in (0, 1):
         raise FormatError("invalid endianness in the header", found=str(order))
-    return BundleHeader(shards, bool(order), producer, min_consumer, tuple(bad_consumers))
+    producer, least, refused = protobuf.decode(versions, tf_common.VERSIONS)
+    return BundleHeader(shards, bool(order), producer, least, tuple(refused))
 
 
 def parse_entry(data: bytes) -> BundleEntry:
@@ -196,26 +197,9 @@ def parse_entry(data: bytes) -> BundleEntry:
     )
 
 
-# Sources found only in tensor bundles: strings, variants, and missing shards.
+# Sources found only in tensor bundles: strings and variants.
 
 Order = Literal["little", "big"]
-
-
-class MissingShardTensor(NamedTuple):
-    """A tensor in a missing shard; `checksum` is that of its bytes according to the index."""
-
-    path: str
-    checksum: Checksum
-
-    @property
-    def missing_path(self) -> str:
-        """Path of the missing shard."""
-        return self.path
-
-    def read(self) -> bytes:
-        """Raise TruncatedError."""
-        folder, name = os.path.split(self.path)
-        raise TruncatedError(f"shard {name} is missing", file=self.path, hint=f"copy it to {folder or '.'}")
 
 
 class TensorFlowStrings(NamedTuple):
@@ -342,7 +326,7 @@ def _tree(tensors: dict[str, VariableInfo], index: str) -> tuple[Tree, tuple[str
         return tree_by_name(tensors), ()
     if graph.dtype != "string" or graph.shape:
         raise FormatError("the object graph is not a single string", file=index, path=KEY)
-    if isinstance(graph.source, MissingShardTensor):
+    if isinstance(graph.source, MissingShard):
         return tree_by_name(tensors), (
             "the object graph is in a missing shard; tensors are listed by TensorFlow's own keys",
         )
@@ -474,13 +458,13 @@ class _BundleReader:
         if entry.size:
             self._placed.setdefault(entry.shard, []).append((entry.offset, entry.size, key))
         if file is None:
-            return MissingShardTensor(self._shard_path(entry.shard), Checksum("crc32c", entry.checksum))
+            return MissingShard(self._shard_path(entry.shard), Checksum("crc32c", entry.checksum))
         span = Span(file, entry.offset, entry.size, Checksum("crc32c", entry.checksum))
         return _stored_source(span, dtype.name, elements, big_endian=self.header.big_endian)
 
     def _sliced(self, key: bytes, whole: BundleEntry, dtype: dtypes.DType) -> Source:
         if not dtype.itemsize:
-            return UnreadableSlices(
+            return UnreadableSource(
                 f"{self._prefix}.index", f"a tensor of type {dtype.name} is stored in slices"
             )
         parts = []
@@ -539,21 +523,14 @@ def _stored_source(span: Span, dtype: str, elements: int, *, big_endian: bool = 
     if dtype == "variant":
         return TensorFlowVariants(span._replace(checksum=None), elements, checksum, big_endian)
     width = dtypes.component_size(dtype)
-    return ByteSwappedSpan(span, width) if big_endian and width > 1 else span
+    return ByteSwappedSource(span, width) if big_endian and width > 1 else span
 
 
 def _header(data: bytes) -> BundleHeader:
     header = parse_header(data)
     if header.shards < 1:
         raise FormatError("invalid number of shards in the header", found=str(header.shards))
-    if header.producer < 0:
-        raise FormatError("negative version in the header", expected="0 or more", found=str(header.producer))
-    if header.min_consumer > VERSION or VERSION in header.bad_consumers:
-        raise UnsupportedError(
-            "the checkpoint requires a newer reader",
-            expected=f"version {VERSION}",
-            found=f"version {header.min_consumer}",
-        )
+    tf_common.require_version(*header[2:], VERSION)
     return header
 
 
@@ -861,7 +838,12 @@ class _BundleItem(NamedTuple):
     path: Path
 
 
-def pieces(
+def pieces(tree: Tree, **options: Any) -> tuple[OutputFile, ...]:
+    """Return the shards and the index of a tree, with the options of `plan_shards`."""
+    return shard_pieces(tree, plan_shards(tree, **options))
+
+
+def plan_shards(
     tree: Tree,
     *,
     graph: bool = True,
@@ -869,7 +851,7 @@ def pieces(
     shard_bytes: int | None = None,
     counter: int | None = None,
     between: str | None = None,
-) -> tuple[OutputFile, ...]:
+) -> ShardPlan:
     """Return the shards and the index of a tree; the shards must be filled before the index.
 
     With `graph`, store objects as tf.train.Checkpoint does (see tf_object_graph.plan_graph);
@@ -884,22 +866,6 @@ def pieces(
     Raise UnsupportedError, before anything is written, for values that are not tensors, for types
     that TensorFlow lacks, and for two tensors with the same name.
     """
-    plan = plan_shards(
-        tree, graph=graph, shards=shards, shard_bytes=shard_bytes, counter=counter, between=between
-    )
-    return shard_pieces(tree, plan)
-
-
-def plan_shards(
-    tree: Tree,
-    *,
-    graph: bool = True,
-    shards: int | None = None,
-    shard_bytes: int | None = None,
-    counter: int | None = None,
-    between: str | None = None,
-) -> ShardPlan:
-    """Return the shards and the index of a tree, with the options of `pieces`; raises as it does."""
     items = _list_items(_add_save_counter(tree, counter if graph else None), graph=graph)
     dealt = [
         tuple(_BundleRow.of(item, tree) for item in part)

@@ -9,7 +9,7 @@ import os
 import posixpath
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, Literal
 
 from ckpttool.core import deferred, filesystem, limits
@@ -285,7 +285,22 @@ def checkpoint_at(location: str, names: frozenset[str]) -> SaverCheckpoint | Non
     return SaverCheckpoint(1, folder + fits[0]) if fits else None
 
 
-def latest_of_state(path: str, folder: str, names: frozenset[str]) -> SaverCheckpoint:
+def find_state(probe: Probe) -> Probe | None:
+    """Return the state file at the path, or in the folder there; None without one."""
+    if probe.kind == "folder" and NAME not in probe.names:
+        return None
+    state = Probe(os.path.join(probe.path, NAME)) if probe.kind == "folder" else probe
+    return state if state.kind == "file" and is_state_file(state.head) else None
+
+
+def location_by_state(probe: Probe, version: int) -> str | None:
+    """Return the checkpoint of this version that the state file found by `find_state` names as the latest."""
+    state = find_state(probe)
+    latest = None if state is None else _latest_of_state(state.path, probe.folder, probe.names)
+    return latest.location if latest is not None and latest.version == version else None
+
+
+def _latest_of_state(path: str, folder: str, names: frozenset[str]) -> SaverCheckpoint:
     """Return the latest checkpoint that the state file names.
 
     Only names inside its own folder are followed: absolute paths are stale after a move, and a file
@@ -328,13 +343,12 @@ def _require_inside(found: SaverCheckpoint, state: str) -> SaverCheckpoint:
 
 def note_redirection(probe: Probe, location: str) -> str | None:
     """Return a note if a state file led to the location but names a place outside its folder."""
-    state = os.path.join(probe.path, NAME) if probe.kind == "folder" else probe.path
-    inner = Probe(state)
-    if inner.kind != "file" or not is_state_file(inner.head):
+    state = find_state(probe)
+    if state is None:
         return None
-    latest = read_state(state).latest
+    latest = read_state(state.path).latest
     # No disk access: the name may be anything.
-    named = os.path.dirname(filesystem.abspath(os.path.join(inner.folder, latest)))
+    named = os.path.dirname(filesystem.abspath(os.path.join(state.folder, latest)))
     taken = os.path.dirname(location) or "."
     if named in (filesystem.abspath(taken), filesystem.realpath(taken)):
         return None
@@ -402,6 +416,16 @@ VERSIONS = Message(
 )
 
 Extent = tuple[int, int]  # start and length; length -1 is the whole dimension
+
+
+def require_version(producer: int, least: int, refused: Collection[int], own: int) -> None:
+    """Raise unless a reader of version `own` may read what the fields of a VersionDef describe."""
+    if producer < 0:
+        raise FormatError("negative version of the checkpoint", expected="0 or more", found=str(producer))
+    if least > own or own in refused:
+        raise UnsupportedError(
+            "the checkpoint requires a newer reader", expected=f"version {own}", found=f"version {least}"
+        )
 
 
 @functools.lru_cache(maxsize=1024)  # thousands of tensors share a few dozen shapes
@@ -473,17 +497,6 @@ def _signed(value: int) -> bytes:
 MAX_CUT_AXES = 4
 
 Box = tuple[tuple[int, int], ...]  # start and length in each dimension
-
-
-class UnreadableSlices(NamedTuple):
-    """A tensor that can only be listed; `message` is the reason."""
-
-    path: str
-    message: str
-
-    def read(self) -> bytes:
-        """Raise UnsupportedError."""
-        raise UnsupportedError(self.message, file=self.path)
 
 
 class IncompleteTensor(NamedTuple):

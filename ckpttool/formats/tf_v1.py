@@ -12,7 +12,7 @@ from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.deferred import NamedTuple
 from ckpttool.core.dtypes import np
 from ckpttool.core.errors import CkpttoolError, FormatError, TruncatedError, UnsupportedError
-from ckpttool.core.source import Buffer, File, Shape, Source
+from ckpttool.core.source import Buffer, File, Shape, Source, UnreadableSource
 from ckpttool.encodings import protobuf, sstable
 from ckpttool.encodings.protobuf import Message
 from ckpttool.encodings.sstable import BlockHandle, SStable
@@ -35,7 +35,8 @@ FRAMEWORK = "tensorflow"
 def claims(probe: Probe) -> str | None:
     """Return the file, or the shard pattern (`PREFIX-?????-of-00002`), if the path is a V1 checkpoint."""
     if probe.kind == "missing":
-        return _v1_location(tf_common.checkpoint_at(probe.path, probe.names))
+        found = tf_common.checkpoint_at(probe.path, probe.names)
+        return found.location if found is not None and found.version == 1 else None
     if probe.kind == "folder":
         return _location_of_folder(probe)
     return _location_of_file(probe) if probe.kind == "file" else None
@@ -72,13 +73,9 @@ def read(location: str) -> Checkpoint:
     return Checkpoint(location, NAME, tree_by_name(tensors), files, writer, "crc32c")
 
 
-def _v1_location(found: tf_common.SaverCheckpoint | None) -> str | None:
-    return found.location if found is not None and found.version == 1 else None
-
-
 def _location_of_file(probe: Probe) -> str | None:
     if tf_common.is_state_file(probe.head):
-        return _v1_location(tf_common.latest_of_state(probe.path, probe.folder, probe.names))
+        return tf_common.location_by_state(probe, 1)
     if probe.name.endswith(".index") or tf_common.v2_base(probe.name) is not None:
         return None
     if not probe.tail.endswith(sstable.MAGIC):
@@ -87,11 +84,8 @@ def _location_of_file(probe: Probe) -> str | None:
 
 
 def _location_of_folder(probe: Probe) -> str | None:
-    state = os.path.join(probe.path, tf_common.NAME)
-    if tf_common.NAME in probe.names:
-        inner = Probe(state)
-        if inner.kind == "file" and tf_common.is_state_file(inner.head):
-            return _v1_location(tf_common.latest_of_state(state, probe.path, probe.names))
+    if tf_common.find_state(probe) is not None:
+        return tf_common.location_by_state(probe, 1)
     if tf_common.v2_bases(probe.names) or filesystem.isfile(f"{probe.path.rstrip('/')}.index"):
         return None
     bases = sorted(tf_common.v1_bases(probe.path, probe.names), key=tf_common.checkpoint_order)
@@ -321,16 +315,9 @@ def _parse_metas(data: bytes) -> tuple[list[SliceMeta], int]:
             )
         parts.append(value)
     tensors, versions = protobuf.decode(protobuf.merge_messages(parts, b""), _TENSORS)
-    version, min_consumer, bad_consumers = protobuf.decode(versions, tf_common.VERSIONS)
-    if version < 0:
-        raise FormatError("negative version of the checkpoint", expected="0 or more", found=str(version))
-    if min_consumer > VERSION or VERSION in bad_consumers:
-        raise UnsupportedError(
-            "the checkpoint requires a newer reader",
-            expected=f"version {VERSION}",
-            found=f"version {min_consumer}",
-        )
-    return [*map(_parse_meta, tensors)], version
+    producer, least, refused = protobuf.decode(versions, tf_common.VERSIONS)
+    tf_common.require_version(producer, least, refused, VERSION)
+    return [*map(_parse_meta, tensors)], producer
 
 
 def _parse_meta(data: bytes) -> SliceMeta:
@@ -377,5 +364,5 @@ def _slices_source(whole: _TensorSlices, location: str) -> Source:
         return whole.parts[0][1]
     source = tf_common.assemble_slices(whole.dtype, whole.shape, whole.parts, location)
     if not dtypes.BY_NAME[whole.dtype].itemsize:
-        return tf_common.UnreadableSlices(location, f"a tensor of type {whole.dtype} is stored in slices")
+        return UnreadableSource(location, f"a tensor of type {whole.dtype} is stored in slices")
     return source

@@ -22,7 +22,17 @@ from ckpttool.core.errors import (
     UnsupportedError,
     abbreviate_list,
 )
-from ckpttool.core.source import LARGE, Buffer, File, Inline, MissingShard, Shape, Source, iter_pieces
+from ckpttool.core.source import (
+    LARGE,
+    Buffer,
+    File,
+    Inline,
+    MissingShard,
+    Shape,
+    Source,
+    UnreadableSource,
+    iter_pieces,
+)
 from ckpttool.core.tree import Alias, Container, Leaf, Path, Record, Tree, ValueLeaf, display, index, key
 from ckpttool.encodings import pickle_reader
 from ckpttool.encodings.pickle_values import NEW, Global, PickleObject, dumps
@@ -38,7 +48,7 @@ from ckpttool.formats.probe import (
     shard_pieces,
     split_by_size,
 )
-from ckpttool.formats.tf_common import Box, IncompleteTensor, UnreadableSlices, assemble_slices, slice_box
+from ckpttool.formats.tf_common import Box, IncompleteTensor, assemble_slices, slice_box
 from ckpttool.formats.torch_tensors import BUILDERS, RANK
 
 # Folders of torch.distributed.checkpoint: `.metadata` and the shards `__RANK_N.distcp`; torch is not needed.
@@ -487,7 +497,7 @@ class _DcpTreeBuilder:
             return Inline(b"")
         whole = os.path.join(self.folder, ".metadata")
         source = assemble_slices(row.name, entry.shape, parts, whole)
-        lost = next((part for _, part in parts if isinstance(part, MissingShard | UnreadableSlices)), None)
+        lost = next((part for _, part in parts if isinstance(part, MissingShard | UnreadableSource)), None)
         nbytes = math.prod(entry.shape) * row.itemsize
         if lost is None and nbytes > sum(files.values()):
             raise FormatError(
@@ -501,7 +511,7 @@ class _DcpTreeBuilder:
         if shard is None:
             return MissingShard(os.path.join(self.folder, item.file))
         if item.transforms:
-            return UnreadableSlices(
+            return UnreadableSource(
                 shard.path, f"items with transforms ({abbreviate_list(item.transforms, 3)}) are not supported"
             )
         # Each item contains its own tensor, uncompressed (filesystem.py, _SerialCpuLoader).
