@@ -11,7 +11,14 @@ from typing import IO
 
 from ckpttool.core import limits, source
 from ckpttool.core.deferred import NamedTuple
-from ckpttool.core.errors import ChecksumError, CkpttoolError, FormatError, TruncatedError, UnsupportedError
+from ckpttool.core.errors import (
+    ChecksumError,
+    CkpttoolError,
+    FormatError,
+    TruncatedError,
+    UnsupportedError,
+    locate_errors,
+)
 from ckpttool.core.source import File
 from ckpttool.encodings import protobuf
 
@@ -294,7 +301,7 @@ class SStable(NamedTuple):
 
 def open_table(file: File) -> SStable:
     """Read the footer and the index of a table; raise FormatError if they are invalid."""
-    try:
+    with locate_errors(file=file.path):
         if file.size < FOOTER:
             raise TruncatedError(
                 "the table ends before its footer",
@@ -313,8 +320,6 @@ def open_table(file: File) -> SStable:
             free = handle.offset + handle.size + TRAILER
             bounds.append(bound)
             blocks.append(handle)
-    except CkpttoolError as error:
-        raise error.located(file=file.path) from error.__cause__
     return SStable(file, tuple(bounds), tuple(blocks))
 
 
@@ -324,15 +329,13 @@ def read_value(file: File, block: BlockHandle, key: bytes) -> bytes:
     A block's checksum is verified once. After that, a key of an uncompressed block needs only its
     own bytes.
     """
-    try:
+    with locate_errors(file=file.path):
         places = _block_value_places(file, block)
         if places is None:
             found = _cached_entries(file, block).get(key)
         else:
             place = places.get(key)
             found = None if place is None else file.read(*place)
-    except CkpttoolError as error:
-        raise error.located(file=file.path) from error.__cause__
     if found is None:
         raise FormatError("the table lacks an expected entry", file=file.path, offset=block.offset)
     return found

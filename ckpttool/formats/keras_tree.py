@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Any
 
 from ckpttool.core import deferred, text
-from ckpttool.core.code_references import CodeReference
 from ckpttool.core.deferred import NamedTuple, dataclass, field
-from ckpttool.core.errors import CkpttoolError, FormatError
+from ckpttool.core.errors import FormatError
 from ckpttool.core.optimizers import ADAM, FAMILIES, SGD, find_class
 from ckpttool.core.source import File, Shape
 from ckpttool.core.tree import Alias, Container, Leaf, Path, PathStep, Role, Tree, attr, index
 from ckpttool.encodings import archives
 from ckpttool.formats import hdf5, keras_config
+from ckpttool.formats.file_listing import FileListing, is_file_name
 from ckpttool.formats.hdf5 import Hdf5Dataset, Hdf5Group, Hdf5Index
 from ckpttool.formats.keras_config import (
     NOTHING,
@@ -40,20 +40,9 @@ from ckpttool.formats.tf_object_graph import slot_path
 OPTIMIZER: Path = (attr("optimizer"),)
 
 
-@dataclass(frozen=True, slots=True)
-class KerasModel:
-    """A listed model: its tree, notes for the user, and the facts specific to Keras."""
-
-    tree: Tree
-    notes: tuple[str, ...]
-    details: Mapping[str, Any] = field(default_factory=dict)
-    code_references: tuple[CodeReference, ...] = ()
-    unjudged: tuple[str, ...] = ()
-
-
 def list_model(
     index: Hdf5Index, config: KerasConfig = NOTHING, optimizer: KerasConfig = NOTHING
-) -> KerasModel:
+) -> FileListing:
     """Return the model in the datasets; `config` and `optimizer` are additional information on it.
 
     Raise FormatError if attributes name weights that do not exist.
@@ -66,16 +55,18 @@ def list_model(
     )
 
 
-def _list_by_structure(index: Hdf5Index, config: KerasConfig, optimizer: KerasConfig) -> KerasModel:
+def _list_by_structure(index: Hdf5Index, config: KerasConfig, optimizer: KerasConfig) -> FileListing:
     if is_legacy(index):
         return _list_legacy(index)
     if is_modules(index):
         return _list_modules(index, config, optimizer)
     leaves = {tuple(map(attr, d.path.split("/"))): dataset_leaf(d) for d in index.datasets.values()}
-    return KerasModel(Tree(leaves, _aliases(index, leaves)), index.notes, {"layout": "datasets"})
+    return FileListing(
+        Tree(leaves, _aliases(index, leaves)), notes=index.notes, details={"layout": "datasets"}
+    )
 
 
-def _list_modules(index: Hdf5Index, config: KerasConfig, optimizer: KerasConfig) -> KerasModel:
+def _list_modules(index: Hdf5Index, config: KerasConfig, optimizer: KerasConfig) -> FileListing:
     root, strays = build_nodes(index)
     walk = KerasWalk(config, root)
     leaves = dict(walk.leaves)
@@ -113,14 +104,14 @@ def _list_modules(index: Hdf5Index, config: KerasConfig, optimizer: KerasConfig)
     if walk.unnamed:
         notes.append(f"variables with a number instead of a name: {walk.unnamed:,}")
     details = {"layout": "weights.h5", "model": config.cls, "name": root.name or config.name}
-    return KerasModel(
+    return FileListing(
         Tree(leaves, _aliases(index, leaves), containers),
-        (*notes, *note_lambdas(config)),
-        {**details, "optimizer": found.cls},
+        notes=(*notes, *note_lambdas(config)),
+        details={**details, "optimizer": found.cls},
     )
 
 
-def _list_legacy(index: Hdf5Index) -> KerasModel:
+def _list_legacy(index: Hdf5Index) -> FileListing:
     top = index.groups[""].attributes
     about = index.groups[find_weights_group(index)].attributes
     text, training = top.get("model_config"), top.get("training_config")
@@ -157,7 +148,7 @@ def _list_legacy(index: Hdf5Index) -> KerasModel:
     details = {"layout": "h5", "model": config.cls, "name": config.name, "optimizer": optimizer.cls}
     versions = {key: about.get(key) or top.get(key) for key in ("keras_version", "backend")}
     tree = Tree(leaves, _aliases(index, leaves), containers)
-    return KerasModel(tree, notes, {**details, **versions})
+    return FileListing(tree, notes=notes, details={**details, **versions})
 
 
 def _list_weights(
@@ -201,14 +192,6 @@ def _aliases(index: Hdf5Index, leaves: Mapping[Path, Leaf]) -> dict[Path, tuple[
             alias = Alias(tuple(map(attr, name.split("/"))), name)
             found[path] = (*found.get(path, ()), alias)
     return found
-
-
-def add_file_to_errors(file: str, make: Callable[[], KerasModel]) -> KerasModel:
-    """Call `make` and return its result; add the file name to its errors."""
-    try:
-        return make()
-    except CkpttoolError as error:
-        raise error.located(file=file) from error.__cause__
 
 
 def config_document(format_: str, location: str) -> dict[str, Any] | None:
@@ -1177,7 +1160,7 @@ def shard_names(document: dict[str, Any], path: str) -> list[str]:
     names: dict[str, None] = {}
     for value in weights.values():
         for name in value if isinstance(value, list) else [value]:
-            if not isinstance(name, str) or os.path.basename(name) != name or "\0" in name or not name:
+            if not is_file_name(name):
                 raise FormatError("a shard must be a file in the same folder as the map", file=path)
             names[name] = None
     if not names:

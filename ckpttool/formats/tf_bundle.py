@@ -17,7 +17,14 @@ from typing import IO, Any, Literal, cast
 from ckpttool.core import deferred, dtypes, filesystem, limits, source
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.deferred import NamedTuple, dataclass
-from ckpttool.core.errors import CkpttoolError, FormatError, TruncatedError, UnsupportedError, abbreviate_list
+from ckpttool.core.errors import (
+    CkpttoolError,
+    FormatError,
+    TruncatedError,
+    UnsupportedError,
+    abbreviate_list,
+    locate_errors,
+)
 from ckpttool.core.source import (
     Buffer,
     ByteSwappedSource,
@@ -58,7 +65,11 @@ FRAMEWORK = "tensorflow"
 
 def claims(probe: Probe) -> str | None:
     """Return the checkpoint prefix for a path, or None if it is not a TensorFlow checkpoint."""
-    return find_prefix(probe)
+    if probe.kind == "missing":
+        return _match_prefix(probe)
+    if probe.kind == "folder":
+        return _prefix_of_folder(probe)
+    return _prefix_of_file(probe) if probe.kind == "file" else None
 
 
 def redirected(probe: Probe, location: str) -> str | None:
@@ -69,12 +80,10 @@ def redirected(probe: Probe, location: str) -> str | None:
 def read(location: str) -> Checkpoint:
     """List the checkpoint with prefix `location`; check every entry, but read no tensor."""
     index = _index_file(f"{location}.index")
-    try:
+    with locate_errors(file=index.path):
         entries = sstable.read_table(_index_bytes(index))
         listing = _BundleReader(location, entries)
         tensors = listing.tensors()
-    except CkpttoolError as error:
-        raise error.located(file=index.path) from error.__cause__
     tree, notes = _tree(tensors, index.path)
     writer = f"tensor bundle version {listing.header.producer}"
     files = (index, *listing.files())
@@ -82,15 +91,6 @@ def read(location: str) -> Checkpoint:
 
 
 # Resolve a path to a TensorFlow checkpoint: a prefix, its index, a shard, a state file, or a folder.
-
-
-def find_prefix(probe: Probe) -> str | None:
-    """Return the prefix for a path; None if it is not a tensor bundle."""
-    if probe.kind == "missing":
-        return _match_prefix(probe)
-    if probe.kind == "folder":
-        return _prefix_of_folder(probe)
-    return _prefix_of_file(probe) if probe.kind == "file" else None
 
 
 def _match_prefix(probe: Probe) -> str | None:
@@ -330,10 +330,8 @@ def _tree(tensors: dict[str, VariableInfo], index: str) -> tuple[Tree, tuple[str
         return tree_by_name(tensors), (
             "the object graph is in a missing shard; tensors are listed by TensorFlow's own keys",
         )
-    try:
+    with locate_errors(file=index, path=KEY):
         tree, notes = tree_from_graph(_text(graph.source, "graph_bytes"), tensors)
-    except CkpttoolError as error:
-        raise error.located(file=index, path=KEY) from error.__cause__
     containers, refused = _modules(tree)
     containers = {**tree.containers, **containers}
     return replace(tree, containers=containers) if containers else tree, (*notes, *refused)

@@ -16,12 +16,12 @@ from ckpttool.core import deferred, filesystem, limits
 from ckpttool.core.deferred import NamedTuple
 from ckpttool.core.dtypes import np
 from ckpttool.core.errors import (
-    CkpttoolError,
     FormatError,
     NotFoundError,
     UnsupportedError,
     UsageError,
     abbreviate_list,
+    locate_errors,
 )
 from ckpttool.core.source import File, Shape, Source, combine_parts
 from ckpttool.core.tree import Leaf, Path, PathStep, Role, Tree
@@ -787,10 +787,8 @@ def read(file: str) -> Fields:
     if len(data) > most:
         size = filesystem.getsize(file)
         raise limits.limit_error("state_bytes", "the protocol buffer text is too large", size, file=file)
-    try:
+    with locate_errors(file=file):
         return _parse_message(_tokens(data.decode("latin-1")))
-    except CkpttoolError as error:
-        raise error.located(file=file) from error.__cause__
 
 
 class EnumName(str):

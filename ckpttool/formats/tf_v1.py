@@ -11,7 +11,7 @@ from ckpttool.core import dtypes, filesystem, limits
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.deferred import NamedTuple
 from ckpttool.core.dtypes import np
-from ckpttool.core.errors import CkpttoolError, FormatError, TruncatedError, UnsupportedError
+from ckpttool.core.errors import CkpttoolError, FormatError, TruncatedError, UnsupportedError, locate_errors
 from ckpttool.core.source import Buffer, File, Shape, Source, UnreadableSource
 from ckpttool.encodings import protobuf, sstable
 from ckpttool.encodings.protobuf import Message
@@ -58,16 +58,12 @@ def read(location: str) -> Checkpoint:
     for table, metas, _ in opened:
         for meta in metas:
             name = protobuf.as_text(meta.name)
-            try:
+            with locate_errors(file=table.file.path, path=name):
                 _gather_slices(wholes, name, meta, table)
-            except CkpttoolError as error:
-                raise error.located(file=table.file.path, path=name) from error.__cause__
     tensors = {}
     for name, whole in wholes.items():
-        try:
+        with locate_errors(file=location, path=name):
             tensors[name] = VariableInfo(whole.dtype, whole.shape, _slices_source(whole, location))
-        except CkpttoolError as error:
-            raise error.located(file=location, path=name) from error.__cause__
     files = tuple(table.file for table, _, _ in opened)
     writer = f"checkpoint version {opened[0][2]}"
     return Checkpoint(location, NAME, tree_by_name(tensors), files, writer, "crc32c")
@@ -295,13 +291,11 @@ def _require_shards(shards: tuple[str, ...]) -> tuple[str, ...]:
 def _open_shard(path: str) -> tuple[SStable, list[SliceMeta], int]:
     """Return the table of a shard, the slices that it lists, and its version."""
     table = sstable.open_table(File.stamp(path))
-    try:
+    with locate_errors(file=path):
         first = table.first()
         if first is None or first[0]:
             raise FormatError("not a V1 checkpoint: the table has no list of tensors")
         return table, *_parse_metas(first[1])
-    except CkpttoolError as error:
-        raise error.located(file=path) from error.__cause__
 
 
 def _parse_metas(data: bytes) -> tuple[list[SliceMeta], int]:

@@ -14,7 +14,7 @@ from ckpttool.core import code_references, deferred, dtypes, filesystem, limits
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.code_references import CODE, CodeReference, merge_references, relocate_references
 from ckpttool.core.deferred import dataclass, field
-from ckpttool.core.errors import CkpttoolError, FormatError, NotFoundError, UnsupportedError
+from ckpttool.core.errors import FormatError, NotFoundError, UnsupportedError, locate_errors
 from ckpttool.core.source import DeflatedSpan, File, Shape, Span, Storage
 from ckpttool.core.text import format_count
 from ckpttool.core.tree import (
@@ -74,11 +74,9 @@ def read(location: str) -> Checkpoint:
     Raise FormatError if archive, pickle and storages do not match, or if the pickle contains a call
     with side effects.
     """
-    try:
+    with locate_errors(file=location):
         opened = _open_archive(location)
         found = list_archive(opened)
-    except CkpttoolError as error:
-        raise error.located(file=location) from error.__cause__
     files = opened.opened.values() if isinstance(opened, UnpackedArchive) else (opened.file,)
     return found.checkpoint(location, NAME, *files)
 
