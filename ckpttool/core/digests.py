@@ -91,18 +91,30 @@ def map_tensors(
 ) -> dict[Path, str]:
     """Apply `work` to every tensor, here and in the worker thread; raise the error of the first tensor."""
     total = sum(leaf.nbytes for _, leaf in checkpoint.tree.tensors())
-    done, notes = 0, _HashResults(checkpoint, work)
+    done = 0
+    results: dict[Path, str] = {}
+    errors: dict[Path, CkpttoolError] = {}
+
+    def take(path: Path, leaf: Leaf) -> None:
+        try:
+            results[path] = work(path, leaf)
+        except CkpttoolError as error:
+            errors[path] = error.located(file=checkpoint.path, path=checkpoint.tree.names[path])
+
     for path, leaf in checkpoint.tree.tensors():
-        if notes.wrong:
+        if errors:
             break
         if leaf.nbytes >= SHARED and lane.idle:
-            lane.do(partial(notes.take, path, leaf))
+            lane.do(partial(take, path, leaf))
         else:
-            notes.take(path, leaf)
+            take(path, leaf)
         done += leaf.nbytes
         progress(done, total)
     lane.wait()
-    return notes.complete()
+    for path in checkpoint.tree:
+        if path in errors:
+            raise errors[path]
+    return results
 
 
 class DigestRecorder:
@@ -206,30 +218,6 @@ class TeeSource:
     def sha256(self) -> str:
         """Return the digest of the data read."""
         return self.recorder.sha256(self.path)
-
-
-class _HashResults:
-    """Results for each tensor, from any thread, or the error that prevented one."""
-
-    def __init__(self, checkpoint: Checkpoint, work: Callable[[Path, Leaf], str]) -> None:
-        self._checkpoint, self._work = checkpoint, work
-        self._found: dict[Path, str] = {}
-        self.wrong: dict[Path, CkpttoolError] = {}
-
-    def take(self, path: Path, leaf: Leaf) -> None:
-        """Process one tensor."""
-        try:
-            self._found[path] = self._work(path, leaf)
-        except CkpttoolError as error:
-            tree = self._checkpoint.tree
-            self.wrong[path] = error.located(file=self._checkpoint.path, path=tree.names[path])
-
-    def complete(self) -> dict[Path, str]:
-        """Return all results; raise the error of the first tensor that has one."""
-        for path in self._checkpoint.tree:
-            if path in self.wrong:
-                raise self.wrong[path]
-        return self._found
 
 
 def combine_digests(checkpoint: Checkpoint, hashes: Mapping[Path, str]) -> Digest:

@@ -22,9 +22,10 @@ CkpttoolError                 base class of all errors for the caller; the comma
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import ClassVar
 
 from ckpttool.core import urls
@@ -76,6 +77,15 @@ class CkpttoolError(Exception):
         self.file = self.file or (None if file is None else urls.display_url(file))
         self.path = self.path or path
         return self
+
+
+@contextlib.contextmanager
+def locate_errors(*, file: str | None = None, path: str | None = None) -> Iterator[None]:
+    """Fill in the file or tensor path of an error that is raised in the block."""
+    try:
+        yield
+    except CkpttoolError as error:
+        raise error.located(file=file, path=path) from error.__cause__
 
 
 class UsageError(CkpttoolError):
@@ -224,7 +234,8 @@ def from_system_error(error: BaseException) -> CkpttoolError | None:
         number = number or _probe_resources()
     elif isinstance(error, OSError):
         number = number if error.errno is None else error.errno
-    file = _path_text(getattr(error, "filename", None))
+    name = getattr(error, "filename", None)
+    file = os.fsdecode(name) if isinstance(name, (str, bytes)) else None
     if number in _RESOURCES:
         message, hint = _RESOURCES[number]
         return CkpttoolError(message, file=file, hint=hint)
@@ -245,10 +256,6 @@ def _probe_resources() -> int | None:
             return None
     except OSError as error:
         return error.errno
-
-
-def _path_text(name: object) -> str | None:
-    return os.fsdecode(name) if isinstance(name, (str, bytes)) else None
 
 
 def abbreviate_list(names: Sequence[str], most: int) -> str:

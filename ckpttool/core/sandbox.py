@@ -283,10 +283,6 @@ _NO_NEW_PRIVILEGES = 38  # linux/prctl.h
 _SET_FILTER, _ALL_THREADS, _NO_SPECULATION_RULE = 1, 1, 4  # linux/seccomp.h
 
 
-def _system_library() -> Any:
-    return ctypes.CDLL(None, use_errno=True)
-
-
 def _system_call(library: Any, number: int, *arguments: Any) -> int:
     words = [ctypes.c_long(each) if isinstance(each, int) else each for each in arguments]
     return int(library.syscall(ctypes.c_long(number), *words))
@@ -477,7 +473,7 @@ def restrict(
     if memory is not None:
         missing[MEMORY] = _limit_memory(memory)
     if sys.platform.startswith("linux") and hasattr(os, "O_PATH") and ctypes is not None:
-        library = _system_library()
+        library = ctypes.CDLL(None, use_errno=True)
         library.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0)
         missing[NETWORK] = missing[PROGRAMS] = _filter_calls(library)
         rules = [(path, _READING | _WRITING) for path in writes]

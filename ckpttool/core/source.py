@@ -403,9 +403,10 @@ def _read_verified(span: Span) -> Buffer:
 
 
 class MissingShard(NamedTuple):
-    """A tensor, or a part of one, whose shard is missing."""
+    """A tensor, or a part of one, whose shard is missing; `checksum` is that of its bytes, if recorded."""
 
     path: str
+    checksum: Checksum | None = None
 
     @property
     def missing_path(self) -> str:
@@ -414,7 +415,20 @@ class MissingShard(NamedTuple):
 
     def read(self) -> bytes:
         """Raise TruncatedError."""
-        raise TruncatedError(f"shard {os.path.basename(self.path)} is missing", file=self.path)
+        folder, name = os.path.split(self.path)
+        raise TruncatedError(f"shard {name} is missing", file=self.path, hint=f"copy it to {folder or '.'}")
+
+
+class UnreadableSource(NamedTuple):
+    """Bytes that are only listed; `reason` is why."""
+
+    file: str | None
+    reason: str
+    hint: str | None = None
+
+    def read(self) -> Buffer:
+        """Raise UnsupportedError."""
+        raise UnsupportedError(self.reason, file=self.file, hint=self.hint)
 
 
 class Inline(NamedTuple):
@@ -563,16 +577,15 @@ class KeptSource:
         return self._data
 
 
-class ByteSwappedSpan(NamedTuple):
+class ByteSwappedSource(NamedTuple):
     """Big-endian data: every `width` bytes of `base` are byte-swapped."""
 
-    base: Span
+    base: Source
     width: int
 
     def read(self) -> Buffer:
         """Return the bytes in little-endian order."""
-        data = np.frombuffer(self.base.read(), dtype=np.dtype(f"V{self.width}"))
-        flat = data.view(np.uint8).reshape(-1, self.width)[:, ::-1]
+        flat = np.frombuffer(self.base.read(), np.uint8).reshape(-1, self.width)[:, ::-1]
         return np.ascontiguousarray(flat).reshape(-1).data
 
 
@@ -751,7 +764,7 @@ def _iter_columns(source: Source, height: int, row: int, width: int, *, verify: 
 def _file_run(source: Source) -> Span | _TemporaryCopy | None:
     """Return the run of a local file that a source's bytes are; None if reading them again costs more."""
     while not isinstance(source, Span) and not hasattr(source, "streams"):
-        source = cast(PiecewiseSource, source).base
+        source = cast(Any, source).base
     if isinstance(source, _TemporaryCopy):
         return source
     span = _streamed_span(source)
@@ -800,12 +813,7 @@ def _copy_columns(part: np.ndarray, pieces: Iterator[Buffer], first: int, row: i
 
 
 class PiecewiseSource(Protocol):
-    """A source that yields its bytes in pieces if its `base` does."""
-
-    @property
-    def base(self) -> Source:
-        """The source that is read."""
-        ...
+    """A source that yields its bytes in pieces, if its `base` does or `streams` returns that it does."""
 
     def pieces(self, *, verify: bool = True) -> Iterator[Buffer]:
         """Yield the bytes, each piece valid until the next; without `verify`, again after a complete pass."""

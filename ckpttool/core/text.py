@@ -237,11 +237,9 @@ def clean(text: str) -> str:
     """Return the text with unprintable characters (control, bidi, surrogates) escaped."""
     if text.isprintable():
         return text
-    return "".join(c if c.isprintable() else _escape(c) for c in text)
-
-
-def _escape(character: str) -> str:
-    return character.encode("unicode_escape", "surrogatepass").decode()
+    return "".join(
+        c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text
+    )
 
 
 def shorten(text: str, width: int) -> str:

@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from threading import Lock
-from typing import IO, TYPE_CHECKING, Any, NoReturn, Protocol, cast
+from typing import IO, TYPE_CHECKING, Any, NoReturn, cast
 
 from ckpttool.core import filesystem, limits, urls
 from ckpttool.core.deferred import NamedTuple, dataclass
@@ -32,7 +32,7 @@ from ckpttool.core.filesystem import (
     require_fetchable,
 )
 from ckpttool.core.limits import Limits
-from ckpttool.core.source import Buffer, Checksum, DeflatedSpan, File, Span, Storage, crc32
+from ckpttool.core.source import Buffer, Checksum, DeflatedSpan, File, PiecewiseSource, Span, Storage, crc32
 from ckpttool.core.text import format_size
 
 if TYPE_CHECKING:
@@ -476,15 +476,6 @@ _DESCRIPTORS = {
 _BEFORE = max(_DESCRIPTORS)
 
 
-class _HeaderRun(NamedTuple):
-    """Bytes of the archive with the local headers of some entries, by their indices in the order."""
-
-    base: int
-    length: int
-    first: int
-    last: int
-
-
 def locate_members(file: File, window: ZipWindow, entries: list[ZipEntry], stop: int) -> dict[str, ZipMember]:
     """Return the members by name, in directory order, with the positions from their local headers.
 
@@ -525,13 +516,18 @@ def _iter_local_headers(
     Headers that are close together are read in one request.
     """
     runs = list(_iter_header_runs(ordered, stop, _NEAR if window.descriptor is not None else _NEAR_ELSEWHERE))
-    for run, data in zip(runs, window.each((run.length, run.base) for run in runs), strict=True):
-        for entry in ordered[run.first : run.last]:
-            yield entry, data, entry.header - run.base
+    for (base, _, members), data in zip(runs, window.each((run[1], run[0]) for run in runs), strict=True):
+        for entry in members:
+            yield entry, data, entry.header - base
 
 
-def _iter_header_runs(ordered: Sequence[ZipEntry], stop: int, near: int) -> Iterator[_HeaderRun]:
-    """Yield byte ranges that cover all local headers; headers less than `near` apart share one range."""
+def _iter_header_runs(
+    ordered: Sequence[ZipEntry], stop: int, near: int
+) -> Iterator[tuple[int, int, Sequence[ZipEntry]]]:
+    """Yield start and length of byte ranges that cover all local headers, with the entries of each.
+
+    Headers less than `near` apart share one range.
+    """
     position = 0
     while position < len(ordered):
         base, end = max(0, ordered[position].header - _BEFORE), _header_limit(ordered[position])
@@ -541,7 +537,7 @@ def _iter_header_runs(ordered: Sequence[ZipEntry], stop: int, near: int) -> Iter
                 break
             end = max(end, _header_limit(ordered[following]))
             following += 1
-        yield _HeaderRun(base, min(end, stop) - base, position, following)
+        yield base, min(end, stop) - base, ordered[position:following]
         position = following
 
 
@@ -739,15 +735,7 @@ class _MemberRecord(NamedTuple):
     header: int
 
 
-class StreamedPart(Protocol):
-    """A part of a member that is read in pieces, once for its checksum and once to be written."""
-
-    def pieces(self, *, verify: bool = True) -> Iterator[Buffer]:
-        """Yield the bytes; without `verify`, again after a complete pass."""
-        ...
-
-
-def _part_pieces(part: Buffer | StreamedPart, *, verify: bool) -> Iterable[Buffer]:
+def _part_pieces(part: Buffer | PiecewiseSource, *, verify: bool) -> Iterable[Buffer]:
     return (part,) if isinstance(part, Buffer) else part.pieces(verify=verify)
 
 
@@ -766,7 +754,7 @@ class ZipWriter:
         """CRC-32 of every member written so far."""
         return tuple(member.crc for member in self._members)
 
-    def add(self, name: str, *parts: Buffer | StreamedPart) -> None:
+    def add(self, name: str, *parts: Buffer | PiecewiseSource) -> None:
         """Write one member from the concatenation of `parts`."""
         raw = name.encode("utf-8")
         flags = 0 if raw.isascii() else UTF8

@@ -18,111 +18,8 @@ from typing import Any
 from ckpttool.core.code_references import CLASSES, CODE, PLAIN, UNKNOWN, Verdict, unsafe_references
 from ckpttool.encodings.pickle_values import RENAMED, Dict, Global, PickleObject, Set, StoredBytes
 
-
-def _qualified_names(module: str, names: str) -> frozenset[str]:
-    return frozenset(f"{module}.{name}" for name in names.split())
-
-
-# The standard library: names whose calls create data from their arguments alone.
-_DATA = frozenset().union(
-    _qualified_names("_codecs", "encode"),
-    _qualified_names("_collections", "_tuplegetter"),
-    _qualified_names("_io", "BytesIO StringIO"),
-    _qualified_names("_random", "Random"),
-    _qualified_names("_weakrefset", "WeakSet"),
-    _qualified_names("argparse", "Namespace"),
-    _qualified_names("array", "array _array_reconstructor"),
-    _qualified_names(
-        "builtins",
-        "bool bytearray bytes classmethod complex dict float frozenset int list object property range "
-        "reversed set slice staticmethod str tuple NotImplemented Ellipsis long unicode xrange",
-    ),
-    _qualified_names("collections", "ChainMap Counter OrderedDict UserDict UserList UserString defaultdict deque"),  # noqa: E501
-    _qualified_names("copyreg", "__newobj__ __newobj_ex__ _reconstructor"),
-    _qualified_names("dataclasses", "Field _DataclassParams _FIELD _MISSING_TYPE"),
-    _qualified_names("datetime", "date datetime time timedelta timezone tzinfo"),
-    _qualified_names("decimal", "Decimal"),
-    _qualified_names("fractions", "Fraction"),
-    _qualified_names("functools", "partial"),
-    _qualified_names("io", "BytesIO StringIO"),
-    _qualified_names(
-        "ipaddress", "IPv4Address IPv4Interface IPv4Network IPv6Address IPv6Interface IPv6Network"
-    ),
-    _qualified_names("itertools", "chain combinations count cycle islice permutations product repeat zip_longest"),  # noqa: E501
-    _qualified_names("logging", "getLogger"),
-    _qualified_names("operator", "attrgetter itemgetter"),
-    _qualified_names("pathlib", "Path PosixPath PurePath PurePosixPath PureWindowsPath WindowsPath"),
-    _qualified_names("pathlib._local", "Path PosixPath PurePath PurePosixPath PureWindowsPath WindowsPath"),
-    _qualified_names("random", "Random"),
-    _qualified_names("re", "_compile"),
-    _qualified_names("time", "struct_time"),
-    _qualified_names("types", "SimpleNamespace"),
-    _qualified_names("uuid", "SafeUUID UUID"),
-    _qualified_names("zoneinfo", "ZoneInfo"),
-)  # fmt: skip
-# Classes that a pickle may reference, as bases and annotations of classes by value, but not call.
-_NAMED_ONLY = frozenset().union(
-    _qualified_names("abc", "ABC ABCMeta"),
-    _qualified_names("builtins", "type super"),
-    _qualified_names("collections.abc", "Callable Iterable Iterator Mapping MutableMapping Sequence Set Hashable"),  # noqa: E501
-    _qualified_names("enum", "Enum IntEnum Flag IntFlag EnumMeta EnumType"),
-    _qualified_names("numbers", "Complex Integral Number Rational Real"),
-    _qualified_names("types", "FunctionType CodeType MethodType NoneType"),
-    _qualified_names(
-        "typing",
-        "Any Callable ClassVar Dict Final FrozenSet Generic Iterable Iterator List Literal Mapping "
-        "NamedTuple Optional Protocol Sequence Set Tuple Type TypeVar Union",
-    ),
-)  # fmt: skip
 _METACLASSES = frozenset(("abc.ABCMeta", "builtins.type", "enum.EnumMeta", "enum.EnumType"))
 _BUILTIN_ERRORS = ("Error", "Exception", "Warning", "Interrupt", "Iteration")
-
-# Names in the pickles that numpy and torch write: element types and storage classes (torch's list is in
-# torch/_weights_only_unpickler.py, _get_allowed_globals).
-_NUMBERS = (
-    "bool float16 float32 float64 complex64 complex128 int8 int16 int32 int64 uint8 uint16 uint32 uint64"
-)
-_TYPED = "BFloat16 Bool Byte Char Double Float Half Int Long Short"
-_LIBRARIES = frozenset().union(
-    _qualified_names("numpy", f"{_NUMBERS} bool_ float_ int_ str_ bytes_"),
-    _qualified_names("numpy", "dtype ndarray number floating integer generic"),
-    _qualified_names("numpy.dtypes", " ".join(f"{n.capitalize()}DType" for n in _NUMBERS.split()).replace("Ui", "UI")),  # noqa: E501
-    *(
-        _qualified_names(f"numpy.{core}", "multiarray.scalar multiarray._reconstruct numeric._frombuffer")
-        for core in ("core", "_core")
-    ),
-    _qualified_names("torch", f"{_NUMBERS} complex32 bfloat16 Size Tensor device"),
-    _qualified_names("torch", " ".join(f"int{n} uint{n}" for n in range(1, 8))),
-    _qualified_names("torch", "bits8 bits16 bits1x8 bits2x4 bits4x2 qint8 qint32 quint8 quint2x4 quint4x2"),
-    _qualified_names("torch", "float4_e2m1fn_x2 float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz"),
-    _qualified_names("torch", "float8_e8m0fnu"),
-    _qualified_names("torch", "strided sparse_coo sparse_csr sparse_csc sparse_bsr sparse_bsc contiguous_format"),  # noqa: E501
-    _qualified_names("torch", "per_tensor_affine per_tensor_symmetric"),
-    _qualified_names("torch", "per_channel_affine per_channel_symmetric per_channel_affine_float_qparams"),
-    _qualified_names("torch", "QInt8Storage QInt32Storage QUInt8Storage QUInt4x2Storage QUInt2x4Storage"),
-    _qualified_names("torch", "ComplexFloatStorage ComplexDoubleStorage UntypedStorage"),
-    _qualified_names("torch.cuda", "ComplexFloatStorage ComplexDoubleStorage"),
-    _qualified_names("torch.storage", "TypedStorage UntypedStorage _UntypedStorage _TypedStorage"),
-    *(
-        _qualified_names(module, " ".join(f"{each}{kind}" for each in _TYPED.split()))
-        for module in ("torch", "torch.cuda", "torch.sparse", "torch.cuda.sparse")
-        for kind in ("Tensor", "Storage")
-    ),
-    _qualified_names("torch.autograd.variable", "Variable"),
-    _qualified_names("torch.nn.parameter", "Parameter Buffer"),
-    _qualified_names("torch._tensor", "_rebuild_from_type_v2 _rebuild_from_type"),
-    _qualified_names("torch.tensor", "_rebuild_from_type"),
-    _qualified_names("torch.serialization", "_get_layout"),
-    _qualified_names("torch.jit._pickle", "build_intlist build_doublelist build_boollist build_tensorlist restore_type_tag"),  # noqa: E501
-    _qualified_names(
-        "torch._utils",
-        "_rebuild_tensor _rebuild_tensor_v2 _rebuild_tensor_v3 _rebuild_parameter "
-        "_rebuild_parameter_with_state _rebuild_qtensor _rebuild_sparse_tensor _rebuild_sparse_csr_tensor "
-        "_rebuild_nested_tensor _rebuild_wrapper_subclass "
-        "_rebuild_meta_tensor_no_storage _rebuild_device_tensor_from_numpy "
-        "_rebuild_device_tensor_from_cpu_tensor _rebuild_xla_tensor _rebuild_mlc_tensor",
-    ),
-)  # fmt: skip
 
 
 def _read_allowlist() -> dict[str, set[str]]:
@@ -142,6 +39,7 @@ def _read_allowlist() -> dict[str, set[str]]:
 
 
 _SECTIONS = _read_allowlist()
+_DATA, _NAMED_ONLY, _LIBRARIES = (_SECTIONS[name] for name in ("data", "types", "tensors"))
 _CALLED = _SECTIONS["called"]
 _INSTANCES = _CALLED | _SECTIONS["instances"]
 # Names that a function by value may use, and modules of the standard library that it may import. A library

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, Literal, TypeVar
 
 from ckpttool.core import source
 from ckpttool.core.deferred import NamedTuple
@@ -213,6 +214,11 @@ def as_ints(value: int | bytes | memoryview) -> list[int]:
     return found
 
 
+def as_int32s(value: int | bytes | memoryview) -> list[int]:
+    """Return the numbers of a repeated int32 field's value, packed or not."""
+    return [*map(as_int32, as_ints(value))]
+
+
 def as_message(value: int | Data) -> Data:
     """Return the value of a field that must be a message or a string."""
     if isinstance(value, int):
@@ -222,9 +228,83 @@ def as_message(value: int | Data) -> Data:
 
 def as_text(value: int | bytes | memoryview) -> str:
     """Return a string field; bytes that are not UTF-8 become lone surrogates, so nothing is lost."""
+    return as_bytes(value).decode("utf-8", "surrogateescape")
+
+
+def as_bytes(value: int | bytes | memoryview) -> bytes:
+    """Return the content of a string or bytes field."""
     if isinstance(value, int):
         raise FormatError("a protobuf field contains a number instead of a string")
-    return bytes(value).decode("utf-8", "surrogateescape")
+    return bytes(value)
+
+
+def _as_floats(value: int | bytes | memoryview, form: str) -> tuple[float, ...]:
+    """Return the numbers of a repeated field of fixed width ("f" or "d"), packed or not."""
+    width = struct.calcsize(form)
+    data = value.to_bytes(width, "little") if isinstance(value, int) else value
+    if len(data) % width:
+        raise FormatError("a packed array ends in the middle of a number")
+    return struct.unpack(f"<{len(data) // width}{form}", data)
+
+
+class Kind(NamedTuple):
+    """How the values of a field are decoded: wire types, conversion, and the value of an absent field.
+
+    A field with several values is a list of them (`many` is "each"; "packed" if one value is a list of
+    numbers) or the message that its parts make ("merged"); otherwise the last value counts.
+    """
+
+    wires: int
+    convert: Callable[[Any], Any]
+    absent: Any = None
+    many: Literal["", "each", "packed", "merged"] = ""
+
+
+INT, INT32 = Kind(NUMBER, as_int, 0), Kind(NUMBER, as_int32, 0)
+TEXT, BINARY = Kind(DELIMITED, as_text, ""), Kind(DELIMITED, as_bytes, b"")
+MESSAGE = Kind(DELIMITED, as_message, many="merged")
+TEXTS, BINARIES, MESSAGES = (
+    Kind(DELIMITED, convert, many="each") for convert in (as_text, as_bytes, as_message)
+)
+INTS = Kind(NUMBERS, as_ints, many="packed")
+FLOATS = Kind(WORDS, partial(_as_floats, form="f"), many="packed")
+DOUBLES = Kind(LONGS, partial(_as_floats, form="d"), many="packed")
+
+
+class Message:
+    """The fields of a message by number, as `decode` returns them."""
+
+    def __init__(self, fields: Mapping[int, Kind]) -> None:
+        """Prepare to decode these fields; others are skipped."""
+        self.kinds = tuple(fields.values())
+        self.schema = {number: kind.wires for number, kind in fields.items()}
+        self.places = {
+            number: (at, kind.convert, kind.many) for at, (number, kind) in enumerate(fields.items())
+        }
+        self.merged = [at for at, kind in enumerate(self.kinds) if kind.many == "merged"]
+
+
+def decode(
+    data: bytes | memoryview,
+    message: Message,
+    fields: Callable[[Any, Schema], Iterable[tuple[int, Any]]] = parse_fields,
+    keep: Callable[[], None] = lambda: None,
+) -> list[Any]:
+    """Return the values of a message's fields in the order of `message`; `keep` counts the items of lists."""
+    values: list[Any] = [[] if kind.many else kind.absent for kind in message.kinds]
+    for number, value in fields(data, message.schema):
+        at, convert, many = message.places[number]
+        if not many:
+            values[at] = convert(value)
+        elif many == "packed":
+            values[at] += convert(value)
+        else:
+            values[at].append(convert(value))
+            if many == "each":
+                keep()
+    for at in message.merged:
+        values[at] = merge_messages(values[at], type(data)(b""))
+    return values
 
 
 # Writing the protobuf wire format: each function returns one field's bytes, none for proto3's default.
@@ -363,8 +443,9 @@ _TAG, _SIMPLE, _TENSOR = 1, 2, 8
 _DTYPE, _SHAPE, _CONTENT = 1, 2, 4
 _DIM = 2
 
-# By type number: the field of its values, and their format in `tensor_content`.
-_TYPES = {1: (5, "<f"), 2: (6, "<d"), 3: (7, "<i"), 9: (10, "<q")}
+# By type number: the format of its values in `tensor_content`, in the order of their fields below.
+_INT32 = 3
+_TYPES = {1: "<f", 2: "<d", 3: "<i", 9: "<q"}
 
 
 _EVENT = {_STEP: NUMBER, **dict.fromkeys((3, 4, 5, 6, 7, 8, 9), DELIMITED)}
@@ -374,15 +455,9 @@ _FIELDS = {
     # obsolete_old_style_histogram, image, histo, audio, tensor
     **dict.fromkeys((3, 4, 5, 6, _TENSOR), DELIMITED),
 }
-_TENSOR_FIELDS = {
-    _DTYPE: NUMBER,
-    _SHAPE: DELIMITED,
-    _CONTENT: DELIMITED,
-    5: WORDS,
-    6: LONGS,
-    7: NUMBERS,
-    10: NUMBERS,
-}
+_TENSOR_FIELDS = Message(
+    {_DTYPE: INT32, _SHAPE: MESSAGE, _CONTENT: BINARY, 5: FLOATS, 6: DOUBLES, 7: INTS, 10: INTS}
+)
 
 
 class ScalarEvent(NamedTuple):
@@ -473,37 +548,15 @@ def _bits_to_float(bits: int) -> float:
 
 def _tensor_scalar(tensor: bytes) -> float | None:
     """Return the number in a tensor without dimensions, None for others; one without values is zero."""
-    dtype, content, shapes = 0, b"", []
-    values: dict[int, list[int | bytes]] = {field: [] for field, _ in _TYPES.values()}
-    for number, value in parse_fields(tensor, _TENSOR_FIELDS):
-        if number == _DTYPE:
-            dtype = as_int32(value)
-        elif number == _SHAPE:
-            shapes.append(as_message(value))
-        elif number == _CONTENT:
-            content = as_message(value)
-        else:
-            values[number].append(value)
-    dims = parse_fields(merge_messages(shapes, b""), {_DIM: DELIMITED})
-    if dtype not in _TYPES or dims:
+    dtype, shape, content, *values = decode(tensor, _TENSOR_FIELDS)
+    if dtype not in _TYPES or parse_fields(shape, {_DIM: DELIMITED}):
         return None
-    field, form = _TYPES[dtype]
     if content:
-        return _unpack_scalar(form, content)
-    if form in ("<i", "<q"):
-        numbers = [each for value in values[field] for each in as_ints(value)]
-        if form == "<i":
-            numbers = list(map(as_int32, numbers))
-        return _single_number(numbers)
-    size = struct.calcsize(form)
-    data = b"".join(v.to_bytes(size, "little") if isinstance(v, int) else v for v in values[field])
-    return _unpack_scalar(form, data) if data else 0.0
-
-
-def _single_number(numbers: list[int]) -> float:
+        return _unpack_scalar(_TYPES[dtype], content)
+    numbers = values[[*_TYPES].index(dtype)]
     if len(numbers) > 1:
         raise FormatError("a scalar has several values", found=str(len(numbers)))
-    return float(numbers[0]) if numbers else 0.0
+    return float(as_int32(numbers[0]) if dtype == _INT32 else numbers[0]) if numbers else 0.0
 
 
 def _unpack_scalar(form: str, data: bytes) -> float:

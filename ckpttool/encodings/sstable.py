@@ -11,7 +11,14 @@ from typing import IO
 
 from ckpttool.core import limits, source
 from ckpttool.core.deferred import NamedTuple
-from ckpttool.core.errors import ChecksumError, CkpttoolError, FormatError, TruncatedError, UnsupportedError
+from ckpttool.core.errors import (
+    ChecksumError,
+    CkpttoolError,
+    FormatError,
+    TruncatedError,
+    UnsupportedError,
+    locate_errors,
+)
 from ckpttool.core.source import File
 from ckpttool.encodings import protobuf
 
@@ -39,20 +46,13 @@ _ENTRY = 32
 TableEntry = tuple[bytes, bytes]
 
 
-class TableLimits(NamedTuple):
-    """Limits of a table: unpacked bytes of one block, entries, and bytes of all its keys."""
-
-    block: int
-    entries: int
-    keys: int
+# How many entries, and bytes of keys, a table may still have.
+Room = tuple[int, int]
 
 
-def table_limits(size: int) -> TableLimits:
+def _table_room(size: int) -> Room:
     """Return the current limits for a table of `size` bytes."""
-    here = limits.current()
-    return TableLimits(
-        here.block_bytes, here.entries + size // _ENTRY, max(_KEY_BYTES_FLOOR, _KEY_EXPANSION * size)
-    )
+    return limits.current().entries + size // _ENTRY, max(_KEY_BYTES_FLOOR, _KEY_EXPANSION * size)
 
 
 class BlockHandle(NamedTuple):
@@ -69,33 +69,31 @@ def read_table(data: bytes) -> list[TableEntry]:
     limit, neither stored nor decompressed.
     """
     meta, index = parse_footer(data)
-    left = table_limits(len(data))
-    _read_limited_block(data, meta, left)
+    room = _table_room(len(data))
+    _read_limited_block(data, meta, room)
     found: list[TableEntry] = []
     lower: bytes | None = None
     free = 0
-    for bound, value in _read_limited_block(data, index, left):
+    for bound, value in _read_limited_block(data, index, room):
         handle = _read_handle(value, 0, len(value))[0]
         if handle.offset < free:
             # Blocks are stored in sequence; a block listed repeatedly would cost its size each time.
             raise FormatError("the blocks of the table overlap", offset=handle.offset)
         free = handle.offset + handle.size + TRAILER
-        entries = _read_limited_block(data, handle, left)
+        entries = _read_limited_block(data, handle, room)
         _require_key_range(lower, entries, bound, handle.offset)
         lower = bound
         found += entries
-        left = TableLimits(
-            left.block, left.entries - len(entries), left.keys - sum(len(key) for key, _ in entries)
-        )
+        room = room[0] - len(entries), room[1] - sum(len(key) for key, _ in entries)
     return found
 
 
-def _read_limited_block(data: bytes, handle: BlockHandle, left: TableLimits) -> list[TableEntry]:
-    if left.block < handle.size <= len(data):
+def _read_limited_block(data: bytes, handle: BlockHandle, room: Room) -> list[TableEntry]:
+    if limits.current().block_bytes < handle.size <= len(data):
         raise limits.limit_error(
             "block_bytes", "a block of the table is too large", handle.size, offset=handle.offset
         )
-    return _read_block(data, handle, left)
+    return _read_block(data, handle, room)
 
 
 def parse_footer(data: bytes) -> tuple[BlockHandle, BlockHandle]:
@@ -139,7 +137,7 @@ def _require_within(handle: BlockHandle, size: int) -> None:
         )
 
 
-def _read_block(data: bytes, handle: BlockHandle, left: TableLimits) -> list[TableEntry]:
+def _read_block(data: bytes, handle: BlockHandle, room: Room) -> list[TableEntry]:
     offset, size = handle
     _require_within(handle, len(data))
     stop = offset + size
@@ -158,15 +156,15 @@ def _read_block(data: bytes, handle: BlockHandle, left: TableLimits) -> list[Tab
             "a block of the table has an unknown compression type", offset=stop, found=f"type {kind}"
         )
     try:
-        contents = data[offset:stop] if kind == _NONE else _decompress_snappy(data[offset:stop], left.block)
-        return _parse_entries(contents, left)
+        contents = data[offset:stop] if kind == _NONE else _decompress_snappy(data[offset:stop])
+        return _parse_entries(contents, room)
     except CkpttoolError as error:
         # Positions within a compressed block are those of the block, not of the file.
         error.offset = offset + (0 if kind == _SNAPPY else error.offset or 0)
         raise
 
 
-def _decompress_snappy(data: bytes, most: int) -> bytes:
+def _decompress_snappy(data: bytes) -> bytes:
     """Return the contents of a snappy block; its declared size is checked before memory is allocated."""
     import cramjam
 
@@ -177,7 +175,7 @@ def _decompress_snappy(data: bytes, most: int) -> bytes:
             expected=f"at most {_SNAPPY_RATIO * len(data):,} bytes",
             found=f"{length:,}",
         )
-    if length > most:
+    if length > limits.current().block_bytes:
         raise limits.limit_error("block_bytes", "a compressed block of the table is too large", length)
     try:
         contents = bytes(cramjam.snappy.decompress_raw(data))
@@ -192,12 +190,13 @@ def _decompress_snappy(data: bytes, most: int) -> bytes:
     return contents
 
 
-def _parse_entries(block: bytes, left: TableLimits) -> list[TableEntry]:
+def _parse_entries(block: bytes, room: Room) -> list[TableEntry]:
     restarts, stop = _restart_points(block)
     found: list[TableEntry] = []
     starts = set()
     previous: bytes | None = None
     key = b""
+    most_entries, most_bytes = room
     at = spent = 0
     while at < stop:
         start = at
@@ -217,9 +216,9 @@ def _parse_entries(block: bytes, left: TableLimits) -> list[TableEntry]:
         found.append((key, block[middle:at]))
         previous = key
         spent += len(key)
-        if spent > left.keys:
+        if spent > most_bytes:
             raise FormatError("the keys of the table are far longer than the table", offset=start)
-        if len(found) > left.entries:
+        if len(found) > most_entries:
             raise limits.limit_error("entries", "the table has too many entries", len(found), offset=start)
     if found and not starts.issuperset(restarts):
         raise FormatError("a restart point of a block is not the start of a whole key", offset=stop)
@@ -302,7 +301,7 @@ class SStable(NamedTuple):
 
 def open_table(file: File) -> SStable:
     """Read the footer and the index of a table; raise FormatError if they are invalid."""
-    try:
+    with locate_errors(file=file.path):
         if file.size < FOOTER:
             raise TruncatedError(
                 "the table ends before its footer",
@@ -321,8 +320,6 @@ def open_table(file: File) -> SStable:
             free = handle.offset + handle.size + TRAILER
             bounds.append(bound)
             blocks.append(handle)
-    except CkpttoolError as error:
-        raise error.located(file=file.path) from error.__cause__
     return SStable(file, tuple(bounds), tuple(blocks))
 
 
@@ -332,15 +329,13 @@ def read_value(file: File, block: BlockHandle, key: bytes) -> bytes:
     A block's checksum is verified once. After that, a key of an uncompressed block needs only its
     own bytes.
     """
-    try:
+    with locate_errors(file=file.path):
         places = _block_value_places(file, block)
         if places is None:
             found = _cached_entries(file, block).get(key)
         else:
             place = places.get(key)
             found = None if place is None else file.read(*place)
-    except CkpttoolError as error:
-        raise error.located(file=file.path) from error.__cause__
     if found is None:
         raise FormatError("the table lacks an expected entry", file=file.path, offset=block.offset)
     return found
@@ -366,7 +361,7 @@ def _block_entries(file: File, handle: BlockHandle) -> list[TableEntry]:
 
 def _parse_stored_block(file: File, stored: bytes, handle: BlockHandle) -> list[TableEntry]:
     try:  # FOOTER more bytes follow every block; positions in errors count from its start
-        return _read_block(stored, BlockHandle(0, handle.size), table_limits(file.size))
+        return _read_block(stored, BlockHandle(0, handle.size), _table_room(file.size))
     except CkpttoolError as error:
         error.offset = (error.offset or 0) + handle.offset
         raise
@@ -413,20 +408,36 @@ def write_table(entries: Iterable[TableEntry], stream: IO[bytes], block_bytes: i
     The keys must ascend bytewise. One block is in memory at a time. A block is closed when its
     contents reach `block_bytes`, and before a single entry twice as large.
     """
-    table = _TableBuilder(stream)
-    block = _BlockBuilder(INTERVAL)
+    position = 0
+    index, block = _BlockBuilder(1), _BlockBuilder(INTERVAL)
+    waiting: tuple[bytes, bytes] | None = None  # the last block's last key, and its location
+
+    def put(contents: bytes) -> bytes:
+        nonlocal position
+        location = protobuf.encode_varint(position) + protobuf.encode_varint(len(contents))
+        checksum = source.crc32c(_UNCOMPRESSED, source.crc32c(contents))
+        stream.write(contents)
+        stream.write(_UNCOMPRESSED + source.mask_crc(checksum).to_bytes(4, "little"))
+        position += len(contents) + TRAILER
+        return location
+
     for key, value in entries:
         if len(key) + len(value) >= 2 * block_bytes and block.count:
-            table.add(block)
-            block = _BlockBuilder(INTERVAL)
-        table.separate(key)
+            waiting, block = (block.last, put(block.contents())), _BlockBuilder(INTERVAL)
+        if waiting is not None:
+            index.add(_separator(waiting[0], key), waiting[1])
+            waiting = None
         block.add(key, value)
         if block.size >= block_bytes:
-            table.add(block)
-            block = _BlockBuilder(INTERVAL)
+            waiting, block = (block.last, put(block.contents())), _BlockBuilder(INTERVAL)
     if block.count:
-        table.add(block)
-    return table.close()
+        waiting = block.last, put(block.contents())
+    meta = put(_BlockBuilder(INTERVAL).contents())
+    if waiting is not None:
+        index.add(_successor(waiting[0]), waiting[1])
+    footer = (meta + put(index.contents())).ljust(FOOTER - len(MAGIC), b"\0") + MAGIC
+    stream.write(footer)
+    return position + len(footer)
 
 
 class _BlockBuilder:
@@ -465,48 +476,6 @@ class _BlockBuilder:
         """Return the entries and the positions of the restart points."""
         count = len(self._restarts)
         return bytes(self._data) + struct.pack(f"<{count + 1}I", *self._restarts, count)
-
-
-class _TableBuilder:
-    """Blocks written so far, and the index block that grows with them."""
-
-    def __init__(self, stream: IO[bytes]) -> None:
-        self._stream = stream
-        self._index = _BlockBuilder(1)
-        self._position = 0
-        self._pending: tuple[bytes, bytes] | None = None  # the last block's last key, and its location
-
-    def separate(self, key: bytes) -> None:
-        """Add the block before `key` to the index, under a short key between the two."""
-        if self._pending is not None:
-            last, place = self._pending
-            self._index.add(_separator(last, key), place)
-            self._pending = None
-
-    def add(self, block: _BlockBuilder) -> None:
-        """Write a data block."""
-        self._pending = block.last, self._put(block)
-
-    def close(self) -> int:
-        """Write the empty metaindex block, the index block and the footer; return the size."""
-        meta = self._put(_BlockBuilder(INTERVAL))
-        if self._pending is not None:
-            last, place = self._pending
-            self._index.add(_successor(last), place)
-        index = self._put(self._index)
-        footer = (meta + index).ljust(FOOTER - len(MAGIC), b"\0") + MAGIC
-        self._stream.write(footer)
-        return self._position + len(footer)
-
-    def _put(self, block: _BlockBuilder) -> bytes:
-        contents = block.contents()
-        place = protobuf.encode_varint(self._position) + protobuf.encode_varint(len(contents))
-        checksum = source.crc32c(_UNCOMPRESSED, source.crc32c(contents))
-        trailer = _UNCOMPRESSED + source.mask_crc(checksum).to_bytes(4, "little")
-        self._stream.write(contents)
-        self._stream.write(trailer)
-        self._position += len(contents) + len(trailer)
-        return place
 
 
 def _common_prefix(first: bytes, second: bytes) -> int:

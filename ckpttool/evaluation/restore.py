@@ -39,7 +39,6 @@ from ckpttool.evaluation.evidence import GIVEN, NO_FACTS, AgentFacts
 from ckpttool.formats import onnx, tf_common
 from ckpttool.formats.detect import ensure_open, find_location, open_checkpoint
 from ckpttool.formats.probe import Format
-from ckpttool.formats.tf_bundle import MissingShardTensor
 from ckpttool.libraries import recognize, schema, single_networks, tf_names
 from ckpttool.libraries.recognize import recognize_checkpoint, recognize_tree
 from ckpttool.libraries.schema import (
@@ -729,7 +728,7 @@ def require_shards(tree: Tree) -> None:
     """Raise TruncatedError naming the first missing shard that tensors of the tree need."""
     lost: dict[str, list[Leaf]] = {}
     for _, leaf in tree.tensors():
-        if isinstance(leaf.source, MissingShardTensor | MissingShard):
+        if isinstance(leaf.source, MissingShard):
             lost.setdefault(leaf.source.path, []).append(leaf)
     if not lost:
         return

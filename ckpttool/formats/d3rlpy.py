@@ -13,7 +13,7 @@ from typing import IO, Any
 from ckpttool.core import text
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.code_references import merge_references, relocate_references
-from ckpttool.core.errors import CkpttoolError, FormatError, UnsupportedError
+from ckpttool.core.errors import FormatError, UnsupportedError, locate_errors
 from ckpttool.core.source import File
 from ckpttool.core.tree import Container, Leaf, Path, PathStep, Tree, ValueLeaf, key
 from ckpttool.encodings.pickle_values import StoredBytes, dumps
@@ -46,12 +46,10 @@ def read(location: str) -> Checkpoint:
     the structure that d3rlpy writes, or a part of it is damaged.
     """
     file = File.stamp(location)
-    try:
+    with locate_errors(file=location):
         pickled = load_pickle_file(file)
         stored, config, version = _entries(pickled, location)
         tree, found = _listed(file, stored, config, version)
-    except CkpttoolError as error:
-        raise error.located(file=location) from error.__cause__
     return Checkpoint(
         path=location,
         format=NAME,

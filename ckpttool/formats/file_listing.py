@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeGuard
 
 from ckpttool.core import text as documents
 from ckpttool.core.checkpoint import Checkpoint, Integrity
@@ -44,6 +45,16 @@ class FileListing:
 
 
 _NAMED = 3
+
+
+def is_file_name(name: object) -> TypeGuard[str]:
+    """Return whether a value from a file is the name of a file in the same folder."""
+    return (
+        isinstance(name, str)
+        and name not in ("", ".", "..")
+        and os.path.basename(name) == name
+        and "\0" not in name
+    )
 
 
 def note_unknown_members(names: Sequence[str]) -> tuple[str, ...]:

@@ -31,6 +31,7 @@ from ckpttool.core.errors import (
 )
 from ckpttool.core.source import (
     Buffer,
+    ByteSwappedSource,
     DeflatedSpan,
     File,
     Inline,
@@ -38,6 +39,7 @@ from ckpttool.core.source import (
     Source,
     Span,
     Storage,
+    UnreadableSource,
     cuts,
     gather_bytes,
 )
@@ -604,29 +606,6 @@ class OversizedSource(NamedTuple):
         raise _size_limit_error("the file's datasets declare", self.declared, self.base.length, self.base)
 
 
-class ByteSwappedSource(NamedTuple):
-    """Big-endian data: every `width` bytes of `base` are byte-swapped."""
-
-    base: Source
-    width: int
-
-    def read(self) -> Buffer:
-        """Return the bytes in little-endian order."""
-        flat = np.frombuffer(self.base.read(), np.uint8).reshape(-1, self.width)[:, ::-1]
-        return np.ascontiguousarray(flat).reshape(-1).data
-
-
-class UnreadableDataset(NamedTuple):
-    """A dataset that is listed but cannot be read; `reason` is the cause."""
-
-    base: Storage
-    reason: str
-
-    def read(self) -> NoReturn:
-        """Raise UnsupportedError."""
-        raise UnsupportedError(self.reason, file=file_span(self.base).file.path)
-
-
 # Validate the child process's listing of an HDF5 file: nothing impossible for the file is accepted.
 
 _MOST = (1 << 63) - 1
@@ -695,7 +674,7 @@ class _EntryValidator:
         address = self._address(entry)
         if "unreadable" in entry:
             why = f"dataset {path} contains {_require_text(entry['unreadable'])}"
-            return Hdf5Dataset(path, address, dtype, shape, UnreadableDataset(self.base, why))
+            return Hdf5Dataset(path, address, dtype, shape, UnreadableSource(self.file, why))
         return Hdf5Dataset(path, address, dtype, shape, self._source(number, entry, dtype, shape))
 
     def _address(self, entry: Mapping[str, Any]) -> int:
@@ -752,7 +731,7 @@ class _EntryValidator:
         unknown = [each.name or str(each.code) for each in filters if each.code not in KNOWN]
         if unknown:
             named = ", ".join(unknown)
-            return UnreadableDataset(self.base, f"dataset {path} uses an unsupported filter: {named}")
+            return UnreadableSource(self.file, f"dataset {path} uses an unsupported filter: {named}")
         return ChunkedSource(self.base, number, shape, chunk, chunks, filters, fill)
 
     def _claim(self, offset: int, length: int, path: str) -> None:

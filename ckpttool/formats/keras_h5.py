@@ -7,20 +7,21 @@ import itertools
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import IO, TYPE_CHECKING, Any
 
 from ckpttool.core import deferred, dtypes, filesystem, limits
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.deferred import NamedTuple
 from ckpttool.core.dtypes import np
-from ckpttool.core.errors import CkpttoolError, FormatError, UnsupportedError
+from ckpttool.core.errors import FormatError, UnsupportedError, locate_errors
 from ckpttool.core.optimizers import FAMILIES
 from ckpttool.core.source import File
 from ckpttool.core.tree import Leaf, Path, PathStep, Tree, attr, display
 from ckpttool.encodings import archives
 from ckpttool.encodings.archives import ZipArchive
 from ckpttool.formats import file_listing, hdf5, keras_tree
-from ckpttool.formats.file_listing import join_checkpoints
+from ckpttool.formats.file_listing import FileListing, join_checkpoints
 from ckpttool.formats.hdf5 import Hdf5Dataset, Hdf5Group, Hdf5Index
 from ckpttool.formats.keras_config import (
     PARTS,
@@ -96,21 +97,11 @@ def read(location: str) -> Checkpoint:
         files, index = keras_tree.read_shards(file)
     else:
         files, index = (file,), hdf5.read_index(hdf5.whole_file(file))
-    found = keras_tree.add_file_to_errors(file.path, lambda: keras_tree.list_model(index))
+    with locate_errors(file=file.path):
+        found = list_model(index)
     version = found.details.get("keras_version")
     writer = f"Keras {version}" if isinstance(version, str) else None
-    return Checkpoint(
-        location,
-        NAME,
-        found.tree,
-        files,
-        writer,
-        "none",
-        found.notes,
-        dict(found.details),
-        found.code_references,
-        found.unjudged,
-    )
+    return replace(found, writer=writer).checkpoint(location, NAME, *files)
 
 
 # Write a `.weights.h5` file that Keras 3 loads, with h5py; the same tree gives the same bytes.
@@ -670,7 +661,8 @@ def read_archive(location: str) -> Checkpoint:
     index = keras_tree.merge_shards([hdf5.read_index(archive.source(name)) for name in weights], file.path)
     model, compiled = config_of(config), config.get("compile_config")
     optimizer = optimizer_config(compiled.get("optimizer") if isinstance(compiled, dict) else None)
-    found = keras_tree.add_file_to_errors(file.path, lambda: keras_tree.list_model(index, model, optimizer))
+    with locate_errors(file=file.path):
+        found = list_model(index, model, optimizer)
     version = metadata.get("keras_version")
     details = {key: value for key, value in metadata.items() if isinstance(value, str)}
     judgement = merge_audits([*judges, ConfigAudit(found.code_references, found.unjudged)])
@@ -683,18 +675,15 @@ def read_archive(location: str) -> Checkpoint:
         *file_listing.note_unknown_members(others),
         *found.notes,
     )
-    return Checkpoint(
-        path=location,
-        format=ARCHIVE_NAME,
-        tree=found.tree,
-        files=(file,),
-        writer=f"Keras {version}" if isinstance(version, str) else None,
-        integrity="crc32" if archive.recorded else "none",
-        notes=notes,
-        details={**found.details, **details},
-        code_references=judgement.code_references,
-        unjudged=judgement.unjudged,
-    )
+    return FileListing(
+        found.tree,
+        f"Keras {version}" if isinstance(version, str) else None,
+        "crc32" if archive.recorded else "none",
+        notes,
+        {**found.details, **details},
+        judgement.code_references,
+        judgement.unjudged,
+    ).checkpoint(location, ARCHIVE_NAME, file)
 
 
 def _read_document(archive: ZipArchive, name: str) -> tuple[dict[str, Any], tuple[str, ...]]:
@@ -703,10 +692,8 @@ def _read_document(archive: ZipArchive, name: str) -> tuple[dict[str, Any], tupl
         return {}, (f"the archive has no {name}",)
     if member.size > limits.current().json_bytes:
         raise limits.limit_error("json_bytes", f"{name} is too large", member.size, file=archive.file.path)
-    try:
+    with locate_errors(file=archive.file.path):
         return parse_config(bytes(archive.source(name).read()), name)
-    except CkpttoolError as error:
-        raise error.located(file=archive.file.path) from error.__cause__
 
 
 def _weight_members(archive: ZipArchive) -> Sequence[str]:

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Any
 
 from ckpttool.core import deferred, text
-from ckpttool.core.code_references import CodeReference
 from ckpttool.core.deferred import NamedTuple, dataclass, field
-from ckpttool.core.errors import CkpttoolError, FormatError
+from ckpttool.core.errors import FormatError
 from ckpttool.core.optimizers import ADAM, FAMILIES, SGD, find_class
 from ckpttool.core.source import File, Shape
 from ckpttool.core.tree import Alias, Container, Leaf, Path, PathStep, Role, Tree, attr, index
 from ckpttool.encodings import archives
 from ckpttool.formats import hdf5, keras_config
+from ckpttool.formats.file_listing import FileListing, is_file_name
 from ckpttool.formats.hdf5 import Hdf5Dataset, Hdf5Group, Hdf5Index
 from ckpttool.formats.keras_config import (
     NOTHING,
@@ -40,20 +40,9 @@ from ckpttool.formats.tf_object_graph import slot_path
 OPTIMIZER: Path = (attr("optimizer"),)
 
 
-@dataclass(frozen=True, slots=True)
-class KerasModel:
-    """A listed model: its tree, notes for the user, and the facts specific to Keras."""
-
-    tree: Tree
-    notes: tuple[str, ...]
-    details: Mapping[str, Any] = field(default_factory=dict)
-    code_references: tuple[CodeReference, ...] = ()
-    unjudged: tuple[str, ...] = ()
-
-
 def list_model(
     index: Hdf5Index, config: KerasConfig = NOTHING, optimizer: KerasConfig = NOTHING
-) -> KerasModel:
+) -> FileListing:
     """Return the model in the datasets; `config` and `optimizer` are additional information on it.
 
     Raise FormatError if attributes name weights that do not exist.
@@ -66,16 +55,18 @@ def list_model(
     )
 
 
-def _list_by_structure(index: Hdf5Index, config: KerasConfig, optimizer: KerasConfig) -> KerasModel:
+def _list_by_structure(index: Hdf5Index, config: KerasConfig, optimizer: KerasConfig) -> FileListing:
     if is_legacy(index):
         return _list_legacy(index)
     if is_modules(index):
         return _list_modules(index, config, optimizer)
     leaves = {tuple(map(attr, d.path.split("/"))): dataset_leaf(d) for d in index.datasets.values()}
-    return KerasModel(Tree(leaves, _aliases(index, leaves)), index.notes, {"layout": "datasets"})
+    return FileListing(
+        Tree(leaves, _aliases(index, leaves)), notes=index.notes, details={"layout": "datasets"}
+    )
 
 
-def _list_modules(index: Hdf5Index, config: KerasConfig, optimizer: KerasConfig) -> KerasModel:
+def _list_modules(index: Hdf5Index, config: KerasConfig, optimizer: KerasConfig) -> FileListing:
     root, strays = build_nodes(index)
     walk = KerasWalk(config, root)
     leaves = dict(walk.leaves)
@@ -113,14 +104,14 @@ def _list_modules(index: Hdf5Index, config: KerasConfig, optimizer: KerasConfig)
     if walk.unnamed:
         notes.append(f"variables with a number instead of a name: {walk.unnamed:,}")
     details = {"layout": "weights.h5", "model": config.cls, "name": root.name or config.name}
-    return KerasModel(
+    return FileListing(
         Tree(leaves, _aliases(index, leaves), containers),
-        (*notes, *note_lambdas(config)),
-        {**details, "optimizer": found.cls},
+        notes=(*notes, *note_lambdas(config)),
+        details={**details, "optimizer": found.cls},
     )
 
 
-def _list_legacy(index: Hdf5Index) -> KerasModel:
+def _list_legacy(index: Hdf5Index) -> FileListing:
     top = index.groups[""].attributes
     about = index.groups[find_weights_group(index)].attributes
     text, training = top.get("model_config"), top.get("training_config")
@@ -157,7 +148,7 @@ def _list_legacy(index: Hdf5Index) -> KerasModel:
     details = {"layout": "h5", "model": config.cls, "name": config.name, "optimizer": optimizer.cls}
     versions = {key: about.get(key) or top.get(key) for key in ("keras_version", "backend")}
     tree = Tree(leaves, _aliases(index, leaves), containers)
-    return KerasModel(tree, notes, {**details, **versions})
+    return FileListing(tree, notes=notes, details={**details, **versions})
 
 
 def _list_weights(
@@ -201,14 +192,6 @@ def _aliases(index: Hdf5Index, leaves: Mapping[Path, Leaf]) -> dict[Path, tuple[
             alias = Alias(tuple(map(attr, name.split("/"))), name)
             found[path] = (*found.get(path, ()), alias)
     return found
-
-
-def add_file_to_errors(file: str, make: Callable[[], KerasModel]) -> KerasModel:
-    """Call `make` and return its result; add the file name to its errors."""
-    try:
-        return make()
-    except CkpttoolError as error:
-        raise error.located(file=file) from error.__cause__
 
 
 def config_document(format_: str, location: str) -> dict[str, Any] | None:
@@ -739,9 +722,16 @@ def _is_plain_number(name: str) -> bool:
     return name.isascii() and name.isdecimal() and str(int(name[:18])) == name
 
 
-def dataset_leaf(dataset: Hdf5Dataset, role: Role = "parameter", trainable: bool | None = None) -> Leaf:
+def dataset_leaf(
+    dataset: Hdf5Dataset,
+    role: Role = "parameter",
+    trainable: bool | None = None,
+    *,
+    of: Path | None = None,
+    slot: str | None = None,
+) -> Leaf:
     """Return a dataset as a leaf."""
-    return Leaf(dataset.dtype, dataset.shape, dataset.source, dataset.path, role, trainable=trainable)
+    return Leaf(dataset.dtype, dataset.shape, dataset.source, dataset.path, role, of, slot, trainable)
 
 
 # Keras optimizers: which of their variables are slots, of what kind, and of which variable.
@@ -825,28 +815,25 @@ def optimizer_leaves(
     `trained` are the trained variables in the optimizer's order, None if that order is unknown. Counts
     and shapes must agree exactly; otherwise no slot is assigned to a variable.
     """
-    found: dict[Path, Leaf] = {}
     if config.cls == "LossScaleOptimizer" and len(datasets) >= len(_SCALED):
         return _loss_scale_leaves(datasets, at), True
     order = _slot_order(datasets, config, trained)
     for number, kinds in ((n, _match_slots(datasets[n:], order, trained)) for n in setting_counts(datasets)):
         if kinds is None:
             continue
-        for name, role, dataset in _settings(datasets[:number]):
-            found[*at, attr(name)] = _leaf(dataset, role)
+        found = _settings(datasets[:number], at)
         for dataset, kind, of in kinds:
-            found[slot_path(at, kind, of)] = _leaf(dataset, "slot", of, kind)
+            found[slot_path(at, kind, of)] = dataset_leaf(dataset, "slot", of=of, slot=kind)
         rest = datasets[number + len(kinds) :]
         for n, dataset in enumerate(rest):
             name = "u_product" if config.cls == "Nadam" and not n else f"vars/{number + len(kinds) + n}"
-            found[(*at, *map(attr, name.split("/")))] = _leaf(dataset, "other")
+            found[(*at, *map(attr, name.split("/")))] = dataset_leaf(dataset, "other")
         return found, True
     start = max(setting_counts(datasets))
-    for name, role, dataset in _settings(datasets[:start]):
-        found[*at, attr(name)] = _leaf(dataset, role)
+    found = _settings(datasets[:start], at)
     for number, dataset in enumerate(datasets[start:], start):
         last = dataset.path.rpartition("/")[2] or str(number)
-        found[*at, attr("vars"), attr(last)] = _leaf(dataset, "slot" if dataset.shape else "other")
+        found[*at, attr("vars"), attr(last)] = dataset_leaf(dataset, "slot" if dataset.shape else "other")
     return found, start == len(datasets)
 
 
@@ -881,12 +868,10 @@ def _loss_scale_leaves(datasets: Sequence[Hdf5Dataset], at: Path) -> dict[Path, 
 
     Source: keras/src/optimizers/loss_scale_optimizer.py, build and variables.
     """
-    found: dict[Path, Leaf] = {}
-    for (name, role), dataset in zip(_SCALED, datasets, strict=False):
-        found[*at, attr(name)] = _leaf(dataset, role)
+    found = _settings(datasets, at, _SCALED)
     for number, dataset in enumerate(datasets[len(_SCALED) :], len(_SCALED)):
         last = dataset.path.rpartition("/")[2] or str(number)
-        found[*at, attr("vars"), attr(last)] = _leaf(dataset, "other")
+        found[*at, attr("vars"), attr(last)] = dataset_leaf(dataset, "other")
     return found
 
 
@@ -898,12 +883,10 @@ def listed_leaves(
     `names` has `KIND/DATASET` for every slot and an empty string for other variables; `owners` are the
     model's variables by dataset. Return None if anything disagrees.
     """
-    found: dict[Path, Leaf] = {}
     settings = [d for d, name in zip(datasets, names, strict=False) if not name]
     if len(names) != len(datasets) or max(setting_counts(settings)) != len(settings):
         return None
-    for name, role, dataset in _settings(settings):
-        found[*at, attr(name)] = _leaf(dataset, role)
+    found = _settings(settings, at)
     for dataset, name in zip(datasets, names, strict=True):
         kind, _, of = name.partition("/")
         if not name:
@@ -911,7 +894,7 @@ def listed_leaves(
         path, shape = owners.get(of, (None, None))
         if path is None or shape != dataset.shape or not kind or slot_path(at, kind, path) in found:
             return None
-        found[slot_path(at, kind, path)] = _leaf(dataset, "slot", path, kind)
+        found[slot_path(at, kind, path)] = dataset_leaf(dataset, "slot", of=path, slot=kind)
     return found
 
 
@@ -924,10 +907,14 @@ def setting_counts(datasets: Sequence[Hdf5Dataset]) -> list[int]:
     return [1]
 
 
-def _settings(datasets: Sequence[Hdf5Dataset]) -> Iterator[tuple[str, Role, Hdf5Dataset]]:
-    named: tuple[tuple[str, Role], ...] = (("iterations", "counter"), ("learning_rate", "other"))
-    for (name, role), dataset in zip(named, datasets, strict=False):
-        yield name, role, dataset
+_SETTINGS: tuple[tuple[str, Role], ...] = (("iterations", "counter"), ("learning_rate", "other"))
+
+
+def _settings(
+    datasets: Sequence[Hdf5Dataset], at: Path, named: tuple[tuple[str, Role], ...] = _SETTINGS
+) -> dict[Path, Leaf]:
+    pairs = zip(named, datasets, strict=False)
+    return {(*at, attr(name)): dataset_leaf(dataset, role) for (name, role), dataset in pairs}
 
 
 def _match_slots(
@@ -944,10 +931,6 @@ def _match_slots(
     if any(dataset.shape != one.shape for dataset, (_, one) in pairs):
         return None
     return [(dataset, kind, one.path) for dataset, (kind, one) in pairs]
-
-
-def _leaf(dataset: Hdf5Dataset, role: Role, of: Path | None = None, slot: str | None = None) -> Leaf:
-    return Leaf(dataset.dtype, dataset.shape, dataset.source, dataset.path, role, of, slot)
 
 
 # Prefixes and suffixes of slot names: Keras 2 `Adam/dense/kernel/m`, 2.11 `Adam/m/dense/kernel`, 3
@@ -974,14 +957,14 @@ def named_leaves(
         # Names begin with the optimizer's name, in Keras 2.11 to 2.15 with the kind (`m/dense/kernel`).
         owner = _find_owner("/".join(parts[1:]), owners, flat) or _find_owner("/".join(parts), owners, flat)
         if last in _COUNTERS:
-            path, leaf = (*at, attr("iterations")), _leaf(dataset, "counter")
+            path, leaf = (*at, attr("iterations")), dataset_leaf(dataset, "counter")
         elif owner is not None:
             kind = _kind(owner[0], config.cls or optimizer_class(parts[0]))
-            path, leaf = slot_path(at, kind, owner[1]), _leaf(dataset, "slot", owner[1], kind)
+            path, leaf = slot_path(at, kind, owner[1]), dataset_leaf(dataset, "slot", of=owner[1], slot=kind)
         else:
             role: Role = "slot" if dataset.shape else "other"
             complete = complete and not dataset.shape
-            path, leaf = (*at, *map(attr, parts[1:] or parts)), _leaf(dataset, role)
+            path, leaf = (*at, *map(attr, parts[1:] or parts)), dataset_leaf(dataset, role)
         found[path if path not in found else (*at, *map(attr, short.split("/")))] = leaf
     return found, complete
 
@@ -1060,13 +1043,13 @@ def leaves_by_count(
         if dataset.shape != one.shape:
             return None
         path = slot_path(at, kind, one.path)
-        found[path] = Leaf(dataset.dtype, dataset.shape, dataset.source, dataset.path, "slot", one.path, kind)
+        found[path] = dataset_leaf(dataset, "slot", of=one.path, slot=kind)
     for name, dataset in (*settings, *rest):
         counts = re.fullmatch(r"iterations?(_\d+)?(:0)?", name.rpartition("/")[2]) is not None
         last = (attr("iterations"),) if counts else tuple(map(attr, name.removesuffix(":0").split("/")))
         path = (*at, *last) if (*at, *last) not in found else (*at, *map(attr, name.split("/")))
         role: Role = "counter" if counts else "other"
-        found[path] = Leaf(dataset.dtype, dataset.shape, dataset.source, dataset.path, role)
+        found[path] = dataset_leaf(dataset, role)
     return found if len(found) == len(datasets) else None
 
 
@@ -1177,7 +1160,7 @@ def shard_names(document: dict[str, Any], path: str) -> list[str]:
     names: dict[str, None] = {}
     for value in weights.values():
         for name in value if isinstance(value, list) else [value]:
-            if not isinstance(name, str) or os.path.basename(name) != name or "\0" in name or not name:
+            if not is_file_name(name):
                 raise FormatError("a shard must be a file in the same folder as the map", file=path)
             names[name] = None
     if not names:

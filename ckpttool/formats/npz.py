@@ -10,7 +10,7 @@ from typing import IO, Any
 from ckpttool.core import deferred, dtypes
 from ckpttool.core.checkpoint import Checkpoint, Integrity
 from ckpttool.core.deferred import NamedTuple, dataclass, field
-from ckpttool.core.errors import CkpttoolError, UnsupportedError, abbreviate_list
+from ckpttool.core.errors import UnsupportedError, abbreviate_list, locate_errors
 from ckpttool.core.source import File, Inline, Span
 from ckpttool.core.tree import Container, Leaf, Path, Record, Tree, ValueLeaf, display, key
 from ckpttool.encodings import archives, npy
@@ -64,7 +64,7 @@ def read(location: str) -> Checkpoint:
     file = File.stamp(location)
     others: tuple[str, ...] = ()
     integrity: Integrity = "none"
-    try:
+    with locate_errors(file=location):
         if file.read(0, min(len(MAGIC), file.size)) == MAGIC:
             arrays = {UNNAMED: npy.read_npy(Span(file, 0, file.size))}
         else:
@@ -80,8 +80,6 @@ def read(location: str) -> Checkpoint:
             integrity = "crc32" if archive.recorded else "none"
         found = _ArrayCollection(arrays)
         tree = found.tree()
-    except CkpttoolError as error:
-        raise error.located(file=location) from error.__cause__
     notes = (f"skipped members that are not arrays: {abbreviate_list(others, 3)}",) if others else ()
     return Checkpoint(location, NAME, tree, (file,), integrity=integrity, notes=(*notes, *found.notes))
 

@@ -13,7 +13,14 @@ from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.code_references import CLASSES, CODE, CodeReference, merge_references
 from ckpttool.core.deferred import NamedTuple, dataclass, field
 from ckpttool.core.dtypes import np
-from ckpttool.core.errors import CkpttoolError, FormatError, TruncatedError, UnsupportedError, abbreviate_list
+from ckpttool.core.errors import (
+    CkpttoolError,
+    FormatError,
+    TruncatedError,
+    UnsupportedError,
+    abbreviate_list,
+    locate_errors,
+)
 from ckpttool.core.source import Buffer, File, Inline, Source, Span
 from ckpttool.core.tree import Container, Leaf, Path, Record, Role, Tree, ValueLeaf, attr, key
 from ckpttool.encodings import protobuf
@@ -788,12 +795,10 @@ def read(location: str) -> Checkpoint:
     file = File.stamp(location)
     model = read_model(file)
     lister = _ConstantLister(file)
-    try:
+    with locate_errors(file=file.path):
         lister.graph(model.graph, ())
         for function in model.functions:
             lister.nodes(function.nodes, (key(f"{function.domain}.{function.name}"),))
-    except CkpttoolError as error:
-        raise error.located(file=error.file or file.path) from error.__cause__
     return Checkpoint(
         location,
         NAME,
@@ -813,10 +818,8 @@ def read_model(file: File) -> OnnxModel:
     data = file.read(0, file.size)
     if data.startswith(_LFS):
         raise FormatError("a Git LFS pointer, not the file itself", file=file.path, hint="git lfs pull")
-    try:
+    with locate_errors(file=file.path):
         return parse_model(memoryview(data))
-    except CkpttoolError as error:
-        raise error.located(file=file.path) from error.__cause__
 
 
 def node_path(above: Path, node: OnnxNode) -> Path:
@@ -876,10 +879,8 @@ class _ConstantLister:
             self.left["sparse tensors"] += 1
             self.leaves[path] = ValueLeaf(Record(_SPARSE_RECORD, f"{title}{list(found.dims)[:64]}"))
             return
-        try:
+        with locate_errors(path=repr(name[:200])):
             self.leaves[path] = self._leaf(path, found, constant=constant)
-        except CkpttoolError as error:
-            raise error.located(path=error.path or repr(name[:200])) from error.__cause__
 
     def _leaf(self, path: Path, tensor: OnnxTensor, *, constant: bool) -> Leaf | ValueLeaf:
         row = TYPES.get(tensor.code)

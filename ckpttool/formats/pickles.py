@@ -455,7 +455,7 @@ class PickleTraversal(ABC, Generic[Place]):
 
     def native(self, path: Path) -> str:
         """Return the dotted name of a path."""
-        return ".".join(str(step.value) for step in path)
+        return dotted_name(path)
 
     def steps(self, path: Path, step: PathStep) -> Path:  # noqa: ARG002 - for those who override it
         """Return the steps that an entry adds to the container at `path`: `step`, or those in its name."""

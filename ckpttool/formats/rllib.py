@@ -13,7 +13,7 @@ from ckpttool.core import filesystem, limits, text
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.code_references import relocate_references
 from ckpttool.core.deferred import NamedTuple
-from ckpttool.core.errors import CkpttoolError, FormatError, NotFoundError, UnsupportedError
+from ckpttool.core.errors import FormatError, NotFoundError, UnsupportedError, locate_errors
 from ckpttool.core.source import File, Shape
 from ckpttool.core.tree import Leaf, Path, PathStep, Record, Tree, ValueLeaf, attr, display, key
 from ckpttool.encodings import pickle_values
@@ -60,10 +60,8 @@ def read(location: str) -> Checkpoint:
     What unpickling would call is listed as a record and named in a note. Raise UnsupportedError for
     other forms than pickles (msgpack, PyTorch), FormatError for damage.
     """
-    try:
+    with locate_errors(file=location):
         listed, files = _list_folder(location) if filesystem.isdir(location) else _list_file(location)
-    except CkpttoolError as error:
-        raise error.located(file=location) from error.__cause__
     return listed.checkpoint(location, NAME, *files)
 
 

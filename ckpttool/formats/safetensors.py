@@ -21,11 +21,12 @@ from ckpttool.core.errors import (
     UnsupportedError,
     UsageError,
     abbreviate_list,
+    locate_errors,
 )
 from ckpttool.core.source import File, MissingShard, Shape, Source, Span
 from ckpttool.core.tree import Alias, Container, Leaf, Path, Record, Tree, ValueLeaf, display, key
 from ckpttool.formats import embedded_tree, tensor_bytes, torch_roles
-from ckpttool.formats.file_listing import FileListing, join_checkpoints
+from ckpttool.formats.file_listing import FileListing, is_file_name, join_checkpoints
 from ckpttool.formats.probe import (
     SHARD_BYTES,
     OutputFile,
@@ -645,22 +646,15 @@ def _read_index(file: File) -> tuple[dict[str, str], str | None]:
     """
     if file.size > limits.current().json_bytes:
         raise limits.limit_error("json_bytes", "the index is too large", file.size, file=file.path)
-    try:
+    with locate_errors(file=file.path):
         found = documents.parse_strict_json(file.read(0, file.size), "the index")
-    except CkpttoolError as error:
-        raise error.located(file=file.path) from error.__cause__
     metadata = found.get(_METADATA)
     record = metadata.get(embedded_tree.KEY) if isinstance(metadata, dict) else None
     shard_of: Any = found.get(_MAP)
     if not isinstance(shard_of, dict) or not shard_of:
         raise FormatError("the index has no weight_map", file=file.path)
     for tensor, name in shard_of.items():
-        if (
-            not isinstance(name, str)
-            or os.path.basename(name) != name
-            or name in ("", ".", "..")
-            or not name.isprintable()
-        ):
+        if not is_file_name(name) or not name.isprintable():
             raise FormatError(
                 "a shard must be a file in the same folder as the index",
                 file=file.path,
@@ -673,12 +667,10 @@ def _read_index(file: File) -> tuple[dict[str, str], str | None]:
 def _list_shard(file: File) -> FileListing:
     from ckpttool.formats import torch_legacy
 
-    try:
+    with locate_errors(file=file.path):
         if claims(Probe(file.path)) is not None:
             return list_file(file)
         return torch_legacy.list_embedded(file, 0, file.size)
-    except CkpttoolError as error:
-        raise error.located(file=file.path) from error.__cause__
 
 
 class _ShardMerger:

@@ -22,12 +22,12 @@ from ckpttool.core.checkpoint import Checkpoint, Integrity
 from ckpttool.core.code_references import CodeReference, merge_references, relocate_references
 from ckpttool.core.deferred import NamedTuple
 from ckpttool.core.errors import (
-    CkpttoolError,
     FormatError,
     MissingExtraError,
     UnsupportedError,
     WorkerError,
     abbreviate_list,
+    locate_errors,
 )
 from ckpttool.core.source import File, NestedSource, Shape, Span, Storage
 from ckpttool.core.tree import Container, Leaf, Path, PathStep, Record, Tree, ValueLeaf, attr, index, key
@@ -79,11 +79,9 @@ def read(location: str) -> Checkpoint:
     What unpickling would call is listed as a record and named in a note. Raise FormatError if the parts
     are inconsistent, UnsupportedError if a nested archive is compressed.
     """
-    try:
+    with locate_errors(file=location):
         members = open_members(location)
         return _list_members(members).checkpoint(location, NAME, *members.files)
-    except CkpttoolError as error:
-        raise error.located(file=location) from error.__cause__
 
 
 class Sb3Members(NamedTuple):
@@ -253,10 +251,8 @@ def _list_state(name: str, source: Storage) -> FileListing:
             f"member {name!r} is a nested archive and must not be compressed",
             hint="unpack the file and point to the folder, or repack it without compression (zip -0)",
         )
-    try:
+    with locate_errors(path=name):
         found = torch_legacy.list_embedded(source.file, source.offset, source.length)
-    except CkpttoolError as error:
-        raise error.located(path=name) from error.__cause__
     # The library opens the member with zipfile, which verifies the checksum of all of it.
     tree = found.tree
     leaves = {
@@ -526,10 +522,8 @@ def read_sb2(location: str) -> Checkpoint:
     """
     file = File.stamp(location)
     zipped = file.read(0, min(2, file.size)) == b"PK"
-    try:
+    with locate_errors(file=location):
         found = list_sb2_zip(file) if zipped else list_sb2_pickle(file)
-    except CkpttoolError as error:
-        raise error.located(file=location) from error.__cause__
     return found.checkpoint(location, SB2_NAME, file)
 
 

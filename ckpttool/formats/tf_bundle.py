@@ -17,17 +17,35 @@ from typing import IO, Any, Literal, cast
 from ckpttool.core import deferred, dtypes, filesystem, limits, source
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.deferred import NamedTuple, dataclass
-from ckpttool.core.errors import CkpttoolError, FormatError, TruncatedError, UnsupportedError, abbreviate_list
-from ckpttool.core.source import Buffer, ByteSwappedSpan, Checksum, File, Inline, Shape, Source, Span
+from ckpttool.core.errors import (
+    CkpttoolError,
+    FormatError,
+    TruncatedError,
+    UnsupportedError,
+    abbreviate_list,
+    locate_errors,
+)
+from ckpttool.core.source import (
+    Buffer,
+    ByteSwappedSource,
+    Checksum,
+    File,
+    Inline,
+    MissingShard,
+    Shape,
+    Source,
+    Span,
+    UnreadableSource,
+)
 from ckpttool.core.text import format_count
 from ckpttool.core.tree import Alias, Container, Leaf, Path, PathStep, Role, Tree, attr, display
 from ckpttool.encodings import protobuf, sstable
+from ckpttool.encodings.protobuf import Message
 from ckpttool.formats import tf_common, tf_object_graph
 from ckpttool.formats.probe import OutputFile, Probe, Shard, ShardPlan, shard_pieces
 from ckpttool.formats.tensor_bytes import iter_exact
 from ckpttool.formats.tf_common import (
     Extent,
-    UnreadableSlices,
     VariableInfo,
     assemble_slices,
     count_elements,
@@ -47,7 +65,11 @@ FRAMEWORK = "tensorflow"
 
 def claims(probe: Probe) -> str | None:
     """Return the checkpoint prefix for a path, or None if it is not a TensorFlow checkpoint."""
-    return find_prefix(probe)
+    if probe.kind == "missing":
+        return _match_prefix(probe)
+    if probe.kind == "folder":
+        return _prefix_of_folder(probe)
+    return _prefix_of_file(probe) if probe.kind == "file" else None
 
 
 def redirected(probe: Probe, location: str) -> str | None:
@@ -58,12 +80,10 @@ def redirected(probe: Probe, location: str) -> str | None:
 def read(location: str) -> Checkpoint:
     """List the checkpoint with prefix `location`; check every entry, but read no tensor."""
     index = _index_file(f"{location}.index")
-    try:
+    with locate_errors(file=index.path):
         entries = sstable.read_table(_index_bytes(index))
         listing = _BundleReader(location, entries)
         tensors = listing.tensors()
-    except CkpttoolError as error:
-        raise error.located(file=index.path) from error.__cause__
     tree, notes = _tree(tensors, index.path)
     writer = f"tensor bundle version {listing.header.producer}"
     files = (index, *listing.files())
@@ -71,15 +91,6 @@ def read(location: str) -> Checkpoint:
 
 
 # Resolve a path to a TensorFlow checkpoint: a prefix, its index, a shard, a state file, or a folder.
-
-
-def find_prefix(probe: Probe) -> str | None:
-    """Return the prefix for a path; None if it is not a tensor bundle."""
-    if probe.kind == "missing":
-        return _match_prefix(probe)
-    if probe.kind == "folder":
-        return _prefix_of_folder(probe)
-    return _prefix_of_file(probe) if probe.kind == "file" else None
 
 
 def _match_prefix(probe: Probe) -> str | None:
@@ -103,23 +114,14 @@ def _prefix_of_file(probe: Probe) -> str | None:
             tf_common.v2_base(name) == base for name in probe.names
         )
         return probe.path[: -len(".index")] if ours and base else None
-    if tf_common.is_state_file(probe.head):
-        return _bundle_location(tf_common.latest_of_state(probe.path, probe.folder, probe.names))
-    return None
-
-
-def _bundle_location(found: tf_common.SaverCheckpoint) -> str | None:
-    return found.location if found.version == 2 else None
+    return tf_common.location_by_state(probe, 2)
 
 
 def _prefix_of_folder(probe: Probe) -> str | None:
     if not probe.names.isdisjoint(("saved_model.pb", "saved_model.pbtxt")):
         return None  # a SavedModel, whatever else is in its folder
-    state = os.path.join(probe.path, tf_common.NAME)
-    if tf_common.NAME in probe.names:
-        inner = Probe(state)
-        if inner.kind == "file" and tf_common.is_state_file(inner.head):
-            return _bundle_location(tf_common.latest_of_state(state, probe.path, probe.names))
+    if tf_common.find_state(probe) is not None:
+        return tf_common.location_by_state(probe, 2)
     mine = tf_common.v2_bases(probe.names)
     # Without a state file, nothing shows that the V2 checkpoints of a folder are newer than its V1 ones.
     others = tf_common.v1_bases(probe.path, probe.names) - mine if mine else set()
@@ -141,13 +143,18 @@ def _prefix_of_folder(probe: Probe) -> str | None:
 VERSION = 1
 
 # num_shards, endianness, version; dtype, shape, shard_id, offset, size, crc32c, slices.
-_HEADER = {1: protobuf.NUMBER, 2: protobuf.NUMBER, 3: protobuf.DELIMITED}
-_ENTRY = {
-    **dict.fromkeys((1, 3, 4, 5), protobuf.NUMBER),
-    **dict.fromkeys((2, 7), protobuf.DELIMITED),
-    6: protobuf.WORD,
-}
-_INT32 = (1, 3)
+_HEADER = Message({1: protobuf.INT32, 2: protobuf.INT32, 3: protobuf.MESSAGE})
+_ENTRY = Message(
+    {
+        1: protobuf.INT32,
+        2: protobuf.MESSAGE,
+        3: protobuf.INT32,
+        4: protobuf.INT,
+        5: protobuf.INT,
+        6: protobuf.INT._replace(wires=protobuf.WORD),
+        7: protobuf.MESSAGES,
+    }
+)
 
 
 class BundleHeader(NamedTuple):
@@ -174,58 +181,25 @@ class BundleEntry(NamedTuple):
 
 def parse_header(data: bytes) -> BundleHeader:
     """Decode a BundleHeaderProto."""
-    numbers = {1: 0, 2: 0}
-    version: dict[int, list[int]] = {1: [0], 2: [0], 3: []}
-    for number, value in protobuf.parse_fields(data, _HEADER):
-        if number in numbers:
-            numbers[number] = protobuf.as_int32(value)
-        else:
-            # Repeated occurrences of a message are merged: for scalars the last one counts, lists are
-            # concatenated.
-            for part, what in protobuf.parse_fields(protobuf.as_message(value), tf_common.VERSIONS):
-                version[part] += map(protobuf.as_int32, protobuf.as_ints(what))
-    if numbers[2] not in (0, 1):
-        raise FormatError("invalid endianness in the header", found=str(numbers[2]))
-    return BundleHeader(numbers[1], bool(numbers[2]), version[1][-1], version[2][-1], tuple(version[3]))
+    shards, order, versions = protobuf.decode(data, _HEADER)
+    if order not in (0, 1):
+        raise FormatError("invalid endianness in the header", found=str(order))
+    producer, least, refused = protobuf.decode(versions, tf_common.VERSIONS)
+    return BundleHeader(shards, bool(order), producer, least, tuple(refused))
 
 
 def parse_entry(data: bytes) -> BundleEntry:
     """Decode a BundleEntryProto; all numbers are as stored, including their sign, and not yet checked."""
-    numbers = [0, 0, 0, 0, 0, 0, 0]
-    shape: list[bytes] = []
-    slices: list[tuple[Extent, ...]] = []
-    for number, value in protobuf.parse_fields(data, _ENTRY):
-        if number == 2:
-            shape.append(protobuf.as_message(value))
-        elif number == 7:
-            slices.append(tf_common.parse_slice(protobuf.as_message(value)))
-        else:
-            numbers[number] = protobuf.as_int32(value) if number in _INT32 else protobuf.as_int(value)
-    _, dtype, _, shard, offset, size, checksum = numbers
-    extents = tf_common.parse_shape(protobuf.merge_messages(shape, b""))
-    return BundleEntry(dtype, extents, shard, offset, size, source.unmask_crc(checksum), tuple(slices))
+    dtype, shape, shard, offset, size, checksum, slices = protobuf.decode(data, _ENTRY)
+    cuts = tuple(map(tf_common.parse_slice, slices))
+    return BundleEntry(
+        dtype, tf_common.parse_shape(shape), shard, offset, size, source.unmask_crc(checksum), cuts
+    )
 
 
-# Sources found only in tensor bundles: strings, variants, and missing shards.
+# Sources found only in tensor bundles: strings and variants.
 
 Order = Literal["little", "big"]
-
-
-class MissingShardTensor(NamedTuple):
-    """A tensor in a missing shard; `checksum` is that of its bytes according to the index."""
-
-    path: str
-    checksum: Checksum
-
-    @property
-    def missing_path(self) -> str:
-        """Path of the missing shard."""
-        return self.path
-
-    def read(self) -> bytes:
-        """Raise TruncatedError."""
-        folder, name = os.path.split(self.path)
-        raise TruncatedError(f"shard {name} is missing", file=self.path, hint=f"copy it to {folder or '.'}")
 
 
 class TensorFlowStrings(NamedTuple):
@@ -352,14 +326,12 @@ def _tree(tensors: dict[str, VariableInfo], index: str) -> tuple[Tree, tuple[str
         return tree_by_name(tensors), ()
     if graph.dtype != "string" or graph.shape:
         raise FormatError("the object graph is not a single string", file=index, path=KEY)
-    if isinstance(graph.source, MissingShardTensor):
+    if isinstance(graph.source, MissingShard):
         return tree_by_name(tensors), (
             "the object graph is in a missing shard; tensors are listed by TensorFlow's own keys",
         )
-    try:
+    with locate_errors(file=index, path=KEY):
         tree, notes = tree_from_graph(_text(graph.source, "graph_bytes"), tensors)
-    except CkpttoolError as error:
-        raise error.located(file=index, path=KEY) from error.__cause__
     containers, refused = _modules(tree)
     containers = {**tree.containers, **containers}
     return replace(tree, containers=containers) if containers else tree, (*notes, *refused)
@@ -484,13 +456,13 @@ class _BundleReader:
         if entry.size:
             self._placed.setdefault(entry.shard, []).append((entry.offset, entry.size, key))
         if file is None:
-            return MissingShardTensor(self._shard_path(entry.shard), Checksum("crc32c", entry.checksum))
+            return MissingShard(self._shard_path(entry.shard), Checksum("crc32c", entry.checksum))
         span = Span(file, entry.offset, entry.size, Checksum("crc32c", entry.checksum))
         return _stored_source(span, dtype.name, elements, big_endian=self.header.big_endian)
 
     def _sliced(self, key: bytes, whole: BundleEntry, dtype: dtypes.DType) -> Source:
         if not dtype.itemsize:
-            return UnreadableSlices(
+            return UnreadableSource(
                 f"{self._prefix}.index", f"a tensor of type {dtype.name} is stored in slices"
             )
         parts = []
@@ -549,21 +521,14 @@ def _stored_source(span: Span, dtype: str, elements: int, *, big_endian: bool = 
     if dtype == "variant":
         return TensorFlowVariants(span._replace(checksum=None), elements, checksum, big_endian)
     width = dtypes.component_size(dtype)
-    return ByteSwappedSpan(span, width) if big_endian and width > 1 else span
+    return ByteSwappedSource(span, width) if big_endian and width > 1 else span
 
 
 def _header(data: bytes) -> BundleHeader:
     header = parse_header(data)
     if header.shards < 1:
         raise FormatError("invalid number of shards in the header", found=str(header.shards))
-    if header.producer < 0:
-        raise FormatError("negative version in the header", expected="0 or more", found=str(header.producer))
-    if header.min_consumer > VERSION or VERSION in header.bad_consumers:
-        raise UnsupportedError(
-            "the checkpoint requires a newer reader",
-            expected=f"version {VERSION}",
-            found=f"version {header.min_consumer}",
-        )
+    tf_common.require_version(*header[2:], VERSION)
     return header
 
 
@@ -871,7 +836,12 @@ class _BundleItem(NamedTuple):
     path: Path
 
 
-def pieces(
+def pieces(tree: Tree, **options: Any) -> tuple[OutputFile, ...]:
+    """Return the shards and the index of a tree, with the options of `plan_shards`."""
+    return shard_pieces(tree, plan_shards(tree, **options))
+
+
+def plan_shards(
     tree: Tree,
     *,
     graph: bool = True,
@@ -879,7 +849,7 @@ def pieces(
     shard_bytes: int | None = None,
     counter: int | None = None,
     between: str | None = None,
-) -> tuple[OutputFile, ...]:
+) -> ShardPlan:
     """Return the shards and the index of a tree; the shards must be filled before the index.
 
     With `graph`, store objects as tf.train.Checkpoint does (see tf_object_graph.plan_graph);
@@ -894,22 +864,6 @@ def pieces(
     Raise UnsupportedError, before anything is written, for values that are not tensors, for types
     that TensorFlow lacks, and for two tensors with the same name.
     """
-    plan = plan_shards(
-        tree, graph=graph, shards=shards, shard_bytes=shard_bytes, counter=counter, between=between
-    )
-    return shard_pieces(tree, plan)
-
-
-def plan_shards(
-    tree: Tree,
-    *,
-    graph: bool = True,
-    shards: int | None = None,
-    shard_bytes: int | None = None,
-    counter: int | None = None,
-    between: str | None = None,
-) -> ShardPlan:
-    """Return the shards and the index of a tree, with the options of `pieces`; raises as it does."""
     items = _list_items(_add_save_counter(tree, counter if graph else None), graph=graph)
     dealt = [
         tuple(_BundleRow.of(item, tree) for item in part)

@@ -9,23 +9,24 @@ import os
 import posixpath
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, Literal
 
 from ckpttool.core import deferred, filesystem, limits
 from ckpttool.core.deferred import NamedTuple
 from ckpttool.core.dtypes import np
 from ckpttool.core.errors import (
-    CkpttoolError,
     FormatError,
     NotFoundError,
     UnsupportedError,
     UsageError,
     abbreviate_list,
+    locate_errors,
 )
 from ckpttool.core.source import File, Shape, Source, combine_parts
 from ckpttool.core.tree import Leaf, Path, PathStep, Role, Tree
 from ckpttool.encodings import protobuf
+from ckpttool.encodings.protobuf import Message
 from ckpttool.formats.probe import Probe
 
 # TensorFlow's state file `checkpoint`: lists the checkpoints in a folder and names the latest one.
@@ -36,21 +37,8 @@ from ckpttool.formats.probe import Probe
 
 NAME = "checkpoint"
 
-# Possessive repeats (*+, ++) never backtrack, so that no text takes more than linear time.
-_SPACE = rb"(?:[ \t\r\n\f\v]|#[^\n]*+)*+"
-_STRING = rb"""(?:"(?:[^"\\\n]|\\.)*+"|'(?:[^'\\\n]|\\.)*+')"""
-_FIELD = deferred.compile(
-    rb"(?P<name>\w++)%b:%b(?:(?P<text>%b(?:%b%b)*+)|(?P<word>[-+.\w]++))%b[,;]?%b"
-    % (_SPACE, _SPACE, _STRING, _SPACE, _STRING, _SPACE, _SPACE),
-    re.DOTALL,
-)
-_PART = deferred.compile(_SPACE + rb"""(["'])(?P<inner>(?:(?!\1)[^\\\n]|\\.)*+)\1""", re.DOTALL)
-_BLANK = deferred.compile(_SPACE)
-_ESCAPE = deferred.compile(
-    rb"\\(?:([0-7]{1,3})|[xX]([0-9a-fA-F]{1,2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|(.))", re.DOTALL
-)
-_LETTERS = {b"n": b"\n", b"t": b"\t", b"r": b"\r", b"a": b"\a", b"b": b"\b", b"f": b"\f", b"v": b"\v"}
-_STARTS = deferred.compile(_SPACE + rb"(?:all_)?model_checkpoint_paths?%b:" % _SPACE)
+_GAP = rb"(?:[ \t\r\n\f\v]|#[^\n]*+)*+"
+_STARTS = deferred.compile(rb"%b(?:all_)?model_checkpoint_paths?%b:" % (_GAP, _GAP))
 
 
 class CheckpointState(NamedTuple):
@@ -75,15 +63,16 @@ def is_state_file(head: bytes) -> bool:
 
 def read_state(path: str) -> CheckpointState:
     """Read the state file; raise FormatError if it is damaged, too large, or has no latest checkpoint."""
-    most = limits.current().state_bytes
-    data = filesystem.read_bytes(path, 0, most + 1)
-    if len(data) > most:
-        found = filesystem.getsize(path)
-        raise limits.limit_error("state_bytes", "the state file is too large", found, file=path)
-    try:
-        return _parse_state(data)
-    except FormatError as error:
-        raise error.located(file=path) from error.__cause__
+    fields = read(path)
+    latest = [_name(value, path) for value in fields.get("model_checkpoint_path", ())]
+    every = [_name(value, path) for value in fields.get("all_model_checkpoint_paths", ())]
+    times = [_time(value, path) for value in fields.get("all_model_checkpoint_timestamps", ())]
+    preserved = [_time(value, path) for value in fields.get("last_preserved_timestamp", ())]
+    # If a field that is not repeated has several values, the last one counts.
+    if not latest or not latest[-1]:
+        raise FormatError("the state file does not name a latest checkpoint", file=path)
+    kept = preserved[-1] if preserved else None
+    return CheckpointState(latest[-1], tuple(every), tuple(times) if len(times) == len(every) else (), kept)
 
 
 def encode_state(state: CheckpointState) -> bytes:
@@ -96,68 +85,16 @@ def encode_state(state: CheckpointState) -> bytes:
     return "".join(f"{line}\n" for line in lines).encode("ascii")
 
 
-def _parse_state(data: bytes) -> CheckpointState:
-    latest, preserved = "", None
-    every: list[str] = []
-    times: list[float] = []
-    for field in _fields(data):
-        # If a field that is not repeated has several values, the last one counts.
-        match field["name"].decode("ascii", "replace"):
-            case "model_checkpoint_path":
-                latest = _text(field)
-            case "all_model_checkpoint_paths":
-                every.append(_text(field))
-            case "all_model_checkpoint_timestamps":
-                times.append(_number(field))
-            case "last_preserved_timestamp":
-                preserved = _number(field)
-    if not latest:
-        raise FormatError("the state file does not name a latest checkpoint")
-    return CheckpointState(latest, tuple(every), tuple(times) if len(times) == len(every) else (), preserved)
+def _name(value: object, path: str) -> str:
+    if type(value) is not str:
+        raise FormatError("the state file is damaged: expected a quoted name", file=path)
+    return os.fsdecode(value.encode("latin-1"))
 
 
-def _fields(data: bytes) -> Iterator[re.Match[bytes]]:
-    """Yield the message's fields."""
-    blank = _BLANK.match(data)
-    at = blank.end() if blank is not None else 0
-    while at < len(data):
-        found = _FIELD.match(data, at)
-        if found is None:
-            raise FormatError("the state file is damaged: expected a field with a value", offset=at)
-        at = found.end()
-        yield found
-
-
-def _text(field: re.Match[bytes]) -> str:
-    if field["text"] is None:
-        raise FormatError("the state file is damaged: expected a quoted name", offset=field.start())
-    try:
-        # Adjacent strings are one string.
-        parts = [_ESCAPE.sub(_character, part["inner"]) for part in _PART.finditer(field["text"])]
-    except (ValueError, OverflowError) as error:
-        raise FormatError(
-            "the state file is damaged: invalid escape sequence", offset=field.start()
-        ) from error
-    return os.fsdecode(b"".join(parts))
-
-
-def _character(match: re.Match[bytes]) -> bytes:
-    octal, digits, short, long, letter = match.groups()
-    if octal or digits:
-        return bytes([int(octal or digits, 8 if octal else 16) & 255])
-    if short or long:
-        return chr(int(short or long, 16)).encode()
-    return _LETTERS.get(letter, letter)
-
-
-def _number(field: re.Match[bytes]) -> float:
-    try:
-        found = float(field["word"] or b"nan")
-    except ValueError:
-        found = math.nan
-    if not math.isfinite(found):
-        raise FormatError("the state file is damaged: invalid timestamp", offset=field.start())
-    return found
+def _time(value: object, path: str) -> float:
+    if not isinstance(value, int | float) or not math.isfinite(value):
+        raise FormatError("the state file is damaged: invalid timestamp", file=path)
+    return float(value)
 
 
 def _escaped(name: str) -> str:
@@ -348,7 +285,22 @@ def checkpoint_at(location: str, names: frozenset[str]) -> SaverCheckpoint | Non
     return SaverCheckpoint(1, folder + fits[0]) if fits else None
 
 
-def latest_of_state(path: str, folder: str, names: frozenset[str]) -> SaverCheckpoint:
+def find_state(probe: Probe) -> Probe | None:
+    """Return the state file at the path, or in the folder there; None without one."""
+    if probe.kind == "folder" and NAME not in probe.names:
+        return None
+    state = Probe(os.path.join(probe.path, NAME)) if probe.kind == "folder" else probe
+    return state if state.kind == "file" and is_state_file(state.head) else None
+
+
+def location_by_state(probe: Probe, version: int) -> str | None:
+    """Return the checkpoint of this version that the state file found by `find_state` names as the latest."""
+    state = find_state(probe)
+    latest = None if state is None else _latest_of_state(state.path, probe.folder, probe.names)
+    return latest.location if latest is not None and latest.version == version else None
+
+
+def _latest_of_state(path: str, folder: str, names: frozenset[str]) -> SaverCheckpoint:
     """Return the latest checkpoint that the state file names.
 
     Only names inside its own folder are followed: absolute paths are stale after a move, and a file
@@ -391,13 +343,12 @@ def _require_inside(found: SaverCheckpoint, state: str) -> SaverCheckpoint:
 
 def note_redirection(probe: Probe, location: str) -> str | None:
     """Return a note if a state file led to the location but names a place outside its folder."""
-    state = os.path.join(probe.path, NAME) if probe.kind == "folder" else probe.path
-    inner = Probe(state)
-    if inner.kind != "file" or not is_state_file(inner.head):
+    state = find_state(probe)
+    if state is None:
         return None
-    latest = read_state(state).latest
+    latest = read_state(state.path).latest
     # No disk access: the name may be anything.
-    named = os.path.dirname(filesystem.abspath(os.path.join(inner.folder, latest)))
+    named = os.path.dirname(filesystem.abspath(os.path.join(state.folder, latest)))
     taken = os.path.dirname(location) or "."
     if named in (filesystem.abspath(taken), filesystem.realpath(taken)):
         return None
@@ -455,33 +406,42 @@ READABLE_RANK = 64
 MAX_ELEMENTS = 1 << 58  # of 16 bytes at most, so that sizes in bytes stay below 2^63
 
 # TensorShapeProto: dim, unknown_rank; Dim: size; TensorSliceProto: extent; Extent: start, length.
-_SHAPE = {2: protobuf.DELIMITED, 3: protobuf.NUMBER}
-_DIM = {1: protobuf.NUMBER}
-_SLICE = {1: protobuf.DELIMITED}
-_EXTENT = {1: protobuf.NUMBER, 2: protobuf.NUMBER}
+_SHAPE, _DIM = Message({2: protobuf.MESSAGES, 3: protobuf.INT}), Message({1: protobuf.INT})
+# `length` is a oneof: if absent, the slice covers the whole dimension.
+_SLICE = Message({1: protobuf.MESSAGES})
+_EXTENT = Message({1: protobuf.INT, 2: protobuf.INT._replace(absent=-1)})
 # VersionDef (tensorflow/core/framework/versions.proto): producer, min_consumer, bad_consumers.
-VERSIONS = {1: protobuf.NUMBER, 2: protobuf.NUMBER, 3: protobuf.NUMBERS}
+VERSIONS = Message(
+    {1: protobuf.INT32, 2: protobuf.INT32, 3: protobuf.INTS._replace(convert=protobuf.as_int32s)}
+)
 
 Extent = tuple[int, int]  # start and length; length -1 is the whole dimension
+
+
+def require_version(producer: int, least: int, refused: Collection[int], own: int) -> None:
+    """Raise unless a reader of version `own` may read what the fields of a VersionDef describe."""
+    if producer < 0:
+        raise FormatError("negative version of the checkpoint", expected="0 or more", found=str(producer))
+    if least > own or own in refused:
+        raise UnsupportedError(
+            "the checkpoint requires a newer reader", expected=f"version {own}", found=f"version {least}"
+        )
 
 
 @functools.lru_cache(maxsize=1024)  # thousands of tensors share a few dozen shapes
 def parse_shape(data: bytes) -> tuple[int, ...]:
     """Decode a TensorShapeProto; raise FormatError for an unknown rank or a negative dimension."""
-    dims: list[int] = []
-    unknown = 0
-    for number, value in protobuf.parse_fields(data, _SHAPE):
-        if number == 2:
-            dims.append(_parse_dim(protobuf.as_message(value)))
-        else:
-            unknown = protobuf.as_int(value)
+    messages, unknown = protobuf.decode(data, _SHAPE)
+    dims = tuple(protobuf.decode(dim, _DIM)[0] for dim in messages)
+    if min(dims, default=0) < 0:
+        raise FormatError("a tensor has a negative dimension", found=str(min(dims)))
     if unknown:
         raise FormatError("the tensor's rank is unknown")
     if len(dims) > MAX_RANK:
         raise FormatError(
             "the tensor has too many dimensions", expected=f"at most {MAX_RANK}", found=str(len(dims))
         )
-    return tuple(dims)
+    return dims
 
 
 @functools.lru_cache(maxsize=1024)
@@ -497,25 +457,10 @@ def count_elements(dims: tuple[int, ...]) -> int:
     return math.prod(dims)
 
 
-def _parse_dim(data: bytes) -> int:
-    size = 0
-    for _, value in protobuf.parse_fields(data, _DIM):
-        size = protobuf.as_int(value)
-    if size < 0:
-        raise FormatError("a tensor has a negative dimension", found=str(size))
-    return size
-
-
 def parse_slice(data: bytes) -> tuple[Extent, ...]:
     """Decode a TensorSliceProto: start and length in each dimension."""
-    found_all = []
-    for _, value in protobuf.parse_fields(data, _SLICE):
-        # `length` is a oneof: if absent, the slice covers the whole dimension.
-        found = {1: 0, 2: -1}
-        for part, what in protobuf.parse_fields(protobuf.as_message(value), _EXTENT):
-            found[part] = protobuf.as_int(what)
-        found_all.append((found[1], found[2]))
-    return tuple(found_all)
+    (extents,) = protobuf.decode(data, _SLICE)
+    return tuple((start, length) for start, length in (protobuf.decode(each, _EXTENT) for each in extents))
 
 
 def slice_key(name: bytes, extents: tuple[Extent, ...]) -> bytes:
@@ -552,17 +497,6 @@ def _signed(value: int) -> bytes:
 MAX_CUT_AXES = 4
 
 Box = tuple[tuple[int, int], ...]  # start and length in each dimension
-
-
-class UnreadableSlices(NamedTuple):
-    """A tensor that can only be listed; `message` is the reason."""
-
-    path: str
-    message: str
-
-    def read(self) -> bytes:
-        """Raise UnsupportedError."""
-        raise UnsupportedError(self.message, file=self.path)
 
 
 class IncompleteTensor(NamedTuple):
@@ -824,13 +758,20 @@ def _slot_kind(tail: str, base: str, number: int, count: int, *, custom_adam: bo
 # Source: protobuf.dev/reference/protobuf/textformat-spec. A field is `name: value` or `name { ... }` (a colon
 # before the brace is allowed), fields end at white space, a comma or a semicolon; bytes use C's escapes.
 
+# Possessive repeats (*+, ++) never backtrack, so that no text takes more than linear time.
+_SPACE = _GAP.decode()
+_STRING = r"""(?:"(?:[^"\\\n]|\\.)*+"|'(?:[^'\\\n]|\\.)*+')"""
+# Adjacent strings are one string.
 _TOKEN = deferred.compile(
-    r"""[ \t\r\n,;]+|\#[^\n]*"""
-    r"""|(?P<text>"(?:[^"\\\n]|\\.)*+"|'(?:[^'\\\n]|\\.)*+')"""  # possessive: no backtracking
-    r"""|(?P<word>[A-Za-z_0-9.+-]+)|(?P<mark>[{}<>\[\]:])"""
+    rf"(?P<text>{_STRING}(?:{_SPACE}{_STRING})*+)|(?P<word>[A-Za-z_0-9.+-]++)|(?P<mark>[{{}}<>\[\]:])"
+    r"|[ \t\r\n\f\v,;]++|#[^\n]*+",
+    re.DOTALL,
 )
-_TEXT_PROTO_ESCAPE = deferred.compile(r"\\(?:([0-7]{1,3})|[xX]([0-9A-Fa-f]{1,2})|(.))", re.DOTALL)
-_ESCAPED_LETTERS = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "f": "\f", "v": "\v"}
+_PART = deferred.compile(_SPACE + r"""(["'])(?P<inner>(?:(?!\1)[^\\\n]|\\.)*+)\1""", re.DOTALL)
+_ESCAPE = deferred.compile(
+    r"\\(?:([0-7]{1,3})|[xX]([0-9a-fA-F]{1,2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|(.))", re.DOTALL
+)
+_LETTERS = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "f": "\f", "v": "\v"}
 _OPEN, _CLOSE = "{<", "}>"
 
 Fields = dict[str, list[Any]]
@@ -841,42 +782,50 @@ def read(file: str) -> Fields:
 
     Raise FormatError if it is larger or nested deeper than the limits, or not text of this kind.
     """
-    size = filesystem.getsize(file)
-    if size > limits.current().state_bytes:
-        raise limits.limit_error("state_bytes", "the file is too large for specs", size, file=file)
-    text = filesystem.read_bytes(file).decode("latin-1")
-    try:
-        return _parse_message(_tokens(text))
-    except CkpttoolError as error:
-        raise error.located(file=file) from error.__cause__
-    except ValueError as error:
-        raise FormatError("invalid protocol buffer text", file=file, found=str(error)) from error
+    most = limits.current().state_bytes
+    data = filesystem.read_bytes(file, 0, most + 1)
+    if len(data) > most:
+        size = filesystem.getsize(file)
+        raise limits.limit_error("state_bytes", "the protocol buffer text is too large", size, file=file)
+    with locate_errors(file=file):
+        return _parse_message(_tokens(data.decode("latin-1")))
 
 
-def _tokens(text: str) -> Iterator[tuple[str, str]]:
+class EnumName(str):
+    """A value without quotes that is no number: an enum's name, true or false."""
+
+    __slots__ = ()
+
+
+def _tokens(text: str) -> Iterator[tuple[str, str, int]]:
     at = 0
     while at < len(text):
         match = _TOKEN.match(text, at)
         if match is None:
-            raise ValueError(f"{text[at]!r} at character {at}")
-        at = match.end()
+            raise _damage_error("a name, a value or a mark", at)
         if match.lastgroup is not None:
-            yield match.lastgroup, match[0]
+            yield match.lastgroup, match[0], at
+        at = match.end()
 
 
-def _parse_message(tokens: Iterator[tuple[str, str]]) -> Fields:
+def _damage_error(expected: str, at: int) -> FormatError:
+    return FormatError("invalid protocol buffer text", offset=at, expected=expected)
+
+
+def _parse_message(tokens: Iterator[tuple[str, str, int]]) -> Fields:
     """Return the fields of the whole text."""
     open_ones: list[Fields] = [{}]  # the last one is the message being read
     most = limits.current().message_depth
-    for kind, name in tokens:
+    for kind, name, at in tokens:
         if kind == "mark" and name in _CLOSE and len(open_ones) > 1:
             open_ones.pop()
             continue
-        if kind != "word":
-            raise ValueError(f"{name} instead of a field name")
-        kind, token = next(tokens, ("", "end of text"))
-        if (kind, token) == ("mark", ":"):
-            kind, token = next(tokens, ("", "end of text"))
+        if kind != "word" or not name.isidentifier():
+            raise _damage_error("a field name", at)
+        kind, token, at = next(tokens, ("", "", at))
+        colon = (kind, token) == ("mark", ":")
+        if colon:
+            kind, token, at = next(tokens, ("", "", at))
         values = open_ones[-1].setdefault(name, [])
         if kind == "mark" and token in _OPEN:
             if len(open_ones) > most:
@@ -885,28 +834,33 @@ def _parse_message(tokens: Iterator[tuple[str, str]]) -> Fields:
             values.append(inner)
             open_ones.append(inner)
         else:
-            values.append(_parse_value(kind, token))
+            values.append(_parse_value(kind if colon else "", token, at))
     if len(open_ones) > 1:
-        raise ValueError("unterminated message")
+        raise FormatError("invalid protocol buffer text: a message has no end")
     return open_ones[0]
 
 
-def _parse_value(kind: str, token: str) -> Any:
+def _parse_value(kind: str, token: str, at: int) -> Any:
     if kind == "text":
-        return _TEXT_PROTO_ESCAPE.sub(_unescape, token[1:-1])
+        try:
+            return "".join(_ESCAPE.sub(_unescape, part["inner"]) for part in _PART.finditer(token))
+        except (ValueError, OverflowError) as error:
+            raise _damage_error("valid escape sequences", at) from error
     if kind != "word":
-        raise ValueError(f"{token} instead of a value")
+        raise _damage_error("a field with a value", at)
     try:
         return int(token) if token.lstrip("+-").isdigit() else float(token)
     except ValueError:
-        return token  # an enum's name, true or false
+        return EnumName(token)
 
 
 def _unescape(match: re.Match[str]) -> str:
-    octal, hexadecimal, letter = match.groups()
-    if octal:
-        return chr(int(octal, 8) & 0xFF)
-    return chr(int(hexadecimal, 16)) if hexadecimal else _ESCAPED_LETTERS.get(letter, letter)
+    octal, digits, short, long, letter = match.groups()
+    if octal or digits:
+        return chr(int(octal or digits, 8 if octal else 16) & 0xFF)
+    if short or long:
+        return chr(int(short or long, 16)).encode().decode("latin-1")
+    return _LETTERS.get(letter, letter)
 
 
 # Variables identified by name alone: their facts, roles from their names, and the tree of a whole file.

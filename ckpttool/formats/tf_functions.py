@@ -6,6 +6,7 @@ tensor.proto.
 
 from __future__ import annotations
 
+import itertools
 import math
 import struct
 from collections.abc import Mapping
@@ -17,6 +18,7 @@ from ckpttool.core.dtypes import np
 from ckpttool.core.errors import FormatError
 from ckpttool.core.source import Shape
 from ckpttool.encodings import protobuf
+from ckpttool.encodings.protobuf import Message
 from ckpttool.formats import tf_saved_model_messages
 from ckpttool.formats.tf_saved_model_messages import FieldMeter
 
@@ -24,35 +26,35 @@ _TEXT = protobuf.DELIMITED
 # FunctionDef: signature, node_def, ret, arg_attr. OpDef: name, input_arg, output_arg. NodeDef: name, op,
 # input, attr.
 _FUNCTION = {1: _TEXT, 3: _TEXT, 4: _TEXT, 7: _TEXT}
-_SIGNATURE, _NODE = {1: _TEXT, 2: _TEXT, 3: _TEXT}, {1: _TEXT, 2: _TEXT, 3: _TEXT, 5: _TEXT}
+_SIGNATURE = {1: _TEXT, 2: _TEXT, 3: _TEXT}
+_NODE = Message({1: protobuf.TEXT, 2: protobuf.TEXT, 3: protobuf.TEXTS, 5: protobuf.MESSAGES})
+_PAIR = Message({1: protobuf.TEXT, 2: protobuf.TEXT})
 # AttrValue: f, b, tensor, func.
 _VALUE = {4: protobuf.WORD, 5: protobuf.NUMBER, 8: _TEXT, 10: _TEXT}
-# TensorProto: dtype, tensor_shape, tensor_content, float_val, double_val, int_val, int64_val, bool_val,
+# TensorProto: dtype, tensor_shape, tensor_content; float_val, double_val, int_val, int64_val, bool_val,
 # half_val, uint32_val, uint64_val.
-_TENSOR = {
-    1: protobuf.NUMBER,
-    2: _TEXT,
-    4: _TEXT,
-    5: protobuf.WORDS,
-    6: protobuf.LONGS,
-    **dict.fromkeys((7, 10, 11, 13, 16, 17), protobuf.NUMBERS),
-}
-# AttrValue: list, s, i, f, b, type, shape, tensor. ListValue: s, i.
+_TENSOR = Message(
+    {
+        1: protobuf.INT32,
+        2: protobuf.MESSAGES,
+        4: protobuf.BINARY,
+        5: protobuf.FLOATS,
+        6: protobuf.DOUBLES,
+        **dict.fromkeys((7, 10, 11, 13, 16, 17), protobuf.INTS),
+    }
+)
+# AttrValue: list, s, i, f, b, type, shape, tensor. ListValue: i.
 _ATTRIBUTE = {
-    1: _TEXT,
-    2: _TEXT,
-    3: protobuf.NUMBER,
+    **dict.fromkeys((1, 2, 8), _TEXT),
+    **dict.fromkeys((3, 5, 6), protobuf.NUMBER),
     4: protobuf.WORD,
-    5: protobuf.NUMBER,
-    6: protobuf.NUMBER,
-    8: _TEXT,
 }
 _NUMERIC = frozenset(
     ("float16", "bfloat16", "float32", "float64", "bool", "uint8", "uint16", "uint32", "uint64")
 )
 _NUMERIC |= {"int8", "int16", "int32", "int64"}
 _MOST_ENTRIES = 1 << 26
-_LIST = {2: _TEXT, 3: protobuf.NUMBERS}
+_LIST = Message({3: protobuf.INTS})
 
 
 class FunctionNode(NamedTuple):
@@ -105,7 +107,7 @@ def _parse_function(data: memoryview, meter: FieldMeter) -> tuple[str, GraphFunc
         elif number == 7:
             shapes |= _parse_argument(inner, meter)
         else:
-            key, text = _parse_pair(inner, meter)
+            key, text = meter.decode(inner, _PAIR)
             results[key] = text
     order = [results[key] for key in outputs] if results.keys() == set(outputs) else [*results.values()]
     return name, GraphFunction(tuple(arguments), nodes, tuple(order), shapes)
@@ -119,7 +121,7 @@ def _parse_argument(data: memoryview, meter: FieldMeter) -> dict[int, tuple[int,
             place = protobuf.as_int32(value)
             continue
         for _, each in meter.fields(protobuf.as_message(value), {1: _TEXT}):
-            name, inner = tf_saved_model_messages.parse_map_entry(each, meter)
+            name, inner = tf_saved_model_messages.parse_map_entry(protobuf.as_message(each), meter)
             for _, listed in meter.fields(inner, {1: _TEXT}) if name == "_output_shapes" else ():
                 shapes = meter.fields(protobuf.as_message(listed), {7: _TEXT})
                 found += [
@@ -129,28 +131,11 @@ def _parse_argument(data: memoryview, meter: FieldMeter) -> dict[int, tuple[int,
     return {place: found[0]} if len(found) == 1 and found[0] is not None else {}
 
 
-def _parse_pair(data: memoryview, meter: FieldMeter) -> tuple[str, str]:
-    found = {number: protobuf.as_text(value) for number, value in meter.fields(data, {1: _TEXT, 2: _TEXT})}
-    return found.get(1, ""), found.get(2, "")
-
-
 def parse_node(data: memoryview, meter: FieldMeter) -> tuple[str, FunctionNode]:
     """Return a NodeDef's name, and the node."""
-    name = op = ""
-    inputs: list[str] = []
-    attributes: dict[str, memoryview] = {}
-    for number, value in meter.fields(data, _NODE):
-        if number == 5:
-            key, inner = tf_saved_model_messages.parse_map_entry(value, meter)
-            attributes[key] = inner
-        elif number == 1:
-            name = protobuf.as_text(value)
-        elif number == 2:
-            op = protobuf.as_text(value)
-        else:
-            inputs.append(protobuf.as_text(value))
-    data_inputs = tuple(each for each in inputs if not each.startswith("^"))
-    return name, FunctionNode(op, data_inputs, attributes)
+    name, op, inputs, listed = meter.decode(data, _NODE)
+    attributes = dict(tf_saved_model_messages.parse_map_entry(each, meter) for each in listed)
+    return name, FunctionNode(op, tuple(each for each in inputs if not each.startswith("^")), attributes)
 
 
 def get_function_name(value: memoryview) -> str:
@@ -176,24 +161,10 @@ def read_constant_fields(value: memoryview, most: int) -> ConstantFields | None:
     tensor = next((protobuf.as_message(v) for n, v in protobuf.parse_fields(value, _VALUE) if n == 8), None)
     if tensor is None or len(tensor) > most:
         return None
-    found = ConstantFields(0, None, b"", [])
-    for number, part in protobuf.parse_fields(tensor, _TENSOR):
-        if number == 1:
-            found = found._replace(dtype=protobuf.as_int32(part))
-        elif number == 2:
-            shape = tf_saved_model_messages.partial_shape(protobuf.as_message(part), FieldMeter())
-            found = found._replace(shape=shape)
-        elif number == 4:
-            found = found._replace(content=bytes(protobuf.as_message(part)))
-        elif number in (5, 6):
-            width, form = (4, "f") if number == 5 else (8, "d")
-            data = part.to_bytes(width, "little") if isinstance(part, int) else bytes(part)
-            if len(data) % width:
-                raise FormatError("the values of a constant are truncated")
-            found.numbers.extend(struct.unpack(f"<{len(data) // width}{form}", data))
-        else:
-            found.numbers.extend(protobuf.as_ints(part))
-    return found
+    dtype, shapes, content, *numbers = protobuf.decode(tensor, _TENSOR)
+    merged = protobuf.merge_messages(shapes, memoryview(b""))
+    shape = tf_saved_model_messages.partial_shape(merged, FieldMeter()) if shapes else None
+    return ConstantFields(dtype, shape, content, [*itertools.chain(*numbers)])
 
 
 def get_attribute(node: FunctionNode, name: str) -> Any:
@@ -207,11 +178,7 @@ def get_attribute(node: FunctionNode, name: str) -> Any:
         if number == 4 and isinstance(inner, int):
             return struct.unpack("<f", inner.to_bytes(4, "little"))[0]
         if number == 1:
-            listed: list[int] = []
-            for part, each in protobuf.parse_fields(protobuf.as_message(inner), _LIST):
-                if part == 3:
-                    listed += protobuf.as_ints(each)
-            return listed
+            return protobuf.decode(protobuf.as_message(inner), _LIST)[0]
     return None
 
 

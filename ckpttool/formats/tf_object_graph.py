@@ -12,6 +12,7 @@ from ckpttool.core.errors import FormatError, UnsupportedError
 from ckpttool.core.optimizers import KERAS_LISTS, RMSPROP_LISTS
 from ckpttool.core.tree import Container, Leaf, Path, PathStep, Tree, attr, display
 from ckpttool.encodings import protobuf
+from ckpttool.encodings.protobuf import Message
 from ckpttool.formats.tf_common import class_name, plain_facts
 
 # TensorFlow's stored graph of trackable objects: the children of each object, and the names of its edges.
@@ -26,9 +27,11 @@ MARK = "/.ATTRIBUTES/"
 # TrackableObjectGraph: nodes. TrackableObject: children, attributes, slot_variables, registered_saver.
 _GRAPH = {1: protobuf.DELIMITED}
 _OBJECT = dict.fromkeys((1, 2, 3, 4), protobuf.DELIMITED)
-_CHILD = {1: protobuf.NUMBER, 2: protobuf.DELIMITED}
-_ATTRIBUTE = dict.fromkeys((1, 2, 3), protobuf.DELIMITED)
-_SLOT = {1: protobuf.NUMBER, 2: protobuf.DELIMITED, 3: protobuf.NUMBER}
+_CHILD = Message({1: protobuf.INT32, 2: protobuf.TEXT})
+_ATTRIBUTE = Message(dict.fromkeys((1, 2, 3), protobuf.TEXT))
+_SLOT = Message({1: protobuf.INT32, 2: protobuf.TEXT, 3: protobuf.INT32})
+# RegisteredSaver: name (object_name is the saver's name for the object).
+_SAVER = Message({1: protobuf.TEXT})
 
 
 class ObjectAttribute(NamedTuple):
@@ -105,54 +108,20 @@ def _parse_node(data: bytes, count: int, left: int) -> ObjectNode:
     slots: list[SlotEntry] = []
     for number, value in _fields(data, left, _OBJECT):
         if number == 1:
-            target, name = _parse_child(protobuf.as_message(value), count)
+            # An absent id is 0, the root, which exists in a graph with this child.
+            target, name = protobuf.decode(protobuf.as_message(value), _CHILD)
             if name in children:
                 raise FormatError(f"an object has two children named {name!r}", path=KEY)
-            children[name] = target
+            children[name] = _id(target, count)
         elif number == 2:
-            attributes.append(_parse_attribute(protobuf.as_message(value)))
+            attributes.append(ObjectAttribute(*protobuf.decode(protobuf.as_message(value), _ATTRIBUTE)))
         elif number == 3:
-            slots.append(_parse_slot(protobuf.as_message(value), count))
+            of, name, variable = protobuf.decode(protobuf.as_message(value), _SLOT)
+            slots.append(SlotEntry(_id(of, count), name, _id(variable, count)))
         else:
             saver.append(protobuf.as_message(value))
-    called = _saver(protobuf.merge_messages(saver, b"")) if saver else ""
+    (called,) = protobuf.decode(protobuf.merge_messages(saver, b""), _SAVER)
     return ObjectNode(children, tuple(attributes), tuple(slots), is_listlike(children), called)
-
-
-def _parse_child(data: bytes, count: int) -> tuple[int, str]:
-    # An absent id is 0, the root, which exists in a graph with this child.
-    target, name = 0, ""
-    for number, value in protobuf.parse_fields(data, _CHILD):
-        if number == 1:
-            target = protobuf.as_int32(value)
-        else:
-            name = protobuf.as_text(value)
-    return _id(target, count), name
-
-
-def _parse_attribute(data: bytes) -> ObjectAttribute:
-    found = ["", "", ""]
-    for number, value in protobuf.parse_fields(data, _ATTRIBUTE):
-        found[number - 1] = protobuf.as_text(value)
-    return ObjectAttribute(*found)
-
-
-def _saver(data: bytes) -> str:
-    # RegisteredSaver: name (1), object_name (2; the saver's name for the object).
-    name = ""
-    for _, value in protobuf.parse_fields(data, {1: protobuf.DELIMITED}):
-        name = protobuf.as_text(value)
-    return name
-
-
-def _parse_slot(data: bytes, count: int) -> SlotEntry:
-    ids, name = {1: 0, 3: 0}, ""
-    for number, value in protobuf.parse_fields(data, _SLOT):
-        if number in ids:
-            ids[number] = protobuf.as_int32(value)
-        else:
-            name = protobuf.as_text(value)
-    return SlotEntry(_id(ids[1], count), name, _id(ids[3], count))
 
 
 def _id(number: int, count: int) -> int:

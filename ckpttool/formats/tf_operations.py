@@ -335,7 +335,7 @@ _MESSAGE = protobuf.DELIMITED
 _META_GRAPH = dict.fromkeys(range(1, 8), _MESSAGE)
 _FIRST, _TWO = {1: _MESSAGE}, {1: _MESSAGE, 2: _MESSAGE}
 _OPERATION = {2: _MESSAGE}
-_NODE = dict.fromkeys((1, 2, 3, 5), _MESSAGE)
+_NODE = protobuf.Message({1: protobuf.BINARY, 2: protobuf.BINARY, 3: protobuf.BINARIES})
 _LIST, _FUNCTION_VALUE, _TENSOR, _STRING = 1, 10, 8, 2
 _VALUE = {1: _MESSAGE, 2: _MESSAGE, 8: _MESSAGE, 9: _MESSAGE, 10: _MESSAGE}
 _VALUES = {2: _MESSAGE, 8: _MESSAGE, 9: _MESSAGE}
@@ -423,16 +423,7 @@ class _NodeLocation(NamedTuple):
 
 
 def _parse_node(data: memoryview) -> tuple[bytes, _Node]:
-    name = op = b""
-    inputs = []
-    for number, value in protobuf.parse_fields(data, _NODE):
-        content = bytes(protobuf.as_message(value)) if number != 5 else b""
-        if number == 1:
-            name = content
-        elif number == 2:
-            op = content
-        elif number == 3:
-            inputs.append(content)
+    name, op, inputs = protobuf.decode(data, _NODE)
     return name, _Node(op, tuple(inputs), data)
 
 

@@ -363,7 +363,7 @@ def _format_names(names: list[str]) -> str:
 # saved_model.pb (tf_keras/protobuf/saved_metadata.proto). JSON is read as data: no class is looked up.
 
 MAX_MODULES = 20_000
-_NODE = {2: protobuf.NUMBER, 4: protobuf.DELIMITED, 5: protobuf.DELIMITED}
+_NODE = protobuf.Message({2: protobuf.INT32, 4: protobuf.TEXT, 5: protobuf.BINARY})
 _KERAS = "_tf_keras_"
 
 
@@ -371,9 +371,8 @@ def audit_metadata(data: memoryview, meter: FieldMeter) -> ConfigAudit:
     """Audit every configuration in keras_metadata.pb; raise CkpttoolError if it is damaged."""
     found = []
     for node in iter_field(1, data, meter):
-        for part, value in meter.fields(node, _NODE):
-            if part == 5 and (text := bytes(protobuf.as_message(value))):
-                found.append(keras_config.audit_json(text, METADATA))
+        texts = map(bytes, iter_field(5, node, meter))
+        found += [keras_config.audit_json(each, METADATA) for each in texts if each]
     return keras_config.merge_audits(found)
 
 
@@ -389,14 +388,7 @@ def _add_keras_metadata(graph: SavedObjects, data: memoryview, meter: FieldMeter
     SavedMetadata.nodes (1) have node_id (2), identifier (4) and metadata (5).
     """
     for node in iter_field(1, data, meter):
-        number, identifier, metadata = 0, "", b""
-        for part, value in meter.fields(node, _NODE):
-            if part == 2:
-                number = protobuf.as_int32(value)
-            elif part == 4:
-                identifier = protobuf.as_text(value)
-            else:
-                metadata = bytes(protobuf.as_message(value))
+        number, identifier, metadata = meter.decode(node, _NODE)
         user = graph.users.get(number)
         if user is not None and user.identifier == identifier:
             graph.users[number] = user._replace(metadata=metadata)

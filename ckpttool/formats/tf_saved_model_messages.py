@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 from ckpttool.core import dtypes, limits
 from ckpttool.core.deferred import NamedTuple, dataclass, field
 from ckpttool.core.errors import FormatError, LimitError
 from ckpttool.core.tree import Path
 from ckpttool.encodings import protobuf
+from ckpttool.encodings.protobuf import Message
 
 # The messages of saved_model.pb as records: the parts of each MetaGraph that are kept, limited in number.
 #
@@ -27,21 +29,24 @@ _FIELDS = 4  # fields examined for each part that may be kept
 _REFERENCE = 100  # types.proto: DT_FLOAT_REF is DT_FLOAT + 100
 
 
-_MESSAGE = protobuf.DELIMITED
 # MetaGraphDef: meta_info_def, graph_def, collection_def, signature_def, asset_file_def, object_graph_def.
-_META_GRAPH = dict.fromkeys((1, 2, 4, 5, 6, 7), _MESSAGE)
-_ENTRY = {1: _MESSAGE, 2: _MESSAGE}
-# MetaInfoDef: tags, tensorflow_version.
-_INFO = {4: _MESSAGE, 5: _MESSAGE}
+_META_GRAPH = Message(dict.fromkeys((1, 2, 4, 5, 6, 7), protobuf.MESSAGES))
+_ENTRY = Message({1: protobuf.TEXT, 2: protobuf.MESSAGE})
+# MetaInfoDef: tags, tensorflow_version. AssetFileDef: filename. google.protobuf.Any: value.
+_INFO = Message({4: protobuf.TEXTS, 5: protobuf.TEXT})
+_ASSET, _ANY = Message({2: protobuf.TEXT}), Message({2: protobuf.MESSAGE})
 # SignatureDef: inputs, outputs, method_name.
-_SIGNATURE = dict.fromkeys((1, 2, 3), _MESSAGE)
-# TensorInfo: name, dtype, tensor_shape, coo_sparse, composite_tensor. TensorShapeProto: dim, unknown_rank.
-_TENSOR = {**dict.fromkeys((1, 3, 4, 5), _MESSAGE), 2: protobuf.NUMBER}
-_SHAPE = {2: _MESSAGE, 3: protobuf.NUMBER}
+_SIGNATURE = Message({1: protobuf.MESSAGES, 2: protobuf.MESSAGES, 3: protobuf.TEXT})
+# TensorInfo: name, dtype, tensor_shape; one of name, coo_sparse, composite_tensor.
+_TENSOR = Message({1: protobuf.BINARY, 2: protobuf.INT32, 3: protobuf.MESSAGE})
+_ENCODING = dict.fromkeys((1, 4, 5), protobuf.DELIMITED)
+# TensorShapeProto: dim, unknown_rank. Dim: size.
+_SHAPE, _DIM = Message({2: protobuf.MESSAGES, 3: protobuf.INT}), Message({1: protobuf.INT})
 # CollectionDef: node_list, bytes_list, int64_list, float_list, any_list.
-_COLLECTION = dict.fromkeys((1, 2, 3, 4, 5), _MESSAGE)
-# VariableDef: variable_name, initializer_name, save_slice_info_def.
-_VARIABLE = dict.fromkeys((1, 2, 4), _MESSAGE)
+_COLLECTION = dict.fromkeys((1, 2, 3, 4, 5), protobuf.DELIMITED)
+# VariableDef: variable_name, initializer_name, save_slice_info_def. SaveSliceInfoDef: full_name.
+_VARIABLE = Message({1: protobuf.BINARY, 2: protobuf.BINARY, 4: protobuf.MESSAGE})
+_SLICE = Message({1: protobuf.BINARY})
 
 
 class FieldMeter:
@@ -59,6 +64,10 @@ class FieldMeter:
         found = protobuf.parse_fields(data, schema)
         self._look(len(found))
         return found
+
+    def decode(self, data: memoryview, message: Message) -> list[Any]:
+        """Return the values of a message's fields (protobuf.decode); count them."""
+        return protobuf.decode(data, message, self.fields, self.keep)
 
     def keep(self, count: int = 1) -> None:
         """Count parts kept in memory; raise LimitError if there are too many."""
@@ -129,40 +138,26 @@ def parse_saved_model(data: memoryview, meter: FieldMeter) -> list[MetaGraph]:
 
 
 def _meta_graph(data: memoryview, meter: FieldMeter) -> MetaGraph:
-    signatures: dict[str, Signature] = {}
+    information, graph, listed, signatures, assets, objects = meter.decode(data, _META_GRAPH)
+    tags, version = meter.decode(_join_parts(information), _INFO)
     collections: dict[str, list[memoryview]] = {}
-    assets: list[str] = []
-    # Fields that are not lists may be split into several parts: information, graph, objects.
-    parts: dict[int, list[memoryview]] = {1: [], 2: [], 7: []}
-    for number, value in meter.fields(data, _META_GRAPH):
-        if number in parts:
-            meter.keep()
-            parts[number].append(protobuf.as_message(value))
-        elif number == 4:
-            name, inner = parse_map_entry(value, meter)
-            if name in _COLLECTIONS or name == _ASSET_COLLECTION:
-                collections[name] = list(_collection(inner, meter))
-        elif number == 5:
-            name, inner = parse_map_entry(value, meter)
-            if name not in _INTERNAL:
-                signatures[name] = _signature(inner, meter)
-        else:
-            assets.append(_asset(protobuf.as_message(value), meter))
-    information, graph, objects = (_join_parts(parts[number]) for number in (1, 2, 7))
-    tags, version = _info(information, meter)
-    assets += [_asset(_any_value(each, meter), meter) for each in collections.pop(_ASSET_COLLECTION, ())]
+    for name, inner in (parse_map_entry(each, meter) for each in listed):
+        if name in _COLLECTIONS or name == _ASSET_COLLECTION:
+            collections[name] = list(_collection(inner, meter))
+    assets += [meter.decode(each, _ANY)[0] for each in collections.pop(_ASSET_COLLECTION, ())]
     by_collection = {
-        name: [_variable(each, meter) for each in listed] for name, listed in collections.items()
+        name: [_variable(each, meter) for each in variables] for name, variables in collections.items()
     }
+    entries = (parse_map_entry(each, meter) for each in signatures)
     return MetaGraph(
-        tags,
+        tuple(tags),
         version,
-        signatures,
-        {variable.name: variable for listed in by_collection.values() for variable in listed},
+        {name: _signature(inner, meter) for name, inner in entries if name not in _INTERNAL},
+        {variable.name: variable for variables in by_collection.values() for variable in variables},
         frozenset(v.name for v in by_collection.get("trainable_variables", ())) if by_collection else None,
-        tuple(dict.fromkeys(filter(None, assets))),
-        graph if parts[2] else None,
-        objects if parts[7] else None,
+        tuple(dict.fromkeys(filter(None, (meter.decode(each, _ASSET)[0] for each in assets)))),
+        _join_parts(graph) if graph else None,
+        _join_parts(objects) if objects else None,
     )
 
 
@@ -186,64 +181,34 @@ def last_oneof(data: memoryview, schema: protobuf.Schema, meter: FieldMeter) -> 
     return kind, _join_parts(parts)
 
 
-def parse_map_entry(value: int | memoryview, meter: FieldMeter) -> tuple[str, memoryview]:
-    """Return the decoded entry of a map with message values; count it as kept."""
-    meter.keep()
-    name, inner = "", []
-    for number, part in meter.fields(protobuf.as_message(value), _ENTRY):
-        if number == 1:
-            name = protobuf.as_text(part)
-        else:
-            inner.append(protobuf.as_message(part))
-    return name, _join_parts(inner)
-
-
-def _info(data: memoryview, meter: FieldMeter) -> tuple[tuple[str, ...], str]:
-    tags, version = [], ""
-    for number, value in meter.fields(data, _INFO):
-        if number == 4:
-            meter.keep()
-            tags.append(protobuf.as_text(value))
-        else:
-            version = protobuf.as_text(value)
-    return tuple(tags), version
+def parse_map_entry(entry: memoryview, meter: FieldMeter) -> tuple[str, memoryview]:
+    """Return the decoded entry of a map with message values."""
+    name, inner = meter.decode(entry, _ENTRY)
+    return name, inner
 
 
 def _signature(data: memoryview, meter: FieldMeter) -> Signature:
-    found = Signature("", {}, {})
-    for number, value in meter.fields(data, _SIGNATURE):
-        if number in (1, 2):
-            name, inner = parse_map_entry(value, meter)
-            (found.inputs if number == 1 else found.outputs)[name] = _parse_tensor_info(inner, meter)
-        else:
-            found = found._replace(method=protobuf.as_text(value))
-    return found
+    inputs, outputs, method = meter.decode(data, _SIGNATURE)
+    return Signature(method, _tensors_by_name(inputs, meter), _tensors_by_name(outputs, meter))
+
+
+def _tensors_by_name(entries: list[memoryview], meter: FieldMeter) -> dict[str, TensorInfo]:
+    named = (parse_map_entry(each, meter) for each in entries)
+    return {name: _parse_tensor_info(inner, meter) for name, inner in named}
 
 
 def _parse_tensor_info(data: memoryview, meter: FieldMeter) -> TensorInfo:
-    kind = number = 0
-    parts: list[memoryview] = []
-    shapes: list[memoryview] = []
-    for field_, value in meter.fields(data, _TENSOR):
-        if field_ == 2:
-            kind = protobuf.as_int32(value)
-        elif field_ == 3:
-            shapes.append(protobuf.as_message(value))
-        else:
-            # A name, a sparse or a composite tensor: the last one counts.
-            merged = parts if field_ == number != 1 else ()
-            number, parts = field_, [*merged, protobuf.as_message(value)]
-    encoding, names = _join_parts(parts), []
-    if number == 1:
-        names = [bytes(encoding)]
-    elif number == 4:
+    name, kind, shape = meter.decode(data, _TENSOR)
+    number, encoding = last_oneof(data, _ENCODING, meter)
+    names = [name] if number == 1 else []
+    if number == 4:
         # A sparse tensor: the names of its values, indices and shape.
         names = [bytes(n) for part in (1, 2, 3) for n in [*iter_field(part, encoding, meter)][-1:]]
     elif number == 5:
         # A composite tensor (ragged, ...): its components are messages of the same type, one level deep.
         components = iter_field(2, encoding, meter)
         names = [bytes(n) for each in components for n in [*iter_field(1, each, meter)][-1:]]
-    return TensorInfo(tuple(names), type_name(kind), partial_shape(_join_parts(shapes), meter))
+    return TensorInfo(tuple(names), type_name(kind), partial_shape(shape, meter))
 
 
 def type_name(number: int) -> str:
@@ -254,17 +219,9 @@ def type_name(number: int) -> str:
 
 def partial_shape(data: memoryview, meter: FieldMeter) -> tuple[int, ...] | None:
     """Decode a TensorShapeProto that may be incomplete: an unknown extent is -1, an unknown rank None."""
-    dims, unknown = [], 0
-    for number, value in meter.fields(data, _SHAPE):
-        if number == 3:
-            unknown = protobuf.as_int(value)
-            continue
-        size = 0
-        for _, what in meter.fields(protobuf.as_message(value), {1: protobuf.NUMBER}):
-            size = protobuf.as_int(what)
-        dims.append(size)
-    meter.keep(len(dims))
-    return None if unknown else tuple(dims)
+    dims, unknown = meter.decode(data, _SHAPE)
+    sizes = tuple(meter.decode(dim, _DIM)[0] for dim in dims)
+    return None if unknown else sizes
 
 
 def _collection(data: memoryview, meter: FieldMeter) -> Iterator[memoryview]:
@@ -273,34 +230,9 @@ def _collection(data: memoryview, meter: FieldMeter) -> Iterator[memoryview]:
     return iter_field(1, listed, meter) if kind in (2, 5) else iter(())
 
 
-def _any_value(data: memoryview, meter: FieldMeter) -> memoryview:
-    return _last_value(2, data, meter)
-
-
-def _last_value(wanted: int, data: memoryview, meter: FieldMeter) -> memoryview:
-    """Return a string or bytes field, of which the last occurrence counts."""
-    found = memoryview(b"")
-    for _, value in meter.fields(data, {wanted: protobuf.DELIMITED}):
-        found = protobuf.as_message(value)
-    return found
-
-
-def _asset(data: memoryview, meter: FieldMeter) -> str:
-    meter.keep()
-    return protobuf.as_text(_last_value(2, data, meter))
-
-
 def _variable(data: memoryview, meter: FieldMeter) -> VariableDef:
-    name = initializer = b""
-    slices = []
-    for number, value in meter.fields(data, _VARIABLE):
-        if number == 1:
-            name = node_name(bytes(protobuf.as_message(value)))
-        elif number == 2:
-            initializer = node_name(bytes(protobuf.as_message(value)))
-        else:
-            slices.append(protobuf.as_message(value))
-    return VariableDef(name, initializer, bytes(_last_value(1, _join_parts(slices), meter)))
+    name, initializer, part = meter.decode(data, _VARIABLE)
+    return VariableDef(node_name(name), node_name(initializer), meter.decode(part, _SLICE)[0])
 
 
 def node_name(tensor: bytes) -> bytes:
@@ -322,7 +254,7 @@ _ARITHMETIC = _READS | frozenset(
 # GraphDef: node, library. FunctionDefLibrary: function. NodeDef: name, op, input.
 _GRAPH = {1: protobuf.DELIMITED, 2: protobuf.DELIMITED}
 _LIBRARY = {1: protobuf.DELIMITED}
-_NODE = dict.fromkeys((1, 2, 3), protobuf.DELIMITED)
+_NODE = Message({1: protobuf.BINARY, 2: protobuf.BINARY, 3: protobuf.BINARIES})
 _MAX_CONE = 64  # limit on nodes examined to find a variable's initial value
 
 
@@ -365,16 +297,7 @@ def parse_graph_def(data: memoryview, meter: FieldMeter, *, count_only: bool = F
 def _node(
     found: dict[bytes, GraphNode], lists: dict[bytes, memoryview], data: memoryview, meter: FieldMeter
 ) -> None:
-    name = op = b""
-    inputs = []
-    for number, value in meter.fields(data, _NODE):
-        if number == 1:
-            name = bytes(protobuf.as_message(value))
-        elif number == 2:
-            op = bytes(protobuf.as_message(value))
-        else:
-            meter.keep()
-            inputs.append(bytes(protobuf.as_message(value)))
+    name, op, inputs = meter.decode(data, _NODE)
     meter.keep()
     found[name] = GraphNode(op, tuple(inputs))
     if op == b"Const" and name.endswith(b"/tensor_names"):
@@ -415,10 +338,10 @@ def _variable_node(graph: GraphNodes, name: bytes) -> bytes | None:
 def _strings(node: memoryview, meter: FieldMeter) -> Iterator[bytes]:
     # NodeDef.attr (5) is a map; a Const's "value" is AttrValue.tensor (8), whose string_val is 8 as well.
     held = memoryview(b"")
-    for _, attribute in meter.fields(node, {5: protobuf.DELIMITED}):
+    for attribute in iter_field(5, node, meter):
         name, value = parse_map_entry(attribute, meter)
         held = value if name == "value" else held
-    tensor = protobuf.merge_messages(list(iter_field(8, held, meter)), memoryview(b""))
+    tensor = _join_parts(list(iter_field(8, held, meter)))
     for text in iter_field(8, tensor, meter):
         yield bytes(text)
 
@@ -490,9 +413,10 @@ _KINDS = {
 # SavedObjectGraph: nodes, concrete_functions. SavedObject: children, slot_variables, kind, registered_name.
 _OBJECT = dict.fromkeys((1, 3, 13, *range(4, 11), 12), protobuf.DELIMITED)
 # ObjectReference: node_id, local_name. SlotVariableReference: variable, slot_name, slot variable.
-_OBJECT_REFERENCE = {1: protobuf.NUMBER, 2: protobuf.DELIMITED, 3: protobuf.NUMBER}
-# SavedVariable: dtype, shape, trainable, name.
-_OBJECT_VARIABLE = {1: protobuf.NUMBER, 2: protobuf.DELIMITED, 3: protobuf.NUMBER, 6: protobuf.DELIMITED}
+_OBJECT_REFERENCE = Message({1: protobuf.INT32, 2: protobuf.TEXT, 3: protobuf.INT32})
+# SavedVariable: dtype, shape, trainable, name. SavedUserObject: identifier, metadata.
+_OBJECT_VARIABLE = Message({1: protobuf.INT32, 2: protobuf.MESSAGE, 3: protobuf.INT, 6: protobuf.TEXT})
+_USER = Message({1: protobuf.TEXT, 3: protobuf.BINARY})
 
 
 class SavedVariable(NamedTuple):
@@ -538,7 +462,8 @@ def parse_object_graph(data: memoryview, meter: FieldMeter) -> SavedObjects:
             meter.keep()
             _parse_object(found, protobuf.as_message(value), meter)
         else:
-            name, inner = parse_map_entry(value, meter)
+            meter.keep()
+            name, inner = parse_map_entry(protobuf.as_message(value), meter)
             found.captures[name] = tuple(_bound_inputs(inner, meter))
     _require_known(found)
     return found
@@ -553,19 +478,19 @@ def _parse_object(found: SavedObjects, data: memoryview, meter: FieldMeter) -> N
     for number, value in meter.fields(data, _OBJECT):
         if number == 1:
             meter.keep()
-            target, name, _ = _parse_reference(protobuf.as_message(value), meter)
+            target, name, _ = meter.decode(protobuf.as_message(value), _OBJECT_REFERENCE)
             children.setdefault(name, target)
         elif number == 13:
             registered = protobuf.as_text(value)
         elif number == 3:
             meter.keep()
-            of, name, variable = _parse_reference(protobuf.as_message(value), meter)
+            of, name, variable = meter.decode(protobuf.as_message(value), _OBJECT_REFERENCE)
             found.slots[at, of, name] = variable
         else:
             # An object has a single kind: the last one counts, with its parts merged.
             kind, parts = number, [*(parts if number == kind else ()), protobuf.as_message(value)]
     if kind:
-        _content(found, at, kind, protobuf.merge_messages(parts, memoryview(b"")), meter)
+        _content(found, at, kind, _join_parts(parts), meter)
     if at in found.users:
         found.users[at] = found.users[at]._replace(registered=registered)
 
@@ -573,61 +498,21 @@ def _parse_object(found: SavedObjects, data: memoryview, meter: FieldMeter) -> N
 def _content(found: SavedObjects, at: int, number: int, data: memoryview, meter: FieldMeter) -> None:
     kind = _KINDS.get(number, "")
     if number == 4:
-        found.users[at] = _parse_user(data, meter)
+        found.users[at] = SavedUserObject(*meter.decode(data, _USER))
         kind = found.users[at].identifier
     elif number == 7:
-        found.variables[at] = _parse_variable(data, meter)
+        dtype, shape, trainable, name = meter.decode(data, _OBJECT_VARIABLE)
+        found.variables[at] = SavedVariable(
+            name, type_name(dtype), partial_shape(shape, meter), bool(trainable)
+        )
     elif number == 9:
         parts = iter_field(1, data, meter)
         found.constants[at] = next((protobuf.as_text(each) for each in parts), "")
     elif number in (6, 8):
-        found.functions[at] = tuple(_parse_functions(data, meter))
+        # A SavedFunction lists its concrete functions in field 1; a bare one has only one name there.
+        found.functions[at] = tuple(map(protobuf.as_text, iter_field(1, data, meter)))
     if kind:
         found.kinds[kind] += 1
-
-
-def _parse_reference(data: memoryview, meter: FieldMeter) -> tuple[int, str, int]:
-    # A child has number and name; a slot has a third field. Absent numbers are 0.
-    numbers, name = {1: 0, 3: 0}, ""
-    for number, value in meter.fields(data, _OBJECT_REFERENCE):
-        if number in numbers:
-            numbers[number] = protobuf.as_int32(value)
-        else:
-            name = protobuf.as_text(value)
-    return numbers[1], name, numbers[3]
-
-
-def _parse_user(data: memoryview, meter: FieldMeter) -> SavedUserObject:
-    identifier, metadata = "", b""
-    for number, value in meter.fields(data, {1: protobuf.DELIMITED, 3: protobuf.DELIMITED}):
-        if number == 1:
-            identifier = protobuf.as_text(value)
-        else:
-            metadata = bytes(protobuf.as_message(value))
-    return SavedUserObject(identifier, metadata)
-
-
-def _parse_variable(data: memoryview, meter: FieldMeter) -> SavedVariable:
-    name, kind, trainable = "", 0, False
-    shapes: list[memoryview] = []
-    for number, value in meter.fields(data, _OBJECT_VARIABLE):
-        if number == 1:
-            kind = protobuf.as_int32(value)
-        elif number == 2:
-            shapes.append(protobuf.as_message(value))
-        elif number == 3:
-            trainable = bool(protobuf.as_int(value))
-        else:
-            name = protobuf.as_text(value)
-    shape = partial_shape(protobuf.merge_messages(shapes, memoryview(b"")), meter)
-    return SavedVariable(name, type_name(kind), shape, trainable)
-
-
-def _parse_functions(data: memoryview, meter: FieldMeter) -> Iterator[str]:
-    # A SavedFunction lists its concrete functions in field 1; a bare one has only one name there.
-    for _, value in meter.fields(data, {1: protobuf.DELIMITED}):
-        meter.keep()
-        yield protobuf.as_text(value)
 
 
 def _bound_inputs(data: memoryview, meter: FieldMeter) -> Iterator[int]:

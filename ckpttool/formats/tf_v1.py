@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 from array import array
 from collections.abc import Iterable, Iterator
+from typing import cast
 
 from ckpttool.core import dtypes, filesystem, limits
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.deferred import NamedTuple
 from ckpttool.core.dtypes import np
-from ckpttool.core.errors import CkpttoolError, FormatError, TruncatedError, UnsupportedError
-from ckpttool.core.source import Buffer, File, Shape, Source
+from ckpttool.core.errors import CkpttoolError, FormatError, TruncatedError, UnsupportedError, locate_errors
+from ckpttool.core.source import Buffer, File, Shape, Source, UnreadableSource
 from ckpttool.encodings import protobuf, sstable
+from ckpttool.encodings.protobuf import Message
 from ckpttool.encodings.sstable import BlockHandle, SStable
 from ckpttool.formats import tf_common
 from ckpttool.formats.probe import Probe
@@ -33,7 +35,8 @@ FRAMEWORK = "tensorflow"
 def claims(probe: Probe) -> str | None:
     """Return the file, or the shard pattern (`PREFIX-?????-of-00002`), if the path is a V1 checkpoint."""
     if probe.kind == "missing":
-        return _v1_location(tf_common.checkpoint_at(probe.path, probe.names))
+        found = tf_common.checkpoint_at(probe.path, probe.names)
+        return found.location if found is not None and found.version == 1 else None
     if probe.kind == "folder":
         return _location_of_folder(probe)
     return _location_of_file(probe) if probe.kind == "file" else None
@@ -55,28 +58,20 @@ def read(location: str) -> Checkpoint:
     for table, metas, _ in opened:
         for meta in metas:
             name = protobuf.as_text(meta.name)
-            try:
+            with locate_errors(file=table.file.path, path=name):
                 _gather_slices(wholes, name, meta, table)
-            except CkpttoolError as error:
-                raise error.located(file=table.file.path, path=name) from error.__cause__
     tensors = {}
     for name, whole in wholes.items():
-        try:
+        with locate_errors(file=location, path=name):
             tensors[name] = VariableInfo(whole.dtype, whole.shape, _slices_source(whole, location))
-        except CkpttoolError as error:
-            raise error.located(file=location, path=name) from error.__cause__
     files = tuple(table.file for table, _, _ in opened)
     writer = f"checkpoint version {opened[0][2]}"
     return Checkpoint(location, NAME, tree_by_name(tensors), files, writer, "crc32c")
 
 
-def _v1_location(found: tf_common.SaverCheckpoint | None) -> str | None:
-    return found.location if found is not None and found.version == 1 else None
-
-
 def _location_of_file(probe: Probe) -> str | None:
     if tf_common.is_state_file(probe.head):
-        return _v1_location(tf_common.latest_of_state(probe.path, probe.folder, probe.names))
+        return tf_common.location_by_state(probe, 1)
     if probe.name.endswith(".index") or tf_common.v2_base(probe.name) is not None:
         return None
     if not probe.tail.endswith(sstable.MAGIC):
@@ -85,11 +80,8 @@ def _location_of_file(probe: Probe) -> str | None:
 
 
 def _location_of_folder(probe: Probe) -> str | None:
-    state = os.path.join(probe.path, tf_common.NAME)
-    if tf_common.NAME in probe.names:
-        inner = Probe(state)
-        if inner.kind == "file" and tf_common.is_state_file(inner.head):
-            return _v1_location(tf_common.latest_of_state(state, probe.path, probe.names))
+    if tf_common.find_state(probe) is not None:
+        return tf_common.location_by_state(probe, 1)
     if tf_common.v2_bases(probe.names) or filesystem.isfile(f"{probe.path.rstrip('/')}.index"):
         return None
     bases = sorted(tf_common.v1_bases(probe.path, probe.names), key=tf_common.checkpoint_order)
@@ -122,8 +114,9 @@ FIELDS = {
     **dict.fromkeys(("int8", "int16", "int32", "uint8", "uint16"), _INT),
     **dict.fromkeys(("qint8", "quint8", "qint32", "quint16"), _INT),
 }
-# SavedSlice: slice, data.
-_SLICE = {2: protobuf.DELIMITED, 3: protobuf.DELIMITED}
+# SavedTensorSlices: data. SavedSlice: slice, data.
+_ENTRY = Message({2: protobuf.MESSAGE})
+_SLICE = Message({2: protobuf.MESSAGE, 3: protobuf.MESSAGE})
 # Fields stored as little-endian numbers of this size; the others are varints.
 _FIXED = {_FLOAT: 4, _DOUBLE: 8, _SCOMPLEX: 4, _DCOMPLEX: 8}
 
@@ -150,14 +143,11 @@ class SavedSlice(NamedTuple):
 
 def _tensor(stored: bytes) -> memoryview:
     """Return the TensorProto of a SavedTensorSlices entry, whose messages may be split into several parts."""
-    parts: list[memoryview] = []
-    slices: list[memoryview] = []
-    for _, data in protobuf.iter_fields(memoryview(stored), {2: protobuf.DELIMITED}):
-        for number, value in protobuf.iter_fields(protobuf.as_message(data), _SLICE):
-            (slices if number == 2 else parts).append(protobuf.as_message(value))
+    (entry,) = protobuf.decode(memoryview(stored), _ENTRY, protobuf.iter_fields)
+    position, tensor = protobuf.decode(entry, _SLICE, protobuf.iter_fields)
     # The key identifies the slice; TensorFlow rejects an entry whose own copy of it is damaged.
-    tf_common.parse_slice(bytes(protobuf.merge_messages(slices, memoryview(b""))))
-    return protobuf.merge_messages(parts, memoryview(b""))
+    tf_common.parse_slice(position)
+    return cast(memoryview, tensor)
 
 
 def _decode_elements(proto: memoryview, dtype: str, elements: int) -> Buffer:
@@ -266,8 +256,8 @@ VERSION = 1
 # Upper limit of Snappy's compression (three bytes for a copy of 64); no value takes less than a byte.
 _DENSEST = 22
 # SavedTensorSliceMeta: tensor, versions; SavedSliceMeta: name, shape, type, slice.
-_TENSORS = {1: protobuf.DELIMITED, 2: protobuf.DELIMITED}
-_META = {**dict.fromkeys((1, 2, 4), protobuf.DELIMITED), 3: protobuf.NUMBER}
+_TENSORS = Message({1: protobuf.MESSAGES, 2: protobuf.MESSAGE})
+_META = Message({1: protobuf.BINARY, 2: protobuf.MESSAGE, 3: protobuf.INT32, 4: protobuf.MESSAGES})
 
 
 class SliceMeta(NamedTuple):
@@ -301,58 +291,32 @@ def _require_shards(shards: tuple[str, ...]) -> tuple[str, ...]:
 def _open_shard(path: str) -> tuple[SStable, list[SliceMeta], int]:
     """Return the table of a shard, the slices that it lists, and its version."""
     table = sstable.open_table(File.stamp(path))
-    try:
+    with locate_errors(file=path):
         first = table.first()
         if first is None or first[0]:
             raise FormatError("not a V1 checkpoint: the table has no list of tensors")
         return table, *_parse_metas(first[1])
-    except CkpttoolError as error:
-        raise error.located(file=path) from error.__cause__
 
 
 def _parse_metas(data: bytes) -> tuple[list[SliceMeta], int]:
     """Decode a SavedTensorSlices that contains a SavedTensorSliceMeta."""
-    metas: list[SliceMeta] = []
-    version = {1: [0], 2: [0], 3: []}
+    parts: list[bytes] = []
     for _, value in protobuf.parse_fields(data, {1: protobuf.NUMBERS}):
         if isinstance(value, int):
             raise FormatError(
                 "this is the index of a V2 checkpoint without its suffix",
                 hint="rename it to end in .index, in the folder of its data shards",
             )
-        for part, what in protobuf.parse_fields(value, _TENSORS):
-            if part == 1:
-                metas.append(_parse_meta(protobuf.as_message(what)))
-                continue
-            for field, found in protobuf.parse_fields(protobuf.as_message(what), tf_common.VERSIONS):
-                version[field] += map(protobuf.as_int32, protobuf.as_ints(found))
-    if version[1][-1] < 0:
-        raise FormatError(
-            "negative version of the checkpoint", expected="0 or more", found=str(version[1][-1])
-        )
-    if version[2][-1] > VERSION or VERSION in version[3]:
-        raise UnsupportedError(
-            "the checkpoint requires a newer reader",
-            expected=f"version {VERSION}",
-            found=f"version {version[2][-1]}",
-        )
-    return metas, version[1][-1]
+        parts.append(value)
+    tensors, versions = protobuf.decode(protobuf.merge_messages(parts, b""), _TENSORS)
+    producer, least, refused = protobuf.decode(versions, tf_common.VERSIONS)
+    tf_common.require_version(producer, least, refused, VERSION)
+    return [*map(_parse_meta, tensors)], producer
 
 
 def _parse_meta(data: bytes) -> SliceMeta:
-    name, dtype = b"", 0
-    shape: list[bytes] = []
-    cuts = []
-    for number, value in protobuf.parse_fields(data, _META):
-        if number == 1:
-            name = protobuf.as_message(value)
-        elif number == 2:
-            shape.append(protobuf.as_message(value))
-        elif number == 3:
-            dtype = protobuf.as_int32(value)
-        else:
-            cuts.append(tf_common.parse_slice(protobuf.as_message(value)))
-    return SliceMeta(name, tf_common.parse_shape(protobuf.merge_messages(shape, b"")), dtype, tuple(cuts))
+    name, shape, dtype, cuts = protobuf.decode(data, _META)
+    return SliceMeta(name, tf_common.parse_shape(shape), dtype, tuple(map(tf_common.parse_slice, cuts)))
 
 
 def _gather_slices(wholes: dict[str, _TensorSlices], name: str, meta: SliceMeta, table: SStable) -> None:
@@ -394,5 +358,5 @@ def _slices_source(whole: _TensorSlices, location: str) -> Source:
         return whole.parts[0][1]
     source = tf_common.assemble_slices(whole.dtype, whole.shape, whole.parts, location)
     if not dtypes.BY_NAME[whole.dtype].itemsize:
-        return tf_common.UnreadableSlices(location, f"a tensor of type {whole.dtype} is stored in slices")
+        return UnreadableSource(location, f"a tensor of type {whole.dtype} is stored in slices")
     return source

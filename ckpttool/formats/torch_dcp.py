@@ -15,19 +15,29 @@ from ckpttool.core.checkpoint import Checkpoint, Integrity
 from ckpttool.core.code_references import CodeReference, merge_references, relocate_references
 from ckpttool.core.deferred import NamedTuple
 from ckpttool.core.errors import (
-    CkpttoolError,
     FormatError,
     NotFoundError,
     TruncatedError,
     UnsupportedError,
     abbreviate_list,
+    locate_errors,
 )
-from ckpttool.core.source import LARGE, Buffer, File, Inline, MissingShard, Shape, Source, iter_pieces
+from ckpttool.core.source import (
+    LARGE,
+    Buffer,
+    File,
+    Inline,
+    MissingShard,
+    Shape,
+    Source,
+    UnreadableSource,
+    iter_pieces,
+)
 from ckpttool.core.tree import Alias, Container, Leaf, Path, Record, Tree, ValueLeaf, display, index, key
 from ckpttool.encodings import pickle_reader
 from ckpttool.encodings.pickle_values import NEW, Global, PickleObject, dumps
 from ckpttool.formats import torch_legacy, torch_roles, torch_tree, torch_zip
-from ckpttool.formats.file_listing import FileListing
+from ckpttool.formats.file_listing import FileListing, is_file_name
 from ckpttool.formats.pickle_signatures import find_pickle_format
 from ckpttool.formats.probe import (
     SHARD_BYTES,
@@ -38,7 +48,7 @@ from ckpttool.formats.probe import (
     shard_pieces,
     split_by_size,
 )
-from ckpttool.formats.tf_common import Box, IncompleteTensor, UnreadableSlices, assemble_slices, slice_box
+from ckpttool.formats.tf_common import Box, IncompleteTensor, assemble_slices, slice_box
 from ckpttool.formats.torch_tensors import BUILDERS, RANK
 
 # Folders of torch.distributed.checkpoint: `.metadata` and the shards `__RANK_N.distcp`; torch is not needed.
@@ -82,10 +92,8 @@ def read(location: str) -> Checkpoint:
     names = [name for name in names if Probe(os.path.join(location, name)).kind == "file"]
     # The file for all ranks has priority: torch writes it when it writes for all.
     chosen = [name for name in names if name == _MAIN] or names
-    try:
+    with locate_errors(file=location):
         listed, files = read_listing(location, chosen)
-    except CkpttoolError as error:
-        raise error.located(file=location) from error.__cause__
     return listed.checkpoint(location, NAME, *files)
 
 
@@ -238,8 +246,7 @@ def _index(value: Any) -> tuple[str, str]:
 def _parse_item(value: Any) -> DcpItem:
     found = _object_fields(value, "_StorageInfo")
     name, offset, length = found.get("relative_path"), found.get("offset"), found.get("length")
-    # A name with a slash could lead out of the folder.
-    if not isinstance(name, str) or not name or "/" in name or "\0" in name or name in (".", ".."):
+    if not is_file_name(name):
         _fail("an item refers to a file outside the folder", found=repr(name)[:80])
     if not isinstance(offset, int) or not isinstance(length, int) or not _count(offset) or not _count(length):
         _fail("an item's offset or length is not a number of bytes")
@@ -414,10 +421,8 @@ def read_listing(folder: str, names: Sequence[str]) -> tuple[FileListing, tuple[
 
 
 def _metadata(file: File) -> DcpMetadata:
-    try:
+    with locate_errors(file=file.path):
         return read_metadata(file)
-    except CkpttoolError as error:
-        raise error.located(file=file.path) from error.__cause__
 
 
 class _DcpTreeBuilder:
@@ -440,14 +445,12 @@ class _DcpTreeBuilder:
         self.containers, gaps = nested_containers(places.values())
         optimizers = torch_roles.find_optimizers(places.values())
         for name, entry in self.metadata.entries.items():
-            try:
+            with locate_errors(path=name):
                 if entry is None:
                     self._value(name, places[name])
                 else:
                     use = torch_roles.tensor_role(places[name], optimizers)
                     self._tensor(name, places[name], entry, use)
-            except CkpttoolError as error:
-                raise error.located(path=name) from error.__cause__
         self.leaves |= {path: ValueLeaf(None) for path in gaps}
         return Tree(self.leaves, self.aliases, self.containers)
 
@@ -487,7 +490,7 @@ class _DcpTreeBuilder:
             return Inline(b"")
         whole = os.path.join(self.folder, ".metadata")
         source = assemble_slices(row.name, entry.shape, parts, whole)
-        lost = next((part for _, part in parts if isinstance(part, MissingShard | UnreadableSlices)), None)
+        lost = next((part for _, part in parts if isinstance(part, MissingShard | UnreadableSource)), None)
         nbytes = math.prod(entry.shape) * row.itemsize
         if lost is None and nbytes > sum(files.values()):
             raise FormatError(
@@ -501,7 +504,7 @@ class _DcpTreeBuilder:
         if shard is None:
             return MissingShard(os.path.join(self.folder, item.file))
         if item.transforms:
-            return UnreadableSlices(
+            return UnreadableSource(
                 shard.path, f"items with transforms ({abbreviate_list(item.transforms, 3)}) are not supported"
             )
         # Each item contains its own tensor, uncompressed (filesystem.py, _SerialCpuLoader).

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.code_references import CodeReference, merge_references, relocate_references
 from ckpttool.core.deferred import NamedTuple
-from ckpttool.core.errors import CkpttoolError, FormatError, TruncatedError, UnsupportedError
+from ckpttool.core.errors import CkpttoolError, FormatError, TruncatedError, UnsupportedError, locate_errors
 from ckpttool.core.source import File, Inline, Span
 from ckpttool.core.text import format_count
 from ckpttool.encodings import archives, pickle_reader
@@ -55,10 +55,8 @@ def read(location: str) -> Checkpoint:
     Raise FormatError if pickles and storages do not match.
     """
     file = File.stamp(location)
-    try:
+    with locate_errors(file=location):
         found = list_legacy(file, 0, file.size)
-    except CkpttoolError as error:
-        raise error.located(file=location) from error.__cause__
     return found.checkpoint(location, NAME, file)
 
 
@@ -251,10 +249,8 @@ def read_tar(location: str) -> Checkpoint:
     Raise FormatError if its members do not match.
     """
     file = File.stamp(location)
-    try:
+    with locate_errors(file=location):
         found = list_tar(file)
-    except CkpttoolError as error:
-        raise error.located(file=location) from error.__cause__
     return found.checkpoint(location, TAR_NAME, file)
 
 
@@ -473,10 +469,8 @@ def read_pickle(location: str) -> Checkpoint:
     pickle is damaged.
     """
     file = File.stamp(location)
-    try:
+    with locate_errors(file=location):
         found = _list_pickle(file)
-    except CkpttoolError as error:
-        raise error.located(file=location) from error.__cause__
     return found.checkpoint(location, PICKLE_NAME, file)
 
 

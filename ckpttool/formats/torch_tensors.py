@@ -11,8 +11,7 @@ from ckpttool.core import dtypes, limits
 from ckpttool.core.deferred import NamedTuple, dataclass
 from ckpttool.core.errors import FormatError, UnsupportedError, abbreviate_list
 from ckpttool.core.source import (
-    Buffer,
-    ByteSwappedSpan,
+    ByteSwappedSource,
     DeflatedSpan,
     Inline,
     Shape,
@@ -20,6 +19,7 @@ from ckpttool.core.source import (
     Span,
     StridedView,
     TransformedSource,
+    UnreadableSource,
 )
 from ckpttool.core.source import Storage as Bytes
 from ckpttool.core.tree import Record
@@ -660,18 +660,6 @@ class CastOperation(NamedTuple):
         return array.astype(dtypes.numpy_dtype(self.dtype))
 
 
-class UnreadableTensor(NamedTuple):
-    """The source of a tensor that is listed but not read; `read` raises the reason."""
-
-    file: str | None
-    reason: str
-    hint: str | None = None
-
-    def read(self) -> Buffer:
-        """Raise UnsupportedError."""
-        raise UnsupportedError(self.reason, file=self.file, hint=self.hint)
-
-
 class ExpansionBudget:
     """Limit on the expansion of one pickle's tensors, relative to the bytes stored for them.
 
@@ -710,11 +698,11 @@ class ExpansionBudget:
         return nbytes > self.allowed.expanded_bytes and nbytes > self.allowed.expanded_ratio * stored
 
 
-def _unreadable_source(tensor: Tensor, reason: str) -> UnreadableTensor:
+def _unreadable_source(tensor: Tensor, reason: str) -> UnreadableSource:
     data = tensor.storage.bytes
     base = data.base if isinstance(data, DeflatedSpan) else data
     hint = "use ckpttool --limit expanded_bytes=N ... to allow more, if you trust the file"
-    return UnreadableTensor(None if isinstance(base, Inline) else base.file.path, reason, hint)
+    return UnreadableSource(None if isinstance(base, Inline) else base.file.path, reason, hint)
 
 
 def _tensor_source(tensor: Tensor, nbytes: int, *, big: bool) -> Source:
@@ -723,7 +711,7 @@ def _tensor_source(tensor: Tensor, nbytes: int, *, big: bool) -> Source:
         # torch swaps bytes according to the storage's type, not the tensor's (serialization.py, load_tensor).
         where = tensor.storage.bytes
         file = where.file.path if isinstance(where, Span) else None
-        return UnreadableTensor(file, f"torch misreads {tensor.dtype} in an untyped big-endian storage")
+        return UnreadableSource(file, f"torch misreads {tensor.dtype} in an untyped big-endian storage")
     found = _stored_source(tensor, nbytes, width if big else 0)
     dtype, shape = tensor.dtype, tensor.shape
     halves = dtype == "complex32"
@@ -744,7 +732,7 @@ def _stored_source(tensor: Tensor, nbytes: int, width: int) -> Source:
     if nbytes == tensor.storage.nbytes and not tensor.offset and view.contiguous():
         if width <= 1:
             return data
-        return ByteSwappedSpan(data, width) if isinstance(data, Span) else view
+        return ByteSwappedSource(data, width) if isinstance(data, Span) else view
     return view
 
 

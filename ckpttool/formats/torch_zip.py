@@ -14,7 +14,7 @@ from ckpttool.core import code_references, deferred, dtypes, filesystem, limits
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.code_references import CODE, CodeReference, merge_references, relocate_references
 from ckpttool.core.deferred import dataclass, field
-from ckpttool.core.errors import CkpttoolError, FormatError, NotFoundError, UnsupportedError
+from ckpttool.core.errors import FormatError, NotFoundError, UnsupportedError, locate_errors
 from ckpttool.core.source import DeflatedSpan, File, Shape, Span, Storage
 from ckpttool.core.text import format_count
 from ckpttool.core.tree import (
@@ -36,6 +36,7 @@ from ckpttool.encodings.pickle_values import Dict, Global, PersistentId, PickleO
 from ckpttool.formats import file_listing, tensor_bytes, torch_tree
 from ckpttool.formats.file_listing import FileListing, join_trees
 from ckpttool.formats.pickle_signatures import find_pickle_format
+from ckpttool.formats.pickles import dotted_name
 from ckpttool.formats.probe import OutputFile, Probe, WritingFormatDefinition
 from ckpttool.formats.torch_tensors import BUILDERS, StorageTable
 from ckpttool.formats.torch_tree import ClassMembers
@@ -73,11 +74,9 @@ def read(location: str) -> Checkpoint:
     Raise FormatError if archive, pickle and storages do not match, or if the pickle contains a call
     with side effects.
     """
-    try:
+    with locate_errors(file=location):
         opened = _open_archive(location)
         found = list_archive(opened)
-    except CkpttoolError as error:
-        raise error.located(file=location) from error.__cause__
     files = opened.opened.values() if isinstance(opened, UnpackedArchive) else (opened.file,)
     return found.checkpoint(location, NAME, *files)
 
@@ -569,17 +568,21 @@ def script_classes(
 ) -> dict[str, ClassMembers]:
     """Return the parameters and buffers of each class in the archive's code."""
     found: dict[str, ClassMembers] = {}
-    left = _ALL
-    for name in _code_files(members, top):
-        if not name.endswith(".py"):
-            continue
-        held = source(name)
-        left -= held.length
-        if held.length > _FILE or left < 0:
-            continue
-        module = name.removeprefix(f"{top}/code/").removesuffix(".py").replace("/", ".")
-        _read_classes(bytes(held.read()).decode("utf-8", "replace"), module, found)
+    for module, code in _iter_code(members, top, source, _FILE, _ALL):
+        _read_classes(code, module, found)
     return found
+
+
+def _iter_code(
+    members: Collection[str], top: str, source: Callable[[str], Storage], largest: int, most: int
+) -> Iterator[tuple[str, str]]:
+    """Yield name and code of each module, without files larger than `largest`, or beyond `most` bytes."""
+    for name in _code_files(members, top):
+        code = source(name) if name.endswith(".py") else None
+        if code is not None and code.length <= min(largest, most):
+            most -= code.length
+            module = name.removeprefix(f"{top}/code/").removesuffix(".py").replace("/", ".")
+            yield module, bytes(code.read()).decode("utf-8", "replace")
 
 
 def _read_classes(text: str, module: str, found: dict[str, ClassMembers]) -> None:
@@ -627,7 +630,7 @@ def add_constants(module: FileListing, constants: FileListing) -> FileListing:
 
     tree = constants.tree
     leaves: dict[Path, Leaf | ValueLeaf] = {
-        placed(p): replace(leaf, key=_native(placed(p)), role="other") if isinstance(leaf, Leaf) else leaf
+        placed(p): replace(leaf, key=dotted_name(placed(p)), role="other") if isinstance(leaf, Leaf) else leaf
         for p, leaf in tree.items()
         if p
     }
@@ -640,7 +643,7 @@ def add_constants(module: FileListing, constants: FileListing) -> FileListing:
         rest = {path: leaf for path, leaf in whole.items() if path}
         whole = Tree(rest, {}, {(): Container("record", top.value.name)})
     aliases = {
-        placed(p): tuple(Alias(placed(a.path), _native(placed(a.path))) for a in others)
+        placed(p): tuple(Alias(placed(a.path), dotted_name(placed(a.path))) for a in others)
         for p, others in tree.aliases.items()
     }
     containers = {placed(p): c for p, c in tree.containers.items() if p}
@@ -648,10 +651,6 @@ def add_constants(module: FileListing, constants: FileListing) -> FileListing:
     merged = Tree({**whole, **leaves}, {**whole.aliases, **aliases}, {**whole.containers, **containers})
     references = code_references.merge_references(module.code_references, constants.code_references)
     return replace(module, tree=merged, notes=(*module.notes, *constants.notes), code_references=references)
-
-
-def _native(path: Path) -> str:
-    return ".".join(str(step.value) for step in path)
 
 
 def audit_script(members: Collection[str], top: str) -> tuple[CodeReference, ...]:
@@ -681,16 +680,7 @@ def script_texts(members: Collection[str], top: str, source: Callable[[str], Sto
 
     The code of a large file is omitted: no policy is that large.
     """
-    found: dict[str, str] = {}
-    left = _FOLLOWED
-    for name in _code_files(members, top):
-        held = source(name) if name.endswith(".py") else None
-        if held is None or held.length > left:
-            continue
-        left -= held.length
-        module = name.removeprefix(f"{top}/code/").removesuffix(".py").replace("/", ".")
-        found[module] = bytes(held.read()).decode("utf-8", "replace")
-    return found
+    return dict(_iter_code(members, top, source, _FOLLOWED, _FOLLOWED))
 
 
 # Several PyTorch files of one agent: PREFIX_actor, PREFIX_critic, their targets and optimizers.
