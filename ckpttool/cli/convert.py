@@ -1,4 +1,4 @@
-"""`convert`, and `verify`, which checks the result."""
+"""The `convert` command."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ import os
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from ckpttool.cli import console, next_steps, styles
 from ckpttool.cli.parameters import (
     AgentOptions,
@@ -16,12 +14,12 @@ from ckpttool.cli.parameters import (
     Env,
     ModelOptions,
     Quiet,
+    argument,
     make_importable,
     use_checkpoint,
 )
 from ckpttool.cli.progress import BYTES, show_progress
 from ckpttool.conversion.options import ConversionOptions
-from ckpttool.core import sidecar
 from ckpttool.core.deferred import dataclass
 from ckpttool.core.errors import UsageError
 from ckpttool.core.text import clean
@@ -30,7 +28,6 @@ if TYPE_CHECKING:
     from ckpttool.conversion.plan import ConversionResult
 
 _TIMEOUT, _SHORTEST = "OPENBLAS_THREAD_TIMEOUT", "4"
-Texts = list[str] | None
 
 
 @dataclass(frozen=True)
@@ -87,13 +84,8 @@ class ConvertOutputOptions:
 
 
 def convert(
-    source: Annotated[str, typer.Argument(metavar="SRC", help="Checkpoint to convert.", show_default=False)],
-    target: Annotated[
-        str,
-        typer.Argument(
-            metavar="DST", help="File to write; a prefix for tf, tf1, fujimoto.", show_default=False
-        ),
-    ],
+    source: Annotated[str, argument("SRC", "Checkpoint to convert.")],
+    target: Annotated[str, argument("DST", "File to write; a prefix for tf, tf1, fujimoto.")],
     options: ConversionOptions,
     agent: PlayedAgentOptions,
     model: ConvertModelOptions,
@@ -183,132 +175,3 @@ def _import_numpy() -> None:
     finally:
         if kept is None:
             del os.environ[_TIMEOUT]
-
-
-@dataclass(frozen=True)
-class ComparisonOptions:
-    """What to compare, and with which tolerance.
-
-    Comparison:
-        tolerance (ERROR, 0..): Maximum error of B vs. float64. Default: see above.
-        train_step (--train-step): Train both further and compare the weight updates.
-        steps (N): Number of updates for --train-step.
-        whole (--all): Also compare optimizers, counters, facts, settings, receipt.
-        python (INTERPRETER): Python interpreter that runs the frameworks.
-    """
-
-    tolerance: float | None = None
-    train_step: bool = False
-    steps: int = 100
-    whole: bool = False
-    python: str | None = None
-
-
-@dataclass(frozen=True)
-class ModelPairOptions:
-    """How to run models that are no agents of a known library.
-
-    Models:
-        like_a (MODULE:FACTORY): Code that builds A's model.
-        like_b (MODULE:FACTORY): Code that builds B's model.
-        like_args_a (JSON): Arguments of A's factory, '{"hidden": 256}'.
-        like_args_b (JSON): Arguments of B's factory.
-        python_a (INTERPRETER): Python interpreter that runs A.
-        python_b (INTERPRETER): Python interpreter that runs B.
-        input_shape ([NAME=]3,32,32): Shape of an input of A without batch; repeatable.
-        inputs (FILE.npz): Your own inputs, instead of random ones.
-        transpose_inputs (--transpose-inputs/--no-transpose-inputs):
-            Move the channel axis of A's images for B.
-        run_code (--run-code): Run models whose file contains code.
-        loss (MODULE:LOSS): Loss for --train-step.
-        loss_a (MODULE:LOSS): Loss of A alone.
-        loss_b (MODULE:LOSS): Loss of B alone.
-        optimizer_a (NAME): Optimizer of A, if its file has several.
-        optimizer_b (NAME): Optimizer of B, if its file has several.
-    """
-
-    like_a: str | None = None
-    like_b: str | None = None
-    like_args_a: str | None = None
-    like_args_b: str | None = None
-    python_a: str | None = None
-    python_b: str | None = None
-    input_shape: Texts = None
-    inputs: str | None = None
-    transpose_inputs: bool | None = None
-    run_code: bool = False
-    loss: str | None = None
-    loss_a: str | None = None
-    loss_b: str | None = None
-    optimizer_a: str | None = None
-    optimizer_b: str | None = None
-
-    def specs(self) -> tuple[Any, Any]:
-        """Return the factories of both sides."""
-        if not any((self.like_a, self.like_b, self.like_args_a, self.like_args_b)):
-            return None, None
-        from ckpttool.networks.worker import parse_model_spec
-
-        found = []
-        rows = (("a", self.like_a, self.like_args_a), ("b", self.like_b, self.like_args_b))
-        for word, factory, arguments in rows:
-            if factory is None and arguments is not None:
-                raise UsageError(f"--like-args-{word} requires --like-{word}")
-            found.append(None if factory is None else parse_model_spec(factory, arguments, (), None))
-        return found[0], found[1]
-
-
-def verify(
-    first: Annotated[str, typer.Argument(metavar="A", help="The source checkpoint.", show_default=False)],
-    second: Annotated[str, typer.Argument(metavar="B", help="The converted checkpoint.", show_default=False)],
-    comparison: ComparisonOptions,
-    models: ModelPairOptions,
-    agent: PlayedAgentOptions,
-    as_json: AsJson = False,
-    quiet: Quiet = False,
-) -> int:
-    """Run both checkpoints on the same inputs, each in its own framework's process.
-
-    Recognised agents are compared network by network. Other models run by themselves (.keras, Keras .h5,
-    ONNX, SavedModel, TorchScript), or are built by your code (--like-a, --like-b); if their outputs
-    differ, the first layer that differs is named.
-
-    By default, B's error from float64 may be twice that of A in its own framework, or that of rounding
-    the largest sum in a layer.
-    """
-    from ckpttool.commands import verify
-
-    like_a, like_b = models.specs()
-    first, second = (use_checkpoint(each, quiet=quiet or as_json) for each in (first, second))
-    with show_progress("verify", quiet=quiet or as_json) as moving:
-        found = verify.verify(
-            first,
-            second,
-            tolerance=comparison.tolerance,
-            steps=comparison.steps if comparison.train_step else None,
-            layout=agent.layout,
-            facts=agent.facts(make_importable(agent.env)),
-            python=comparison.python,
-            whole=comparison.whole,
-            like_a=like_a,
-            like_b=like_b,
-            python_a=models.python_a,
-            python_b=models.python_b,
-            input_shapes=models.input_shape or (),
-            inputs=models.inputs,
-            transpose_inputs=models.transpose_inputs,
-            run_code=models.run_code,
-            loss_a=models.loss_a or models.loss,
-            loss_b=models.loss_b or models.loss,
-            optimizer_a=models.optimizer_a,
-            optimizer_b=models.optimizer_b,
-            progress=moving,
-        )
-    if as_json:
-        console.print_text(console.render_document(found.document()))
-    else:
-        from ckpttool.cli import tables
-
-        console.print_text(tables.render_verification(found, quiet=quiet))
-        next_steps.print_next_steps(next_steps.after_verify, second, found, quiet=quiet)
-    return 0 if found.within and not sidecar.has_open_entries(found.ledger) else 1

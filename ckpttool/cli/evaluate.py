@@ -11,12 +11,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from ckpttool.cli import console, next_steps, parameters
 from ckpttool.cli.columns import fit_path
 from ckpttool.cli.panels import given_options
-from ckpttool.cli.parameters import AgentOptions, AsJson, Quiet, make_importable
+from ckpttool.cli.parameters import AgentOptions, AsJson, Quiet, argument, make_importable
 from ckpttool.cli.progress import show_progress
 from ckpttool.cli.styles import wrap_sentence
 from ckpttool.cli.tables import labeled_lines, merge_default_sentences
@@ -185,12 +183,7 @@ def _split_episodes(words: str) -> tuple[str, ...]:
 
 
 def evaluate(
-    paths: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="PATH...", help="Checkpoints, folders of them, or quoted patterns.", show_default=False
-        ),
-    ],
+    paths: Annotated[list[str], argument("PATH...", "Checkpoints, folders of them, or quoted patterns.")],
     environment: EnvironmentOptions,
     agent: AgentOptions,
     play: PlayOptions,

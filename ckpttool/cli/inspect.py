@@ -23,6 +23,7 @@ from ckpttool.cli.parameters import (
     PathArgument,
     PathOrStdin,
     Quiet,
+    argument,
     make_importable,
     use_checkpoint,
 )
@@ -397,23 +398,12 @@ def digest(
     compared = digest.compare_with_saved(found, check) if check is not None else None
     found = digest.filter_digest(found, glob)
     if as_json:
-        console.print_text(console.render_document(_digest_document(found, compared)))
+        against = {} if compared is None else {"check": compared._asdict()}
+        console.print_text(console.render_document({**found.document(), **against}))
     else:
         console.print_text(tables.render_digest(found, compared, quiet=quiet))
         next_steps.print_next_steps(next_steps.after_digest, path, quiet=quiet)
     return 0 if compared is None or compared.equal else 1
-
-
-def _digest_document(found: Any, compared: Any) -> dict[str, Any]:
-    whole: dict[str, Any] = found.document()
-    if compared is not None:
-        whole["check"] = {
-            "equal": compared.equal,
-            "different": list(compared.different),
-            "only_here": list(compared.only_here),
-            "only_saved": list(compared.only_saved),
-        }
-    return whole
 
 
 # Commands that read all values: `stats` and `doctor` of one checkpoint, `diff` of two.
@@ -475,10 +465,8 @@ class DiffOptions:
 
 
 def diff(
-    left: Annotated[str, typer.Argument(metavar="A", help="A checkpoint.", show_default=False)],
-    right: Annotated[
-        str, typer.Argument(metavar="B", help="Checkpoint to compare with.", show_default=False)
-    ],
+    left: Annotated[str, argument("A", "A checkpoint.")],
+    right: Annotated[str, argument("B", "Checkpoint to compare with.")],
     options: DiffOptions,
     as_json: AsJson = False,
     quiet: Quiet = False,
@@ -607,10 +595,7 @@ def report(
     path: PathArgument,
     options: ReportOptions,
     playing: ReportEpisodes,
-    other: Annotated[
-        str | None,
-        typer.Argument(metavar="PATH2", help="A second checkpoint to compare with.", show_default=False),
-    ] = None,
+    other: Annotated[str | None, argument("PATH2", "A second checkpoint to compare with.")] = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> int:
@@ -801,12 +786,7 @@ def _report_text(made: HtmlReport, *, quiet: bool) -> str:
 
 def check(
     paths: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="PATH...",
-            help="Checkpoints, folders, or quoted patterns: 'runs/*.pt'.",
-            show_default=False,
-        ),
+        list[str], argument("PATH...", "Checkpoints, folders, or quoted patterns: 'runs/*.pt'.")
     ],
     how: CheckPanel,
     no_numbers: Annotated[
@@ -894,9 +874,7 @@ def _checkpoint_lines(each: CheckpointVerdict, *, quiet: bool) -> Iterator[str]:
 
 
 def textconv(
-    file: Annotated[
-        str, typer.Argument(metavar="FILE", help="File to print, as passed by git.", show_default=False)
-    ],
+    file: Annotated[str, argument("FILE", "File to print, as passed by git.")],
     as_json: AsJson = False,
     quiet: Quiet = False,  # noqa: ARG001  # there is no progress to leave out
 ) -> int:
@@ -922,12 +900,7 @@ def textconv(
 
 def browse(
     path: PathArgument,
-    other: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[PATH]", help="Second checkpoint; marks the differences.", show_default=False
-        ),
-    ] = None,
+    other: Annotated[str | None, argument("[PATH]", "Second checkpoint; marks the differences.")] = None,
     glob: Glob = None,
     by: Annotated[str, typer.Option(metavar="HOW", help="Pair entries by path, agent or auto.")] = "auto",
     layout: LayoutOption = None,
@@ -989,12 +962,7 @@ def _print_plugins(kind: Any, *, as_json: bool) -> int:
 def schema(
     name: Annotated[
         str | None,
-        typer.Argument(
-            metavar="NAME",
-            help="Name of a command, or error, result, sidecar.",
-            show_default=False,
-            autocompletion=completion.complete_schemas,
-        ),
+        argument("NAME", "Name of a command, or error, result, sidecar.", completion.complete_schemas),
     ] = None,
     as_json: AsJson = False,
     quiet: Quiet = False,  # noqa: ARG001

@@ -120,7 +120,10 @@ def _arrange(
         for each in group:
             place = places.get(each.name, place)
             ranks[each.name] = titles[each.annotation.__metadata__[0].rich_help_panel], place
-    return sorted(shown, key=lambda each: ranks.get(each.name, (-1, 0)))
+    # What has no panel stays before the panels or after them.
+    first = next((number for number, each in enumerate(shown) if each.name in ranks), 0)
+    rest = {each.name: (-1 if at < first else len(titles), 0) for at, each in enumerate(shown)}
+    return sorted(shown, key=lambda each: (rest | ranks)[each.name])
 
 
 def _declarations(panel: Any) -> dict[str, _Declaration]:

@@ -6,7 +6,7 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -93,15 +93,14 @@ def spool_stdin(path: str) -> str:
 
 # Arguments and options shared by several commands.
 
-PathArgument = Annotated[
-    str, typer.Argument(metavar="PATH", help="File, TensorFlow prefix or folder.", show_default=False)
-]
-PathOrStdin = Annotated[
-    str,
-    typer.Argument(
-        metavar="PATH", help="File, TensorFlow prefix or folder; - for stdin.", show_default=False
-    ),
-]
+
+def argument(metavar: str, text: str, complete: Callable[[str], list[str]] | None = None) -> Any:
+    """Return the declaration of an argument: its name in the usage line, its help, and what completes it."""
+    return typer.Argument(metavar=metavar, help=text, show_default=False, autocompletion=complete)
+
+
+PathArgument = Annotated[str, argument("PATH", "File, TensorFlow prefix or folder.")]
+PathOrStdin = Annotated[str, argument("PATH", "File, TensorFlow prefix or folder; - for stdin.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print a JSON document to stdout.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only results, findings and output paths.")]
 Glob = Annotated[
