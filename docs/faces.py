@@ -18,6 +18,8 @@ The public names of the package; all others may change without notice. Tasks:
 
 """
 WIDTH = 100
+# An argument in a docstring, the placeholder and names of its option, and the meaning.
+ENTRY = re.compile(r"^ {4}(\w+)(?: \((.*?)\))?:((?: .*)?(?:\n {8}.*)*)", re.MULTILINE)
 
 
 def page() -> str:
@@ -69,16 +71,16 @@ def _module(name: str, module: ModuleType) -> str:
 
 def _arguments(thing: Any) -> Iterator[str]:
     """Yield a table of the arguments that the docstring lists, with their defaults."""
-    _, _, listed = inspect.getdoc(thing).partition("Args:\n")
     parameters = inspect.signature(thing).parameters
     rows = []
-    for row in re.split(r"\n    (?=\w+: )", listed.removeprefix("    ").partition("\n\n")[0]):
-        name, _, meaning = row.partition(": ")
+    for name, words, meaning in ENTRY.findall(inspect.getdoc(thing) or ""):
         if name in parameters:
             default = parameters[name].default
             shown = name if default is inspect.Parameter.empty else f"{name}={_default(default)}"
-            text = _safe(" ".join(meaning.split())).rstrip(".").replace("|", r"\|")
-            rows.append(f"| `{shown}` | {text} |\n")
+            placeholder = "" if words.startswith("--") else words.partition(", ")[0]
+            placeholder = "False" if words.startswith("--no-") else placeholder
+            text = f"{f'`{placeholder}`: ' if placeholder else ''}{_safe(' '.join(meaning.split()))}"
+            rows.append("| `{}` | {} |\n".format(shown, text.rstrip(".").replace("|", r"\|")))
     if rows:
         yield f"| argument | meaning |\n|---|---|\n{''.join(rows)}\n"
 

@@ -15,24 +15,36 @@ from typer.testing import CliRunner
 
 from ckpttool.cli.app import COMMANDS, CommandEntry
 from ckpttool.cli.app import app as program
-from ckpttool.cli.completion import complete_words
-from ckpttool.cli.panels import OptionPanel, given_options, takes_panels
+from ckpttool.cli.panels import given_options, takes_panels
 from ckpttool.core import UsageError
 from tests.conftest import ROOT, in_process
 
 
 @dataclass(frozen=True)
-class SpeedOptions(OptionPanel, title="Speed"):
-    steps: Annotated[int, typer.Option(min=1, metavar="N", help="Step count.")] = 10
-    engine: Annotated[
-        str, typer.Option("--engine", "-e", autocompletion=complete_words("steam", "diesel"))
-    ] = "steam"
-    sync: Annotated[bool, typer.Option("--sync/--no-sync", help="Wait for the disk.")] = True
+class SpeedOptions:
+    """How fast.
+
+    Speed:
+        steps (N): Step count.
+        engine (NAME, --engine -e, steam|diesel):
+            What drives.
+        sync (--sync/--no-sync): Wait for the disk.
+    """
+
+    steps: int = 10
+    engine: str = "steam"
+    sync: bool = True
 
 
 @dataclass(frozen=True)
-class NameOptions(OptionPanel, title="Names"):
-    strip: Annotated[bool, typer.Option("--strip", help="Strip prefixes.")] = False
+class NameOptions:
+    """Which names.
+
+    Names:
+        strip (--strip): Strip prefixes.
+    """
+
+    strip: bool = False
     match: Annotated[list[str], typer.Option(metavar="A=B", help="Pair two names.")] = field(
         default_factory=list
     )
@@ -182,6 +194,17 @@ def test_help_of_the_options_of_the_program_is_a_short_phrase() -> None:
     found = group.get_params(typer.Context(group))
     assert {each.name for each in found} >= {"version", "limit", "show_completion"}
     assert not [each.name for each in found if not each.help or len(each.help) > _HELP_WIDTH]
+
+
+def test_options_without_docstrings_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`python -OO` leaves them out: options that silently did nothing would be worse."""
+    monkeypatch.setattr(SpeedOptions, "__doc__", None)
+
+    def command(speed: SpeedOptions) -> int:
+        return 0
+
+    with pytest.raises(UsageError):
+        takes_panels(command)
 
 
 def test_functions_of_the_command_line_are_small() -> None:

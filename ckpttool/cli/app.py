@@ -205,7 +205,7 @@ COMMANDS = (
     ),
     CommandEntry(
         "verify",
-        "ckpttool.cli.convert:verify",
+        "ckpttool.cli.verify:verify",
         "Verify that two checkpoints compute the same outputs.",
         "Example: ckpttool verify runs/ckpt-15000 agent.pt",
     ),

@@ -49,6 +49,13 @@ def complete_environments(incomplete: str) -> list[str]:
         return []
 
 
+def complete_activations(incomplete: str) -> list[str]:
+    """Return the names of activations."""
+    from ckpttool.core.kinds import ACTIVATIONS
+
+    return _filter_by_prefix(ACTIVATIONS, incomplete)
+
+
 def complete_words(*words: str) -> Callable[[str], list[str]]:
     """Return a completion function for these words."""
 
@@ -66,3 +73,13 @@ def _complete_plugins(kind: Kind, incomplete: str) -> list[str]:
 
 def _filter_by_prefix(words: Iterable[str], incomplete: str) -> list[str]:
     return [word for word in words if word.startswith(incomplete)]
+
+
+# The functions that complete the options of these fields, in whatever command.
+BY_FIELD = {
+    "activation": complete_activations,
+    "backend": complete_backends,
+    "env": complete_environments,
+    "layout": complete_layouts,
+    "to": complete_targets,
+}

@@ -11,12 +11,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from ckpttool.cli import completion, console, next_steps, parameters
+from ckpttool.cli import console, next_steps, parameters
 from ckpttool.cli.columns import fit_path
-from ckpttool.cli.panels import OptionPanel, given_options
-from ckpttool.cli.parameters import AgentOptions, AsJson, Quiet, make_importable
+from ckpttool.cli.panels import given_options
+from ckpttool.cli.parameters import AgentOptions, AsJson, Quiet, argument, make_importable
 from ckpttool.cli.progress import show_progress
 from ckpttool.cli.styles import wrap_sentence
 from ckpttool.cli.tables import labeled_lines, merge_default_sentences
@@ -40,198 +38,114 @@ if TYPE_CHECKING:
 # Options of `eval`, one help panel each.
 
 
-# environments.ENGINES, which a test compares with the help: importing it would load the engines.
-_ENGINES = ("auto", "gymnasium", "mujoco", "pendulum.batch", "classic.batch", "device")
+@dataclass(frozen=True)
+class EnvironmentOptions:
+    """Environment and simulator.
+
+    Environment:
+        env (ID): Gymnasium id or module:factory. Default: the sidecar's.
+        engine (SIMULATOR, auto|gymnasium|mujoco|pendulum.batch|classic.batch|device): auto gymnasium mujoco
+            pendulum.batch classic.batch device
+        num_envs (N): Number of parallel environments. Default: up to 16.
+        adapter (NAME, zero_contact_forces|current_positions): Observations: zero_contact_forces or
+            current_positions.
+        wrapper (NAME[:ARG=N,...], none|TimeFeatureWrapper|HistoryWrapper|VecFrameStack|RescaleAction):
+            Wrapper used in training, innermost first; repeatable.
+    """
+
+    env: str | None = None
+    engine: str = "auto"
+    num_envs: int | None = None
+    adapter: str | None = None
+    wrapper: list[str] | None = None
 
 
 @dataclass(frozen=True)
-class EnvironmentOptions(OptionPanel, title="Environment"):
-    """Environment and simulator."""
+class PlayOptions:
+    """Number of episodes, the network to play and the hardware.
 
-    env: Annotated[
-        str | None,
-        typer.Option(
-            metavar="ID",
-            help="Gymnasium id or module:factory. Default: the sidecar's.",
-            autocompletion=completion.complete_environments,
-        ),
-    ] = None
-    engine: Annotated[
-        str,
-        typer.Option(
-            metavar="SIMULATOR",
-            help=" ".join(_ENGINES),
-            autocompletion=completion.complete_words(*_ENGINES),
-        ),
-    ] = "auto"
-    num_envs: Annotated[
-        int | None,
-        typer.Option(min=1, metavar="N", help="Number of parallel environments. Default: up to 16."),
-    ] = None
-    adapter: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="Observations: zero_contact_forces or current_positions.",
-            autocompletion=completion.complete_words("zero_contact_forces", "current_positions"),
-        ),
-    ] = None
-    wrapper: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME[:ARG=N,...]",
-            help="Wrapper used in training, innermost first; repeatable.",
-            autocompletion=completion.complete_words(
-                "none", "TimeFeatureWrapper", "HistoryWrapper", "VecFrameStack", "RescaleAction"
-            ),
-        ),
-    ] = None
+    Evaluation:
+        episodes (N): Episodes to play.
+        seed (N, 0..4294967295): First seed; episode i is reset with seed + i.
+        noise (STD): Gaussian action noise, in units of half the action range.
+        stochastic (--stochastic): Draw actions from the policy's distribution.
+        epsilon (E): Probability of a uniform action (Q-networks, discrete).
+        network (NAME, actor|actor_target): actor, actor_target or, without a layout, a module.
+        dtype (NAME, float32|float64): Precision of the policy: float32 or float64.
+        backend (NAME): numpy, torch, tensorflow or onnxruntime.
+        device (NAME): cpu, cuda, cuda:N or auto.
+        jobs (N, --jobs -j): Play in N processes.
+        ray (ADDRESS): Play on a Ray cluster; local starts --jobs workers.
+    """
+
+    episodes: int = 10
+    seed: int = 1000
+    noise: float | None = None
+    stochastic: bool = False
+    epsilon: float | None = None
+    network: str = "actor"
+    dtype: str = "float32"
+    backend: str = "numpy"
+    device: str = "cpu"
+    jobs: int | None = None
+    ray: str | None = None
 
 
 @dataclass(frozen=True)
-class PlayOptions(OptionPanel, title="Evaluation"):
-    """Number of episodes, the network to play and the hardware."""
+class RunOptions:
+    """Whether the paths are training runs, and what to compare their returns with.
 
-    episodes: Annotated[int, typer.Option(min=1, metavar="N", help="Episodes to play.")] = 10
-    seed: Annotated[
-        int,
-        typer.Option(min=0, max=2**32 - 1, metavar="N", help="First seed; episode i is reset with seed + i."),
-    ] = 1000
-    noise: Annotated[
-        float | None,
-        typer.Option(metavar="STD", help="Gaussian action noise, in units of half the action range."),
-    ] = None
-    stochastic: Annotated[
-        bool, typer.Option("--stochastic", help="Draw actions from the policy's distribution.")
-    ] = False
-    epsilon: Annotated[
-        float | None,
-        typer.Option(metavar="E", help="Probability of a uniform action (Q-networks, discrete)."),
-    ] = None
-    network: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME",
-            help="actor, actor_target or, without a layout, a module.",
-            autocompletion=completion.complete_words("actor", "actor_target"),
-        ),
-    ] = "actor"
-    dtype: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME",
-            help="Precision of the policy: float32 or float64.",
-            autocompletion=completion.complete_words("float32", "float64"),
-        ),
-    ] = "float32"
-    backend: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME",
-            help="numpy, torch, tensorflow or onnxruntime.",
-            autocompletion=completion.complete_backends,
-        ),
-    ] = "numpy"
-    device: Annotated[str, typer.Option(metavar="NAME", help="cpu, cuda, cuda:N or auto.")] = "cpu"
-    jobs: Annotated[
-        int | None, typer.Option("--jobs", "-j", min=1, metavar="N", help="Play in N processes.")
-    ] = None
-    ray: Annotated[
-        str | None,
-        typer.Option(metavar="ADDRESS", help="Play on a Ray cluster; local starts --jobs workers."),
-    ] = None
+    Training runs:
+        runs (--runs): Treat each PATH as a training run; intervals over runs.
+        last (N): Score a run by its last N checkpoints (--runs).
+        curve (--curve): Play every checkpoint of the runs for the curve (--runs).
+        against (PATH): Run of another algorithm (--runs); repeatable.
+        min_return (RETURN): Exit with 1 if a mean return is below this.
+    """
 
-
-@dataclass(frozen=True)
-class RunOptions(OptionPanel, title="Training runs"):
-    """Whether the paths are training runs, and what to compare their returns with."""
-
-    runs: Annotated[
-        bool, typer.Option("--runs", help="Treat each PATH as a training run; intervals over runs.")
-    ] = False
-    last: Annotated[
-        int | None,
-        typer.Option(min=1, metavar="N", help="Score a run by its last N checkpoints (--runs)."),
-    ] = None
-    curve: Annotated[
-        bool, typer.Option("--curve", help="Play every checkpoint of the runs for the curve (--runs).")
-    ] = False
-    against: Annotated[
-        list[str] | None,
-        typer.Option(metavar="PATH", help="Run of another algorithm (--runs); repeatable."),
-    ] = None
-    min_return: Annotated[
-        float | None, typer.Option(metavar="RETURN", help="Exit with 1 if a mean return is below this.")
-    ] = None
+    runs: bool = False
+    last: int | None = None
+    curve: bool = False
+    against: list[str] | None = None
+    min_return: float | None = None
 
 
 _MOST_PIXELS, _MOST_FRAMES = 4096, 64
 
 
 @dataclass(frozen=True)
-class OutputOptions(OptionPanel, title="Output"):
+class OutputOptions:
     """Files to write, episodes to record, and whether to plot in the terminal.
 
     `chart` None means: if stdout is a terminal.
+
+    Output:
+        out (FILE, --out -o): Save the JSON document; .jsonl or a folder: resumable.
+        csv (FILE): Write one line per episode to a new CSV file.
+        top (N): List only the N best, also in --csv.
+        tensorboard (DIR): Write TensorBoard scalars at the training steps.
+        video (FILE): Record the best checkpoint to a new .mp4 or .gif file.
+        video_episodes (LIST): Episodes: best, worst, median or numbers. Default: 0.
+        video_width (N, 16..): Width of the video in pixels. Default: as rendered.
+        strip (FILE): Draw the best and the worst episode as a strip: .png.
+        strip_frames (N): Images per episode of a film strip.
+        plot (FILE): Plot returns or the learning curve: .png, .svg or .pdf.
+        theme (NAME, light|dark): Colors of plots: light or dark. Default: light; SVG adapts.
+        chart (--chart/--no-chart): Also plot in the terminal. Default: if stdout is one.
     """
 
-    out: Annotated[
-        str | None,
-        typer.Option(
-            "--out", "-o", metavar="FILE", help="Save the JSON document; .jsonl or a folder: resumable."
-        ),
-    ] = None
-    csv: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Write one line per episode to a new CSV file.")
-    ] = None
-    top: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="List only the N best, also in --csv.")
-    ] = None
-    tensorboard: Annotated[
-        str | None, typer.Option(metavar="DIR", help="Write TensorBoard scalars at the training steps.")
-    ] = None
-    video: Annotated[
-        str | None,
-        typer.Option(metavar="FILE", help="Record the best checkpoint to a new .mp4 or .gif file."),
-    ] = None
-    video_episodes: Annotated[
-        str | None,
-        typer.Option(
-            metavar="LIST",
-            help="Episodes: best, worst, median or numbers. Default: 0.",
-        ),
-    ] = None
-    video_width: Annotated[
-        int | None,
-        typer.Option(min=16, metavar="N", help="Width of the video in pixels. Default: as rendered."),
-    ] = None
-    strip: Annotated[
-        str | None,
-        typer.Option(metavar="FILE", help="Draw the best and the worst episode as a strip: .png."),
-    ] = None
-    strip_frames: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Images per episode of a film strip.")
-    ] = 8
-    plot: Annotated[
-        str | None,
-        typer.Option(metavar="FILE", help="Plot returns or the learning curve: .png, .svg or .pdf."),
-    ] = None
-    theme: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="Colors of plots: light or dark. Default: light; SVG adapts.",
-            autocompletion=completion.complete_words("light", "dark"),
-        ),
-    ] = None
-    chart: Annotated[
-        bool | None,
-        typer.Option(
-            "--chart/--no-chart",
-            help="Also plot in the terminal. Default: if stdout is one.",
-            show_default=False,
-        ),
-    ] = None
+    out: str | None = None
+    csv: str | None = None
+    top: int | None = None
+    tensorboard: str | None = None
+    video: str | None = None
+    video_episodes: str | None = None
+    video_width: int | None = None
+    strip: str | None = None
+    strip_frames: int = 8
+    plot: str | None = None
+    theme: str | None = None
+    chart: bool | None = None
 
     def __post_init__(self) -> None:
         """Raise UsageError for episodes without a video, or for an empty list."""
@@ -269,12 +183,7 @@ def _split_episodes(words: str) -> tuple[str, ...]:
 
 
 def evaluate(
-    paths: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="PATH...", help="Checkpoints, folders of them, or quoted patterns.", show_default=False
-        ),
-    ],
+    paths: Annotated[list[str], argument("PATH...", "Checkpoints, folders of them, or quoted patterns.")],
     environment: EnvironmentOptions,
     agent: AgentOptions,
     play: PlayOptions,

@@ -13,7 +13,6 @@ import typer
 
 from ckpttool.cli import completion, console, next_steps, parameters, tables
 from ckpttool.cli.columns import fit_path
-from ckpttool.cli.panels import OptionPanel
 from ckpttool.cli.parameters import (
     AgentOptions,
     AsJson,
@@ -24,6 +23,7 @@ from ckpttool.cli.parameters import (
     PathArgument,
     PathOrStdin,
     Quiet,
+    argument,
     make_importable,
     use_checkpoint,
 )
@@ -61,38 +61,36 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class TreeOptions(OptionPanel, title="Tree"):
-    """Which entries to list, in which order, and with which details."""
+class TreeOptions:
+    """Which entries to list, in which order, and with which details.
+
+    Tree:
+        depth (N): Fold modules at level N into one line each.
+        sort (ORDER, file|size|name): Order within each module: file, size or name.
+        keys (--keys): Show the native keys.
+        aliases (--aliases): Show all aliases of each tensor.
+        whole (--all): Show all levels, alike siblings and values.
+    """
 
     glob: Glob = None
-    depth: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Fold modules at level N into one line each.")
-    ] = None
-    sort: Annotated[
-        str,
-        typer.Option(
-            metavar="ORDER",
-            help="Order within each module: file, size or name.",
-            autocompletion=completion.complete_words("file", "size", "name"),
-        ),
-    ] = "file"
-    keys: Annotated[bool, typer.Option("--keys", help="Show the native keys.")] = False
-    aliases: Annotated[bool, typer.Option("--aliases", help="Show all aliases of each tensor.")] = False
-    whole: Annotated[bool, typer.Option("--all", help="Show all levels, alike siblings and values.")] = False
+    depth: int | None = None
+    sort: str = "file"
+    keys: bool = False
+    aliases: bool = False
+    whole: bool = False
 
 
 @dataclass(frozen=True)
-class AllowOptions(OptionPanel, title="Pickle audit"):
-    """Names that pickles may use besides the built-in list."""
+class AllowOptions:
+    """Names that pickles may use besides the built-in list.
 
-    allow: Annotated[
-        list[str] | None,
-        typer.Option(metavar="MODULE[.NAME]", help="Name that pickles may use; repeatable."),
-    ] = None
-    allow_file: Annotated[
-        str | None,
-        typer.Option(metavar="FILE", help="TOML file that lists such names under allow."),
-    ] = None
+    Pickle audit:
+        allow (MODULE[.NAME]): Name that pickles may use; repeatable.
+        allow_file (FILE): TOML file that lists such names under allow.
+    """
+
+    allow: list[str] | None = None
+    allow_file: str | None = None
 
     def allowed(self) -> frozenset[str]:
         """Return the names; raise UsageError or FormatError for what is not a list of names."""
@@ -100,49 +98,53 @@ class AllowOptions(OptionPanel, title="Pickle audit"):
 
 
 @dataclass(frozen=True)
-class AuditOptions(AllowOptions, title="Pickle audit"):
-    """Which pickles fail."""
+class AuditOptions(AllowOptions):
+    """Which pickles fail.
 
-    strict: Annotated[
-        bool, typer.Option("--strict", help="Exit 1 if loading needs more than plain data.")
-    ] = False
+    Pickle audit:
+        strict (--strict): Exit 1 if loading needs more than plain data.
+    """
 
-
-@dataclass(frozen=True)
-class CheckPanel(AuditOptions, title="Pickle audit"):
-    """Which pickles fail, and in how many processes files are checked."""
-
-    jobs: Annotated[
-        int | None, typer.Option("--jobs", "-j", min=1, metavar="N", help="Check in N processes.")
-    ] = None
+    strict: bool = False
 
 
 @dataclass(frozen=True)
-class PickleOptions(AuditOptions, title="Pickle audit"):
-    """What loading the file would import and call."""
+class CheckPanel(AuditOptions):
+    """Which pickles fail, and in how many processes files are checked.
 
-    names: Annotated[bool, typer.Option("--names", help="Show what loading would import and call.")] = False
+    Pickle audit:
+        jobs (N, --jobs -j): Check in N processes.
+    """
+
+    jobs: int | None = None
 
 
 @dataclass(frozen=True)
-class GraphOptions(OptionPanel, title="Graph"):
-    """Draw the modules instead of printing the tree."""
+class PickleOptions(AuditOptions):
+    """What loading the file would import and call.
 
-    graph: Annotated[
-        str | None,
-        typer.Option(metavar="FILE", help="Draw the modules into a new .svg, .html or .dot file."),
-    ] = None
-    dataflow: Annotated[
-        bool, typer.Option("--dataflow", help="Draw an agent's networks, or the layers of a model.")
-    ] = False
-    input_shape: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="[LAYER=]3,32,32",
-            help="Input shape without batch, for layers' shapes; repeatable.",
-        ),
-    ] = None
-    force: Annotated[bool, typer.Option("--force", help="Replace the drawing if it exists.")] = False
+    Pickle audit:
+        names (--names): Show what loading would import and call.
+    """
+
+    names: bool = False
+
+
+@dataclass(frozen=True)
+class GraphOptions:
+    """Draw the modules instead of printing the tree.
+
+    Graph:
+        graph (FILE): Draw the modules into a new .svg, .html or .dot file.
+        dataflow (--dataflow): Draw an agent's networks, or the layers of a model.
+        input_shape ([LAYER=]3,32,32): Input shape without batch, for layers' shapes; repeatable.
+        force (--force): Replace the drawing if it exists.
+    """
+
+    graph: str | None = None
+    dataflow: bool = False
+    input_shape: list[str] | None = None
+    force: bool = False
 
 
 def inspect(
@@ -396,23 +398,12 @@ def digest(
     compared = digest.compare_with_saved(found, check) if check is not None else None
     found = digest.filter_digest(found, glob)
     if as_json:
-        console.print_text(console.render_document(_digest_document(found, compared)))
+        against = {} if compared is None else {"check": compared._asdict()}
+        console.print_text(console.render_document({**found.document(), **against}))
     else:
         console.print_text(tables.render_digest(found, compared, quiet=quiet))
         next_steps.print_next_steps(next_steps.after_digest, path, quiet=quiet)
     return 0 if compared is None or compared.equal else 1
-
-
-def _digest_document(found: Any, compared: Any) -> dict[str, Any]:
-    whole: dict[str, Any] = found.document()
-    if compared is not None:
-        whole["check"] = {
-            "equal": compared.equal,
-            "different": list(compared.different),
-            "only_here": list(compared.only_here),
-            "only_saved": list(compared.only_saved),
-        }
-    return whole
 
 
 # Commands that read all values: `stats` and `doctor` of one checkpoint, `diff` of two.
@@ -457,35 +448,25 @@ def stats(
 
 
 @dataclass(frozen=True)
-class DiffOptions(OptionPanel, title="Comparison"):
-    """What to compare, and which differences to show first."""
+class DiffOptions:
+    """What to compare, and which differences to show first.
+
+    Comparison:
+        by (HOW, auto|path|agent|conversion): Pair entries by path, agent, conversion or auto.
+        sort (ORDER, abs|rel|cosine): Sort key, largest first: abs, rel or cosine.
+        whole (--all): Show every change, not only the first 20.
+    """
 
     glob: Glob = None
-    by: Annotated[
-        str,
-        typer.Option(
-            metavar="HOW",
-            help="Pair entries by path, agent, conversion or auto.",
-            autocompletion=completion.complete_words("auto", "path", "agent", "conversion"),
-        ),
-    ] = "auto"
-    sort: Annotated[
-        str,
-        typer.Option(
-            metavar="ORDER",
-            help="Sort key, largest first: abs, rel or cosine.",
-            autocompletion=completion.complete_words("abs", "rel", "cosine"),
-        ),
-    ] = "abs"
-    whole: Annotated[bool, typer.Option("--all", help="Show every change, not only the first 20.")] = False
+    by: str = "auto"
+    sort: str = "abs"
+    whole: bool = False
     layout: LayoutOption = None
 
 
 def diff(
-    left: Annotated[str, typer.Argument(metavar="A", help="A checkpoint.", show_default=False)],
-    right: Annotated[
-        str, typer.Argument(metavar="B", help="Checkpoint to compare with.", show_default=False)
-    ],
+    left: Annotated[str, argument("A", "A checkpoint.")],
+    right: Annotated[str, argument("B", "Checkpoint to compare with.")],
     options: DiffOptions,
     as_json: AsJson = False,
     quiet: Quiet = False,
@@ -519,13 +500,14 @@ def diff(
 
 
 @dataclass(frozen=True)
-class DoctorModelOptions(ModelOptions, title="Your own model"):
-    """Your own model, and the part of the checkpoint to load into it."""
+class DoctorModelOptions(ModelOptions):
+    """Your own model, and the part of the checkpoint to load into it.
 
-    part: Annotated[
-        str | None,
-        typer.Option(metavar="PATH", help="For --like: path or network to load, e.g. policy/actor."),
-    ] = None
+    Your own model:
+        part (PATH): For --like: path or network to load, e.g. policy/actor.
+    """
+
+    part: str | None = None
 
 
 def doctor(
@@ -567,54 +549,41 @@ def doctor(
 
 
 @dataclass(frozen=True)
-class ReportOptions(OptionPanel, title="Report"):
-    """Report file, and what it shows besides the checkpoint."""
+class ReportOptions:
+    """Report file, and what it shows besides the checkpoint.
 
-    out: Annotated[
-        str | None,
-        typer.Option(
-            "--out", "-o", metavar="FILE", help="File to write. Default: PATH's name and .report.html."
-        ),
-    ] = None
-    force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False
-    evaluation: Annotated[
-        list[str] | None,
-        typer.Option("--eval", metavar="FILE", help="Results of eval --json or --out; repeatable."),
-    ] = None
-    video: Annotated[
-        str | None,
-        typer.Option(metavar="FILE", help="GIF, PNG or MP4 to show on the page of a run."),
-    ] = None
-    conversion: Annotated[
-        str | None,
-        typer.Option(metavar="FILE", help="Sidecar or convert --json output. Default: PATH's sidecar."),
-    ] = None
-    verification: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Output of verify --json: outputs and layers.")
-    ] = None
+    Report:
+        out (FILE, --out -o): File to write. Default: PATH's name and .report.html.
+        force (--force): Replace the file if it exists.
+        evaluation (FILE, --eval): Results of eval --json or --out; repeatable.
+        video (FILE): GIF, PNG or MP4 to show on the page of a run.
+        conversion (FILE): Sidecar or convert --json output. Default: PATH's sidecar.
+        verification (FILE): Output of verify --json: outputs and layers.
+        jobs (N, --jobs -j): Read a run in N processes.
+    """
+
+    out: str | None = None
+    force: bool = False
+    evaluation: list[str] | None = None
+    video: str | None = None
+    conversion: str | None = None
+    verification: str | None = None
     glob: Glob = None
     layout: LayoutOption = None
-    jobs: Annotated[
-        int | None,
-        typer.Option("--jobs", "-j", min=1, metavar="N", help="Read a run in N processes."),
-    ] = None
+    jobs: int | None = None
 
 
 @dataclass(frozen=True)
-class ReportEpisodes(OptionPanel, title="Play"):
-    """Environment that a report plays in."""
+class ReportEpisodes:
+    """Environment that a report plays in.
 
-    env: Annotated[
-        str | None,
-        typer.Option(
-            metavar="ID",
-            help="Play in this environment, score, and film the best.",
-            autocompletion=completion.complete_environments,
-        ),
-    ] = None
-    episodes: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Episodes to play with --env. Default: 10.")
-    ] = None
+    Play:
+        env (ID): Play in this environment, score, and film the best.
+        episodes (N): Episodes to play with --env. Default: 10.
+    """
+
+    env: str | None = None
+    episodes: int | None = None
 
     def __post_init__(self) -> None:
         """Raise UsageError for episodes that nothing plays."""
@@ -626,10 +595,7 @@ def report(
     path: PathArgument,
     options: ReportOptions,
     playing: ReportEpisodes,
-    other: Annotated[
-        str | None,
-        typer.Argument(metavar="PATH2", help="A second checkpoint to compare with.", show_default=False),
-    ] = None,
+    other: Annotated[str | None, argument("PATH2", "A second checkpoint to compare with.")] = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> int:
@@ -820,12 +786,7 @@ def _report_text(made: HtmlReport, *, quiet: bool) -> str:
 
 def check(
     paths: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="PATH...",
-            help="Checkpoints, folders, or quoted patterns: 'runs/*.pt'.",
-            show_default=False,
-        ),
+        list[str], argument("PATH...", "Checkpoints, folders, or quoted patterns: 'runs/*.pt'.")
     ],
     how: CheckPanel,
     no_numbers: Annotated[
@@ -913,9 +874,7 @@ def _checkpoint_lines(each: CheckpointVerdict, *, quiet: bool) -> Iterator[str]:
 
 
 def textconv(
-    file: Annotated[
-        str, typer.Argument(metavar="FILE", help="File to print, as passed by git.", show_default=False)
-    ],
+    file: Annotated[str, argument("FILE", "File to print, as passed by git.")],
     as_json: AsJson = False,
     quiet: Quiet = False,  # noqa: ARG001  # there is no progress to leave out
 ) -> int:
@@ -941,12 +900,7 @@ def textconv(
 
 def browse(
     path: PathArgument,
-    other: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[PATH]", help="Second checkpoint; marks the differences.", show_default=False
-        ),
-    ] = None,
+    other: Annotated[str | None, argument("[PATH]", "Second checkpoint; marks the differences.")] = None,
     glob: Glob = None,
     by: Annotated[str, typer.Option(metavar="HOW", help="Pair entries by path, agent or auto.")] = "auto",
     layout: LayoutOption = None,
@@ -1008,12 +962,7 @@ def _print_plugins(kind: Any, *, as_json: bool) -> int:
 def schema(
     name: Annotated[
         str | None,
-        typer.Argument(
-            metavar="NAME",
-            help="Name of a command, or error, result, sidecar.",
-            show_default=False,
-            autocompletion=completion.complete_schemas,
-        ),
+        argument("NAME", "Name of a command, or error, result, sidecar.", completion.complete_schemas),
     ] = None,
     as_json: AsJson = False,
     quiet: Quiet = False,  # noqa: ARG001

@@ -1,33 +1,55 @@
-"""Option panels: a dataclass is one titled group in a command's help, and one argument of its function."""
+"""Option panels: a dataclass is one titled group in a command's help, and one argument of its function.
+
+The docstring of a dataclass declares its options, under the titles of one or several panels:
+
+    Evaluation:
+        episodes (N): Episodes to play.
+        jobs (N, --jobs -j): Play in N processes.
+        seed (N, 0..4294967295): First seed.
+        dtype (NAME, float32|float64): Precision of the policy.
+        stochastic (--stochastic): Draw actions from the policy's distribution.
+
+In parentheses are the placeholder of the value, the names of the option if another one than the field's, the
+range of a number (from 1 by default for whole ones) and the words that a shell completes. A flag `--no-NAME`
+of a field NAME that is true by default turns it off. Fields described without parentheses are no options. A
+field whose type is annotated like a parameter of a typer command needs no line: it is in the first panel.
+Mutually exclusive options raise UsageError in `__post_init__`.
+"""
 
 from __future__ import annotations
 
+import collections.abc
 import copy
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Iterator
-from typing import Annotated, Any, ClassVar, TypeGuard, get_args, get_type_hints
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from types import SimpleNamespace
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
 
+from ckpttool.core import deferred
+from ckpttool.core.deferred import NamedTuple
+from ckpttool.core.errors import UsageError
 
-class OptionPanel:
-    """Base of dataclasses whose fields are the options in one panel of a command's help.
-
-    A field is annotated like a parameter of a typer command; its default is the option's default.
-    Mutually exclusive options raise UsageError in `__post_init__`.
-    """
-
-    TITLE: ClassVar[str]
-
-    def __init_subclass__(cls, title: str) -> None:
-        cls.TITLE = title
+_SECTION = deferred.compile(r"(\S.*):")
+_ENTRY = deferred.compile(r" {4}(\w+)(?: \((.*?)\))?:(?: (.*))?")
+_RANGE = deferred.compile(r"(\d+)\.\.(\d*)")
 
 
-def given_options(panel: OptionPanel) -> Iterator[str]:
+class _Declaration(NamedTuple):
+    """What a docstring states about a field: the panel, the words in parentheses, and the help."""
+
+    title: str
+    words: str | None
+    help: str
+
+
+def given_options(panel: Any) -> Iterator[str]:
     """Yield the words of a command line that set the panel's options, except those with their defaults."""
-    for each, shown in zip(dataclasses.fields(panel), _panel_parameters(type(panel)), strict=True):  # type: ignore[arg-type]
+    for each, shown in zip(dataclasses.fields(panel), _panel_parameters(type(panel)), strict=True):
         value, (option,) = getattr(panel, each.name), shown.annotation.__metadata__
         factory = each.default_factory
         if value is None or value == (each.default if factory is dataclasses.MISSING else factory()):
@@ -42,20 +64,21 @@ def given_options(panel: OptionPanel) -> Iterator[str]:
 
 
 def takes_panels(command: Callable[..., int]) -> Callable[..., int]:
-    """Return a command with the options of every `OptionPanel` parameter of this function."""
+    """Return a command with the options of every dataclass that this function takes."""
     hints = get_type_hints(command, include_extras=True)
-    panels = {name: hint for name, hint in hints.items() if _is_panel(hint)}
+    panels: dict[str, Any] = {name: hint for name, hint in hints.items() if dataclasses.is_dataclass(hint)}
+    options = {name: [*_panel_parameters(panel)] for name, panel in panels.items()}
     shown: list[inspect.Parameter] = []
     for each in inspect.signature(command).parameters.values():
-        if each.name in panels:
-            shown += _panel_parameters(panels[each.name])
-        else:
+        if each.name not in panels:
             shown.append(each.replace(annotation=hints[each.name], kind=inspect.Parameter.KEYWORD_ONLY))
+        shown += options.get(each.name, ())
+    shown = _arrange(shown, list(options.values()), panels.values())
 
     @functools.wraps(command)
     def run(**given: Any) -> int:
         for name, panel in panels.items():
-            given[name] = panel(**{each.name: given.pop(each.name) for each in dataclasses.fields(panel)})
+            given[name] = panel(**dict(_values(panel, options[name], given)))
         return command(**given)
 
     # typer reads both attributes, and neither may be the wrapped function's.
@@ -64,21 +87,127 @@ def takes_panels(command: Callable[..., int]) -> Callable[..., int]:
     return run
 
 
-def _is_panel(hint: object) -> TypeGuard[type[Any]]:
-    return isinstance(hint, type) and issubclass(hint, OptionPanel)
+def _values(
+    panel: Any, options: Sequence[inspect.Parameter], given: dict[str, Any]
+) -> Iterator[tuple[str, Any]]:
+    """Yield the fields with the values of their options, taken from those of the command."""
+    defaults = {each.name: each.default for each in dataclasses.fields(panel)}
+    for each in options:
+        value = given.pop(each.name)
+        if each.default is False and defaults[each.name] is True:
+            yield each.name, not value
+        elif value is not None or each.default is not None:
+            yield each.name, value
 
 
-def _panel_parameters(panel: type[Any]) -> Iterator[inspect.Parameter]:
-    """Yield a parameter for each field, with its option under the panel's title."""
-    hints = get_type_hints(panel, include_extras=True)
-    for each in dataclasses.fields(panel):
-        value, *notes = get_args(hints[each.name])
-        (option,) = (copy.copy(note) for note in notes if isinstance(note, typer.models.OptionInfo))
-        option.rich_help_panel = panel.TITLE
+def _arrange(
+    shown: list[inspect.Parameter],
+    options: Sequence[Sequence[inspect.Parameter]],
+    panels: Iterable[Any],
+) -> list[inspect.Parameter]:
+    """Return the parameters in the order in which a dataclass of several panels lists its fields.
+
+    The options of other dataclasses follow the field of theirs that it lists, or are the last of a panel.
+    """
+    every = [_declarations(panel) for panel in panels]
+    several = [declared for declared in every if len({each.title for each in declared.values()}) > 1]
+    listed = {name: each.title for declared in several for name, each in declared.items()}
+    places = {name: number for number, name in enumerate(listed)}
+    titles = {title: number for number, title in enumerate(dict.fromkeys(listed.values()))}
+    ranks: dict[str, tuple[int, int]] = {}
+    for group in options if listed else ():
+        place = len(listed)
+        for each in group:
+            place = places.get(each.name, place)
+            ranks[each.name] = titles[each.annotation.__metadata__[0].rich_help_panel], place
+    # What has no panel stays before the panels or after them.
+    first = next((number for number, each in enumerate(shown) if each.name in ranks), 0)
+    rest = {each.name: (-1 if at < first else len(titles), 0) for at, each in enumerate(shown)}
+    return sorted(shown, key=lambda each: (rest | ranks)[each.name])
+
+
+def _declarations(panel: Any) -> dict[str, _Declaration]:
+    """Return what the docstrings of a dataclass and its bases state about fields; UsageError without any."""
+    declared: dict[str, _Declaration] = {}
+    for kind in reversed(panel.__mro__[:-1]):
+        title, name = "", ""
+        for line in inspect.cleandoc(vars(kind)["__doc__"] or "").splitlines():
+            if head := _SECTION.fullmatch(line):
+                title = head[1]
+            elif title and (entry := _ENTRY.fullmatch(line)):
+                name = entry[1]
+                declared[name] = _Declaration(title, entry[2], entry[3] or "")
+            elif name and line.startswith(" " * 8):
+                declared[name] = declared[name]._replace(help=f"{declared[name].help} {line.strip()}".strip())
+    if not declared:
+        raise UsageError("docstrings declare the options, and python -OO has none", hint="use python -O")
+    return declared
+
+
+def _panel_parameters(panel: Any) -> Iterator[inspect.Parameter]:
+    """Yield a parameter for each field that is an option, under the panel's title."""
+    declared = _declarations(panel)
+    first = next(iter(declared.values())).title
+    options = [
+        each
+        for each in dataclasses.fields(panel)
+        if each.name not in declared or declared[each.name].words is not None
+    ]
+    # Types of other fields may be imported for type checkers only.
+    types = SimpleNamespace(__annotations__={each.name: each.type for each in options})
+    names: dict[str, Any] = {}
+    for kind in reversed(panel.__mro__):
+        names |= vars(sys.modules[kind.__module__])
+    hints = get_type_hints(types, names, include_extras=True)
+    for each in options:
+        hint, default = hints[each.name], each.default
+        if each.name in declared:
+            hint, option, default = _make_option(each.name, hint, default, declared[each.name])
+        else:
+            hint, *notes = get_args(hint)
+            (option,) = (copy.copy(note) for note in notes if isinstance(note, typer.models.OptionInfo))
+            option.rich_help_panel = first
         # Create a separate list for every call of the command.
         if each.default_factory is not dataclasses.MISSING:
             option.default_factory = each.default_factory
-        default = inspect.Parameter.empty if each.default is dataclasses.MISSING else each.default
         yield inspect.Parameter(
-            each.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[value, option]
+            each.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=inspect.Parameter.empty if default is dataclasses.MISSING else default,
+            annotation=Annotated[hint, option],
         )
+
+
+def _make_option(
+    name: str, hint: Any, default: Any, declared: _Declaration
+) -> tuple[Any, typer.models.OptionInfo, Any]:
+    """Return the type, the option and the default of a field that a docstring declares."""
+    from ckpttool.cli import completion  # no command is loaded before it is chosen
+
+    metavar, choices = None, None
+    names: list[str] = []
+    bounds: tuple[int | None, int | None] = (1, None) if int in (hint, *get_args(hint)) else (None, None)
+    for number, word in enumerate((declared.words or "").split(", ")):
+        if word.startswith("--"):
+            names = word.split()
+        elif limits := _RANGE.fullmatch(word):
+            bounds = int(limits[1]), int(limits[2]) if limits[2] else None
+        elif number and "|" in word:
+            choices = completion.complete_words(*word.split("|"))
+        else:
+            metavar = word or None
+    if get_origin(hint) is collections.abc.Sequence:
+        hint, default = list[str] | None, None
+    if hint is bool and names and names[0].startswith("--no-"):
+        default = not default
+    made = typer.Option(
+        *(names or [f"--{name.strip('_').replace('_', '-')}"]),
+        metavar=metavar,
+        help=declared.help,
+        min=bounds[0],
+        max=bounds[1],
+        autocompletion=choices or completion.BY_FIELD.get(name),
+        show_default=bool not in get_args(hint),
+        rich_help_panel=declared.title,
+    )
+    return hint, made, default

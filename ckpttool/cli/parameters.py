@@ -6,19 +6,17 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ckpttool.cli.completion import complete_environments, complete_layouts, complete_words
+from ckpttool.cli.completion import complete_environments, complete_layouts
 from ckpttool.cli.console import _write_stderr
-from ckpttool.cli.panels import OptionPanel
 from ckpttool.cli.styles import wrap_sentence
 from ckpttool.core import urls
 from ckpttool.core.deferred import dataclass
 from ckpttool.core.errors import LimitError, NotACheckpointError, UsageError, abbreviate_list
-from ckpttool.core.kinds import ACTIVATIONS
 
 if TYPE_CHECKING:
     from ckpttool.evaluation.evidence import AgentFacts
@@ -95,15 +93,14 @@ def spool_stdin(path: str) -> str:
 
 # Arguments and options shared by several commands.
 
-PathArgument = Annotated[
-    str, typer.Argument(metavar="PATH", help="File, TensorFlow prefix or folder.", show_default=False)
-]
-PathOrStdin = Annotated[
-    str,
-    typer.Argument(
-        metavar="PATH", help="File, TensorFlow prefix or folder; - for stdin.", show_default=False
-    ),
-]
+
+def argument(metavar: str, text: str, complete: Callable[[str], list[str]] | None = None) -> Any:
+    """Return the declaration of an argument: its name in the usage line, its help, and what completes it."""
+    return typer.Argument(metavar=metavar, help=text, show_default=False, autocompletion=complete)
+
+
+PathArgument = Annotated[str, argument("PATH", "File, TensorFlow prefix or folder.")]
+PathOrStdin = Annotated[str, argument("PATH", "File, TensorFlow prefix or folder; - for stdin.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print a JSON document to stdout.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only results, findings and output paths.")]
 Glob = Annotated[
@@ -126,94 +123,62 @@ Env = Annotated[
         autocompletion=complete_environments,
     ),
 ]
-ActivationOption = Annotated[
-    str | None,
-    typer.Option(
-        metavar="NAME",
-        help="Hidden activation: one, or one per layer (relu,tanh).",
-        autocompletion=complete_words(*ACTIVATIONS),
-    ),
-]
-HeadOption = Annotated[
-    str | None,
-    typer.Option(
-        metavar="NAME",
-        help="Action map: tanh, affine, unit_tanh, linear, clip, ...",
-        autocompletion=complete_words(
-            "tanh", "affine", "unit_tanh", "linear", "clip", "clip_affine", "tanh_clip_affine"
-        ),
-    ),
-]
-BoundsOption = Annotated[
-    tuple[str, str] | None,
-    typer.Option(metavar="LOW HIGH", help="Action bounds, for all or by dimension: -2 2, or -1,-3 1,3."),
-]
-ObsNormOption = Annotated[
-    str | None,
-    typer.Option(
-        "--obs-norm", metavar="FILE", help="Observation statistics: vecnormalize.pkl, or mean and var."
-    ),
-]
-LikeArgs = Annotated[
-    str | None,
-    typer.Option(metavar="JSON", help="For --like: arguments of the factory, '{\"hidden\": 256}'."),
-]
-InputShape = Annotated[
-    list[str] | None,
-    typer.Option(metavar="H,W,C", help="For --like: input shape without batch; repeatable."),
-]
-LikePython = Annotated[
-    str | None,
-    typer.Option(metavar="INTERPRETER", help="For --like: Python interpreter with its framework."),
-]
 
 
 @dataclass(frozen=True)
-class AgentOptions(OptionPanel, title="Agent"):
-    """How to read an agent, and facts about it that are not stored in the file."""
+class AgentOptions:
+    """How to read an agent, and facts about it that are not stored in the file.
+
+    Agent:
+        activation (NAME): Hidden activation: one, or one per layer (relu,tanh).
+        head (NAME, tanh|affine|unit_tanh|linear|clip|clip_affine|tanh_clip_affine):
+            Action map: tanh, affine, unit_tanh, linear, clip, ...
+        bounds (LOW HIGH): Action bounds, for all or by dimension: -2 2, or -1,-3 1,3.
+        obs_norm (FILE): Observation statistics: vecnormalize.pkl, or mean and var.
+    """
 
     layout: LayoutOption = None
-    activation: ActivationOption = None
-    head: HeadOption = None
-    bounds: BoundsOption = None
-    obs_norm: ObsNormOption = None
+    activation: str | None = None
+    head: str | None = None
+    bounds: tuple[str, str] | None = None
+    obs_norm: str | None = None
 
     def facts(self, env: str | None = None) -> AgentFacts:
         """Return the facts given by the options, and the environment."""
-        return agent_facts(self.activation, self.head, self.bounds, self.obs_norm, env)
+        from ckpttool.evaluation.evidence import NO_FACTS, AgentFacts, parse_bounds
+
+        given = self.activation, self.head, self.bounds, self.obs_norm, env
+        if all(each is None for each in given):
+            return NO_FACTS
+        low, high = parse_bounds(self.bounds)
+        return AgentFacts(self.activation, self.head, low, high, self.obs_norm, env)
 
 
 @dataclass(frozen=True)
-class ModelOptions(OptionPanel, title="Your own model"):
-    """Model created by the user's code."""
+class ModelOptions:
+    """Model created by the user's code.
 
-    like: Annotated[
-        str | None,
-        typer.Option(metavar="MODULE:FACTORY", help="Your own model, created by this class or function."),
-    ] = None
-    like_args: LikeArgs = None
-    input_shape: InputShape = None
-    python: LikePython = None
+    Your own model:
+        like (MODULE:FACTORY): Your own model, created by this class or function.
+        like_args (JSON): For --like: arguments of the factory, '{"hidden": 256}'.
+        input_shape (H,W,C): For --like: input shape without batch; repeatable.
+        python (INTERPRETER): For --like: Python interpreter with its framework.
+    """
+
+    like: str | None = None
+    like_args: str | None = None
+    input_shape: list[str] | None = None
+    python: str | None = None
 
     def model(self) -> Any:
         """Return the model, or None without --like; raise UsageError for options that require --like."""
-        return build_like_model(self.like, self.like_args, self.input_shape, self.python)
+        if self.like is None:
+            if self.like_args or self.input_shape or self.python:
+                raise UsageError("--like-args, --input-shape and --python require --like")
+            return None
+        from ckpttool.networks.worker import parse_model_spec
 
-
-def agent_facts(
-    activation: str | None,
-    head: str | None,
-    bounds: tuple[str, str] | None,
-    obs_norm: str | None,
-    env: str | None = None,
-) -> AgentFacts:
-    """Return the agent facts given by the options."""
-    from ckpttool.evaluation.evidence import NO_FACTS, AgentFacts, parse_bounds
-
-    if activation is None and head is None and bounds is None and obs_norm is None and env is None:
-        return NO_FACTS
-    low, high = parse_bounds(bounds)
-    return AgentFacts(activation, head, low, high, obs_norm, env)
+        return parse_model_spec(self.like, self.like_args, self.input_shape or (), self.python)
 
 
 def make_importable(env: str | None) -> str | None:
@@ -224,16 +189,3 @@ def make_importable(env: str | None) -> str | None:
 
         find_user_module(module)
     return env
-
-
-def build_like_model(
-    factory: str | None, arguments: str | None, shapes: list[str] | None, python: str | None
-) -> Any:
-    """Return the model given by --like and its options, or None; raise UsageError if --like is missing."""
-    if factory is None:
-        if arguments or shapes or python:
-            raise UsageError("--like-args, --input-shape and --python require --like")
-        return None
-    from ckpttool.networks.worker import parse_model_spec
-
-    return parse_model_spec(factory, arguments, shapes or (), python)

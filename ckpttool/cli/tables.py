@@ -154,8 +154,9 @@ def render_conversion(done: ConversionResult, *, quiet: bool, whole: bool) -> st
         lines += [] if quiet else [""]
     lines += _entry_lines("unmapped", report.unused) + _entry_lines("missing", report.missing)
     if not quiet:
+        assumed = dict.fromkeys((*report.assumed, *sidecar.assumption_sentences(done.ledger)))
         lines += [
-            *render_remarks(_assumptions(done), report.notes, done.ledger),
+            *render_remarks([*assumed], report.notes, done.ledger),
             _count_rules(report),
             *_parity_lines(done.parity),
         ]
@@ -207,11 +208,6 @@ def exit_reasons(done: ConversionResult) -> list[str]:
     return reasons
 
 
-def _assumptions(done: ConversionResult) -> tuple[str, ...]:
-    """Return the assumptions of the mapping, then those about the agent."""
-    return tuple(dict.fromkeys((*done.report.assumed, *sidecar.assumption_sentences(done.ledger))))
-
-
 # What the summary of a conversion calls the most frequent rules; others keep the name that receipts store.
 _RULE_RESULTS = {"keep": "unchanged", "transpose": "transposed", "as a number": "stored as numbers"}
 
@@ -221,13 +217,11 @@ def _count_rules(report: MappingReport) -> str:
     rules = Counter(_RULE_RESULTS.get(m.rule, m.rule) for m in report.mapped)
     # A chain of rules contains commas itself.
     between = "; " if any("," in rule for rule in rules) else ", "
-    counted = between.join(f"{count} {rule}" for rule, count in sorted(rules.items(), key=_by_frequency))
+    counted = between.join(
+        f"{count} {rule}" for rule, count in sorted(rules.items(), key=lambda each: (-each[1], each[0]))
+    )
     mapped = format_count(len(report.mapped), "entry converted", "entries converted")
     return wrap_sentence(f"{mapped}{': ' if counted else ''}{counted}")
-
-
-def _by_frequency(counted: tuple[str, int]) -> tuple[int, str]:
-    return -counted[1], counted[0]
 
 
 def _parity_lines(networks: Sequence[Parity]) -> list[str]:
@@ -244,14 +238,12 @@ def _parity_lines(networks: Sequence[Parity]) -> list[str]:
 
 def _proof_lines(proof: ModelProof) -> list[str]:
     """Return the outputs that differ, and the table of layers around the first difference."""
-    models = proof.comparison
-    assert models is not None  # noqa: S101 - the caller's condition
     lines = [wrap_sentence(clean(proof.sentence))]
     for each in proof.outputs:
         if not each.within:
             size = f"{each.max_abs:.2e}, {each.max_rel:.2e} of the output's scale"
             lines.append(f"{clean(each.name)}: difference {size}")
-    return lines + layer_lines(models)
+    return lines + ([] if proof.comparison is None else layer_lines(proof.comparison))
 
 
 def _format_shapes(before: tuple[int, ...], after: tuple[int, ...]) -> str:
@@ -290,8 +282,7 @@ def render_verification(found: Verification, *, quiet: bool) -> str:
         f"B {clean(found.second)}{ran[1]}",
         *([render_table(columns, rows)] if rows else []),
         *([] if found.training is None else _training_table(found.training)),
-        *([] if found.models is None else _model_lines(found)),
-        *([] if found.models is None else _model_training_lines(found.models.training)),
+        *([] if found.models is None else _model_lines(found.models, found.networks)),
         *_discrepancy_lines(found),
     ]
     if not quiet:
@@ -325,11 +316,10 @@ _LAYER_COLUMNS = (
 _LAYERS_BEFORE, _LAYERS_AFTER = 8, 6
 
 
-def _model_lines(found: Verification) -> list[str]:
-    """Return the lines on a model that differs."""
-    models = found.models
-    assert models is not None  # noqa: S101 - the caller's condition
-    return [] if all(each.within for each in found.networks) else layer_lines(models)
+def _model_lines(models: ModelComparison, outputs: Sequence[Parity]) -> list[str]:
+    """Return the layers of a model whose outputs differ, and its updates."""
+    layers = [] if all(each.within for each in outputs) else layer_lines(models)
+    return [*layers, *_model_training_lines(models.training)]
 
 
 def layer_lines(models: ModelComparison) -> list[str]:
@@ -401,9 +391,7 @@ def _model_training_lines(found: ModelTraining | None) -> list[str]:
     return [*lines, *(wrap_sentence(f"missing: {each}") for each in found.missing)]
 
 
-def _model_verdict(found: Verification) -> str:
-    models = found.models
-    assert models is not None  # noqa: S101 - the caller's condition
+def _model_verdict(found: Verification, models: ModelComparison) -> str:
     wrong = [each.name for each in found.networks if not each.within]
     training = models.training
     if not wrong and training is not None and not training.within:
@@ -418,7 +406,7 @@ def _model_verdict(found: Verification) -> str:
 
 def _verification_verdict(found: Verification) -> str:
     if found.models is not None:
-        return _model_verdict(found)
+        return _model_verdict(found, found.models)
     networks = format_count(len(found.networks), "network")
     wrong = [each.name for each in found.networks if not each.within]
     parts = list(dict.fromkeys(each.part for each in found.discrepancies))
@@ -449,12 +437,12 @@ def _training_table(found: TrainStepComparison) -> list[str]:
         within = "yes" if all(moved.within for moved in each) else "NO"
         rows.append((name, str(step), *(f"{moved.relative:.2e}" for moved in each), within))
     bounds = " and ".join(f"{bound:g} in {dtype}" for dtype, bound in BOUNDS.items())
-    title = f"{format_count(found.steps, 'update')} of {found.algorithm}"
     sentence = (
         f"tolerance of updates: relative difference of {bounds}, or {OWN_ERROR:g}x A's own error "
         "if that is larger"
     )
     different = [wrap_sentence(f"optimizers differ: {clean(each)}") for each in found.differences]
+    title = f"{format_count(found.steps, 'update')} of {found.algorithm}"
     return [title, render_table([*columns, ("within", "left")], rows), sentence, *different]
 
 

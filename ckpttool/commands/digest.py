@@ -7,22 +7,20 @@ from dataclasses import replace
 
 from ckpttool.core import text
 from ckpttool.core.atomic_write import Progress, ignore_progress
-from ckpttool.core.deferred import dataclass
+from ckpttool.core.deferred import NamedTuple
 from ckpttool.core.digests import Digest, digest_checkpoint
 from ckpttool.core.errors import FormatError, NotFoundError
 from ckpttool.core.text import compile_glob, no_match_error
 from ckpttool.formats.detect import open_checkpoint
 
 
-@dataclass(frozen=True, slots=True)
-class DigestComparison:
-    """Comparison with a saved digest: differing keys, keys of one side only, and whether all are equal."""
+class DigestComparison(NamedTuple):
+    """Comparison with a saved digest: whether all is equal, differing keys, and keys of one side only."""
 
-    digest: Digest
-    different: tuple[str, ...]
-    only_here: tuple[str, ...]
-    only_saved: tuple[str, ...]
     equal: bool
+    different: tuple[str, ...]
+    only_here: tuple[str, ...] = ()
+    only_saved: tuple[str, ...] = ()
 
 
 def filter_digest(found: Digest, glob: str | None) -> Digest:
@@ -61,7 +59,7 @@ def compare_with_saved(found: Digest, saved_file: str) -> DigestComparison:
         raise
     if "target_sha256" in saved:
         equal = saved["target_sha256"] == found.sha256
-        return DigestComparison(found, () if equal else ("the whole checkpoint",), (), (), equal)
+        return DigestComparison(equal, () if equal else ("the whole checkpoint",))
     try:
         theirs = {t["key"]: (t["dtype"], tuple(t["shape"]), t["sha256"]) for t in saved["tensors"]}
     except (KeyError, TypeError) as error:
@@ -70,4 +68,4 @@ def compare_with_saved(found: Digest, saved_file: str) -> DigestComparison:
     different = tuple(k for k in ours if k in theirs and ours[k] != theirs[k])
     only_here = tuple(k for k in ours if k not in theirs)
     only_saved = tuple(k for k in theirs if k not in ours)
-    return DigestComparison(found, different, only_here, only_saved, saved.get("sha256") == found.sha256)
+    return DigestComparison(saved.get("sha256") == found.sha256, different, only_here, only_saved)

@@ -16,7 +16,7 @@ from ckpttool.core.errors import CkpttoolError
 from ckpttool.core.source import PIECE_ELEMENTS, Shape, StreamedArray
 from ckpttool.core.text import compile_glob, describe_record, no_match_error
 from ckpttool.core.tree import Leaf, Path, ValueLeaf, json_value
-from ckpttool.core.tree_views import html_text, render_record
+from ckpttool.core.tree_views import render_record
 from ckpttool.formats.detect import open_checkpoint
 from ckpttool.libraries.recognize import recognize_checkpoint
 from ckpttool.libraries.schema import RecognizedAgent
@@ -275,6 +275,7 @@ class Diff:
     """
 
     __repr__ = describe_record
+    _repr_html_ = render_record
 
     left: str
     right: str
@@ -313,34 +314,6 @@ class Diff:
             "declared": [each.document() for each in self.declared],
             "notes": list(self.notes),
         }
-
-    def _repr_html_(self) -> str:
-        """Return the HTML for a notebook: a table of the largest changes, with every name escaped as text."""
-        return _render_diff_html(self)
-
-
-_MOST_HTML_ROWS = 40
-
-
-def _render_diff_html(found: Diff) -> str:
-    """Return a table of the changes and of the entries that only one side has."""
-    rows: list[tuple[str, ...]] = [
-        (each.path, each.what, *_distance_cells(each.values)) for each in found.changed
-    ]
-    rows += [(name, "only in the left one", "", "") for name in found.only_left]
-    rows += [(name, "only in the right one", "", "") for name in found.only_right]
-    if len(rows) > _MOST_HTML_ROWS:
-        left_out = len(rows) - _MOST_HTML_ROWS + 1
-        rows[_MOST_HTML_ROWS - 1 :] = [(f"{left_out:,} more", "", "", "")]
-    count = text.format_count(found.equal, "equal tensor")
-    caption = f"{html_text(found.left)} and {html_text(found.right)}: {count}, {len(found.changed):,} changed"
-    head = "".join(f"<th>{name}</th>" for name in ("entry", "difference", "largest", "relative") if rows)
-    body = "".join(f"<tr>{''.join(f'<td>{html_text(cell)}</td>' for cell in row)}</tr>" for row in rows)
-    return f"<table><caption>{caption}</caption><tr>{head}</tr>{body}</table>"
-
-
-def _distance_cells(values: ArrayDifference | None) -> tuple[str, str]:
-    return ("", "") if values is None else (f"{values.max_abs:.3g}", f"{values.max_rel:.3g}")
 
 
 def _entry(entry: Entry) -> dict[str, Any]:

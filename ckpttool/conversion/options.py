@@ -27,49 +27,57 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ConversionOptions:
-    """The options of `convert`, named as on the command line (`rules` is `--map`, `from_` `--from`).
+    """The options of `convert`, on the command line and as keywords of the function.
 
-    Args:
-        to: target to write (`torch`, `tf`, `onnx`, `sb3`, ...); default: from the target's suffix.
-        layout: read the source as this layout; "none": by its layers alone.
-        part: convert only what lies under this path.
-        weights: "ema" for averaged weights alone, "raw" for the trained ones without them.
-        strip: strip wrapper prefixes (`module.`, `_orig_mod.`) from names.
-        restore: put back the prefixes that `strip` removed, as the source's sidecar lists them.
-        fold_weight_norm: fold direction and length of weight norm into a single weight.
-        fold_normalizer: fold observation statistics into the first layers, for libraries that keep
-            none.
-        rules: TOML file of mapping rules (docs/mapping.md).
-        kinds: `PATTERN=KIND` for layers that could be of several kinds.
-        flatten: `PATTERN=H,W,C`, the shape of the image that a layer receives flattened;
-            `PATTERN=no`.
-        unflatten: `PATTERN=H,W,C`, the shape of the image that a dense layer's output becomes.
-        from_: orientation of the source's matrices ("torch" or "tf") where no name or shape shows it.
-        l2: `PATTERN=FACTOR`, weights that a Keras program penalized with `l2(FACTOR)`.
-        optimizer: `NAME/SETTING=VALUE`, hyperparameters missing from the checkpoint; "none" leaves
-            out the state of optimizers.
-        network: network to export to onnx; default: the actor.
-        env: Gymnasium id of the agent's environment, for the sidecar.
-        facts: facts about the agent that its files do not contain, for the sidecar.
-        like: fill this model (`package.module:factory` or a ModelSpec) and write what it loads.
-        match: `SOURCE=TARGET`, for `like`: two layers or modules that belong together.
-        accept_order: for `like`: pair layers by order where no other evidence decides.
-        cast: for `like`: round numbers to the types of the model.
-        like_source: the code that builds the source's model; a call of it shows the order of flattened
-            images, and for `like` it runs beside the filled model.
-        run_code: for `like`: run a source whose file contains code (SavedModel, TorchScript, Lambda layers).
-        allow_unused: for `like`: patterns of the source's tensors that may be left out.
-        shard_size: write several files of at most this size ("5GB"), for safetensors and tf.
-        shards: write this number of files, for tf.
-        jobs: number of processes that write these files; None for this one.
-        ray: address of the Ray cluster that writes these files, or "local" for one of `jobs` workers.
-        allow_missing: write even if something is unmapped.
-        dry_run: plan and report; write nothing.
-        force: replace the target if it exists.
-        sync: flush to disk before the rename.
-        verify: compare the networks before and after; write nothing if an output differs.
-        code: Python file to write beside the target: the networks' modules, `load` and `act`; "-" writes
-            none. The result has the text as `code`.
+    In parentheses are the placeholders of values, and the names of options of the command line other than the
+    field's. Facts about an agent and models have more options there. The result has the text of `code`.
+
+    Target:
+        to (WORD): Target (see above). Default: from the suffix of DST.
+        network (NAME): For onnx: a network, e.g. critic/q1. Default: actor.
+        shard_size (SIZE): For safetensors, tf, dcp: files of at most SIZE (5GB).
+        shards (N): For tf: N files of about equal size.
+        jobs (N, --jobs -j): Write several files in N processes.
+        ray (ADDRESS): Write them on a Ray cluster; local starts --jobs workers.
+
+    Selection and names:
+        part (PATH): Convert only what is under this path in SRC.
+        weights (ema|raw): Convert only averaged or only trained weights.
+        strip (--strip): Strip wrapper prefixes (module., _orig_mod.) from names.
+        restore (--restore): Restore the prefixes that SRC's sidecar lists.
+        fold_weight_norm (--fold-weight-norm): Fold weight_g and weight_v into a single weight.
+        fold_normalizer (--fold-normalizer): Fold observation statistics into the first layers.
+
+    Mapping:
+        rules (FILE, --map): TOML file of your own mapping rules.
+        kinds (PATTERN=KIND, --kind): Kind of an ambiguous layer: 'attn=attention:8' (heads).
+        flatten (PATTERN=H,W,C): Image that a layer receives flattened: 'actor/l1=7,7,64'.
+        unflatten (PATTERN=H,W,C): Image that a dense output is reshaped to: 'fc=7,7,64'.
+        from_ (FRAMEWORK, --from): Orientation of SRC's matrices: torch or tf.
+        l2 (PATTERN=FACTOR): Keras l2 penalty of weights: 'critic/**/kernel=0.01'.
+        optimizer (NAME/SETTING=VALUE): Hyperparameter that SRC lacks; 'none' leaves out optimizers.
+
+    Agent:
+        layout: Layout to read; "none" maps the source by its layers alone.
+        facts: Facts about the agent that its files do not contain, for the sidecar.
+        env: Gymnasium environment of the agent, for the sidecar.
+
+    Your own model:
+        like: Fill this model (`package.module:factory` or a ModelSpec) and write what it loads.
+        match (SOURCE=TARGET): For --like: a pair of corresponding layers.
+        cast (--cast): For --like: round values to your model's dtypes.
+        accept_order (--accept-order): For --like: pair ambiguous layers by their order.
+        allow_unused (PATTERN): For --like: leave out unused tensors of SRC; repeatable.
+        like_source: Code that builds SRC's model, to run it; it also shows the order of flattened images.
+        run_code (--run-code): For --like: run SRC although its file contains code.
+
+    Output:
+        code (FILE.py): Also write the networks' code; '-' prints it.
+        dry_run (--dry-run): Show the mapping without writing anything.
+        force (--force): Replace DST if it exists.
+        allow_missing (--allow-missing): Write even if entries are unmapped or missing.
+        sync (--no-sync): Do not flush to disk before the rename (faster).
+        verify (--no-verify): Skip comparing network outputs after writing.
 
     """
 

@@ -3,41 +3,48 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypedDict
+from typing import TYPE_CHECKING, TypedDict
 
 from ckpttool.core.deferred import dataclass
 from ckpttool.evaluation.evidence import NO_FACTS, AgentFacts
-from ckpttool.networks.worker import ModelSpec
+
+if TYPE_CHECKING:
+    from ckpttool.networks.worker import ModelSpec
 
 
 @dataclass(frozen=True)
 class VerificationOptions:
-    """The options of `verify`.
+    """The options of `verify`, on the command line and as keywords of the function.
 
-    Args:
-        tolerance: replaces the default bound: B's largest error against float64, relative to the
-            output's scale.
-        steps: train both sides for that many updates, and compare the updates.
-        layout: that of the first checkpoint, None for the recognized one.
-        facts: facts of the common agent that no file contains.
-        python: the interpreter that runs the frameworks.
-        whole: also compare every entry, fact, setting and receipt exactly; checkpoints without an agent
-            are compared by their entries.
-        like_a: the user's code that builds the model of the first checkpoint, which is then loaded into it
-            strictly: "module:factory", or a ModelSpec with arguments.
-        like_b: the same for the second checkpoint.
-        python_a: the interpreter that runs the first model; None for `python`.
-        python_b: the same for the second model.
-        input_shapes: shapes of the first model's inputs without the batch: "3,32,32" or "name=3,32,32".
-        inputs: a `.npz` file with the inputs, instead of fixed random ones.
-        transpose_inputs: whether the second model's inputs have channels on the other side; None decides
-            by declared shapes and by convolutions.
-        run_code: permit files that contain code: SavedModel, TorchScript, Lambda layers.
-        loss_a: the loss of the first model's training steps, "module:function", called with its outputs
-            and targets; None for the mean of 0.5 * (output - target)^2.
-        loss_b: the same for the second model.
-        optimizer_a: for a file of the first model with several optimizers: the name of the one to train with.
-        optimizer_b: the same for the second model.
+    In parentheses are the placeholders of values, and the names of options of the command line other than the
+    field's. Errors are relative to the largest output. A loss is called with the model's outputs and targets;
+    by default it is the mean of 0.5 * (output - target)^2. Without `transpose_inputs`, declared shapes and
+    convolutions decide.
+
+    Comparison:
+        tolerance (ERROR, 0..): Maximum error of B vs. float64. Default: see above.
+        steps: Train both sides for that many updates, and compare the updates.
+        whole (--all): Also compare optimizers, counters, facts, settings, receipt.
+        python (INTERPRETER): Python interpreter that runs the frameworks.
+
+    Models:
+        like_a: Code that builds A's model: `package.module:factory`, or a ModelSpec with arguments.
+        like_b: Code that builds B's model.
+        python_a (INTERPRETER): Python interpreter that runs A.
+        python_b (INTERPRETER): Python interpreter that runs B.
+        input_shapes ([NAME=]3,32,32, --input-shape): Shape of an input of A without batch; repeatable.
+        inputs (FILE.npz): Your own inputs, instead of random ones.
+        transpose_inputs (--transpose-inputs/--no-transpose-inputs):
+            Move the channel axis of A's images for B.
+        run_code (--run-code): Run models whose file contains code.
+        loss_a (MODULE:LOSS): Loss of A alone.
+        loss_b (MODULE:LOSS): Loss of B alone.
+        optimizer_a (NAME): Optimizer of A, if its file has several.
+        optimizer_b (NAME): Optimizer of B, if its file has several.
+
+    Agent:
+        layout: Layout of the first checkpoint, if it is not to be recognized.
+        facts: Facts of the common agent that no file contains.
 
     """
 
