@@ -17,7 +17,8 @@ from ckpttool.core.sidecar import DEFAULT_SLOPE
 # The finished network: a small frozen graph of typed layers, independent of frameworks.
 #
 # Values are numbered: first the inputs in order, then one per node. A backend turns the whole graph into one
-# function (see Policy); a new kind of layer is one more class here and one more row in each backend's table.
+# function (see Policy); a new kind of layer is one more class here and one more row in layer_functions.py, or
+# in each backend's table.
 
 
 @dataclass(frozen=True, slots=True, eq=False)

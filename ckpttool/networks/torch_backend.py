@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import operator
 import os
 import re
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from functools import reduce
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -18,32 +16,24 @@ import numpy as np
 from ckpttool.core import deferred, kinds
 from ckpttool.core.dtypes import LazyModule
 from ckpttool.core.errors import DeviceError, UsageError
+from ckpttool.networks.layer_functions import Function, Put, Row, common_layers
 from ckpttool.networks.network import (
     Activation,
-    Add,
-    Affine,
     ArgMax,
     AtomMean,
-    Clip,
-    Concat,
     ConstantRow,
     Convolution,
     Cosines,
     Dense,
-    Exp,
     Flatten,
     InputAdapter,
     Layer,
     LayerNorm,
-    Multiply,
     Network,
     Observation,
-    QuantileMean,
     Repeat,
-    Slice,
     Softmax,
     State,
-    Transpose,
     assemble,
     is_chain,
     look_up,
@@ -187,9 +177,8 @@ def _free_host_bytes() -> int:
 # The PyTorch backend: weights stay on the device, each step runs without autograd and without TF32.
 
 NAME = "torch"
+_OWNER = "torch backend"
 
-Put = Callable[[np.ndarray], "torch.Tensor"]
-Function = Callable[..., "torch.Tensor"]
 Run = Callable[[Sequence["torch.Tensor"]], list["torch.Tensor"]]
 OnHost = Callable[[Sequence[np.ndarray]], list[np.ndarray]]
 
@@ -567,7 +556,7 @@ def _layer_lowering(place: torch.device) -> Callable[[Layer], Function]:
     def put(array: np.ndarray) -> torch.Tensor:
         return torch.tensor(array.astype(array.dtype.newbyteorder("=")), device=place)
 
-    return lambda layer: look_up(LAYERS, type(layer), "torch backend")(layer, put)
+    return lambda layer: look_up(LAYERS, type(layer), _OWNER)(layer, put)
 
 
 def _dense(layer: Dense, put: Put) -> Function:
@@ -594,27 +583,9 @@ def _layer_norm(layer: LayerNorm, put: Put) -> Function:
     return lambda x: torch.nn.functional.layer_norm(x, scale.shape, scale, offset, layer.epsilon)
 
 
-def _affine(layer: Affine, put: Put) -> Function:
-    scale, shift = put(layer.scale), put(layer.shift)
-    return lambda x: x * scale + shift
-
-
-def _clip(layer: Clip, put: Put) -> Function:
-    low, high = put(layer.low), put(layer.high)
-    return lambda x: torch.minimum(torch.maximum(x, low), high)
-
-
 def _constant_row(layer: ConstantRow, put: Put) -> Function:
     row = put(layer.row)
     return lambda x: row.expand(*x.shape[:-1], row.shape[-1])
-
-
-def _exp(_layer: Exp, _put: Put) -> Function:
-    return torch.exp
-
-
-def _concat(_layer: Concat, _put: Put) -> Function:
-    return lambda *xs: torch.cat(xs, dim=-1)
 
 
 def _convolution(layer: Convolution, put: Put) -> Function:
@@ -627,20 +598,6 @@ def _convolution(layer: Convolution, put: Put) -> Function:
         return torch.nn.functional.conv2d(first, weight, bias, layer.strides).permute(0, 2, 3, 1)
 
     return convolution
-
-
-def _transpose(layer: Transpose, _put: Put) -> Function:
-    axes = (0, *(axis + 1 for axis in layer.axes))
-    return lambda x: x.permute(axes)
-
-
-def _pairwise(operation: Callable[[Any, Any], Any]) -> Callable[[Any, Put], Function]:
-    """Return the table row of a layer that combines its inputs pairwise."""
-    return lambda _layer, _put: lambda *xs: reduce(operation, xs)
-
-
-def _activation(layer: Activation, _put: Put) -> Function:
-    return look_up(ACTIVATIONS, layer.name, "torch backend")(layer)
 
 
 def _functional_activation(name: str) -> Callable[[Activation], Function]:
@@ -663,11 +620,6 @@ ACTIVATIONS: dict[str, Callable[[Activation], Function]] = {
     "leaky_relu": _leaky_relu,
     "linear": lambda _layer: lambda x: x,
 }
-
-
-def _quantile_mean(layer: QuantileMean, _put: Put) -> Function:
-    shape, axis = ((-1, layer.quantiles), -1) if layer.last else ((layer.quantiles, -1), -2)
-    return lambda x: x.unflatten(-1, shape).mean(axis)
 
 
 def _atom_mean(layer: AtomMean, put: Put) -> Function:
@@ -698,22 +650,21 @@ def _arg_max(layer: ArgMax, _put: Put) -> Function:
     return arg_max
 
 
-LAYERS: dict[type[Layer], Callable[[Any, Put], Function]] = {
+LAYERS: dict[type[Layer], Row] = {
+    **common_layers(
+        torch,
+        _OWNER,
+        ACTIVATIONS,
+        concat=lambda xs: torch.cat(xs, dim=-1),
+        mean=lambda x, axis: x.mean(axis),
+        split=lambda x, shape: x.unflatten(-1, shape),
+        reorder=lambda x, axes: x.permute(axes),
+    ),
     Dense: _dense,
     ConstantRow: _constant_row,
-    Exp: _exp,
     LayerNorm: _layer_norm,
-    Activation: _activation,
-    Concat: _concat,
     Flatten: lambda _layer, _put: lambda x: x.flatten(1),
-    Affine: _affine,
-    Clip: _clip,
-    Transpose: _transpose,
-    Slice: lambda layer, _put: lambda x: x.narrow(-1, layer.start, layer.stop - layer.start),
-    Add: _pairwise(operator.add),
-    Multiply: _pairwise(operator.mul),
     Convolution: _convolution,
-    QuantileMean: _quantile_mean,
     AtomMean: _atom_mean,
     Softmax: lambda _layer, _put: lambda x: x.softmax(-1),
     Cosines: _cosines,
