@@ -242,44 +242,14 @@ def _convolution(layer: Convolution, put: Put) -> Function:
     return convolution
 
 
-def _nn_activation(name: str) -> Callable[[Activation], Function]:
-    """Return the table row of an activation in tf.nn without parameters."""
-
-    def make(_layer: Activation) -> Function:
-        function: Function = getattr(tf.nn, name)
-        return function
-
-    return make
-
-
-def _leaky_relu(layer: Activation) -> Function:
-    return lambda x: tf.nn.leaky_relu(x, alpha=layer.slope)
-
-
-def _gelu(_layer: Activation) -> Function:
-    return lambda x: tf.nn.gelu(x, approximate=False)
-
-
-def _mish(_layer: Activation) -> Function:
-    return lambda x: x * tf.tanh(tf.nn.softplus(x))
-
-
-def _hardtanh(_layer: Activation) -> Function:
-    return lambda x: tf.clip_by_value(x, -1.0, 1.0)
-
-
-def _hardswish(_layer: Activation) -> Function:
-    return lambda x: x * tf.nn.relu6(x + 3.0) / 6.0
-
-
+_IN_NN = ("relu", "tanh", "sigmoid", "elu", "silu", "softplus", "selu", "relu6")
 ACTIVATIONS: dict[str, Callable[[Activation], Function]] = {
-    **{name: _nn_activation(name) for name in ("relu", "tanh", "sigmoid", "elu", "silu", "softplus")},
-    **{name: _nn_activation(name) for name in ("selu", "relu6")},
-    "mish": _mish,
-    "hardtanh": _hardtanh,
-    "hardswish": _hardswish,
-    "leaky_relu": _leaky_relu,
-    "gelu": _gelu,
+    **dict.fromkeys(_IN_NN, lambda layer: getattr(tf.nn, layer.name)),
+    "mish": lambda _layer: lambda x: x * tf.tanh(tf.nn.softplus(x)),
+    "hardtanh": lambda _layer: lambda x: tf.clip_by_value(x, -1.0, 1.0),
+    "hardswish": lambda _layer: lambda x: x * tf.nn.relu6(x + 3.0) / 6.0,
+    "leaky_relu": lambda layer: lambda x: tf.nn.leaky_relu(x, alpha=layer.slope),
+    "gelu": lambda _layer: lambda x: tf.nn.gelu(x, approximate=False),
     "linear": lambda _layer: lambda x: x,
 }
 

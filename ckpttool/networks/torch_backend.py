@@ -32,6 +32,7 @@ from ckpttool.networks.network import (
     Network,
     Observation,
     Repeat,
+    Slice,
     Softmax,
     State,
     assemble,
@@ -189,11 +190,6 @@ def versions() -> dict[str, str]:
     return found | ({"cuda": str(torch.version.cuda)} if torch.version.cuda else {})
 
 
-def device_of(name: str) -> torch.device:
-    """Return the device "cpu", "cuda", "cuda:N" or "auto"; raise UsageError if it does not exist."""
-    return _resolve_device(name)
-
-
 def build(network: Network, device: str = "cpu", *, graphs: bool = True, tf32: bool = False) -> TorchPolicy:
     """Put the network on "cpu", "cuda", "cuda:N" or "auto" (CUDA if there is any).
 
@@ -201,7 +197,7 @@ def build(network: Network, device: str = "cpu", *, graphs: bool = True, tf32: b
     their factors to 10 bits. PyTorch's precision settings are global to the process: while a step runs,
     they also apply to the caller's other threads.
     """
-    return TorchPolicy(network, _resolve_device(device), graphs=graphs, tf32=tf32)
+    return TorchPolicy(network, device_of(device), graphs=graphs, tf32=tf32)
 
 
 def learn(learner: Learner) -> GradientEngine:
@@ -373,7 +369,8 @@ class TorchPolicy:
             torch.set_num_threads(before)
 
 
-def _resolve_device(device: str) -> torch.device:
+def device_of(device: str) -> torch.device:
+    """Return the device "cpu", "cuda", "cuda:N" or "auto"; raise UsageError if it does not exist."""
     with warnings.catch_warnings():
         # PyTorch warns about a driver that is too old, and about CUDA_VISIBLE_DEVICES; our error has both.
         warnings.simplefilter("ignore")
@@ -600,24 +597,10 @@ def _convolution(layer: Convolution, put: Put) -> Function:
     return convolution
 
 
-def _functional_activation(name: str) -> Callable[[Activation], Function]:
-    """Return the table row of an activation in torch.nn.functional without parameters."""
-
-    def make(_layer: Activation) -> Function:
-        function: Function = getattr(torch.nn.functional, name)
-        return function
-
-    return make
-
-
-def _leaky_relu(layer: Activation) -> Function:
-    return lambda x: torch.nn.functional.leaky_relu(x, layer.slope)
-
-
 # The names are those of torch.nn.functional.
 ACTIVATIONS: dict[str, Callable[[Activation], Function]] = {
-    **{name: _functional_activation(name) for name in kinds.ACTIVATIONS},
-    "leaky_relu": _leaky_relu,
+    **dict.fromkeys(kinds.ACTIVATIONS, lambda layer: getattr(torch.nn.functional, layer.name)),
+    "leaky_relu": lambda layer: lambda x: torch.nn.functional.leaky_relu(x, layer.slope),
     "linear": lambda _layer: lambda x: x,
 }
 
@@ -663,6 +646,8 @@ LAYERS: dict[type[Layer], Row] = {
     Dense: _dense,
     ConstantRow: _constant_row,
     LayerNorm: _layer_norm,
+    # Python indexing of a tensor takes the guard of its device, narrow does not.
+    Slice: lambda layer, _: lambda x: x.narrow(-1, layer.start, layer.stop - layer.start),
     Flatten: lambda _layer, _put: lambda x: x.flatten(1),
     Convolution: _convolution,
     AtomMean: _atom_mean,
