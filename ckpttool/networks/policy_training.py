@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -36,8 +36,7 @@ def trained_arrays(network: Network) -> list[np.ndarray]:
 def layer_arrays(layer: Layer) -> dict[str, tuple[np.ndarray, bool]]:
     """Return a layer's arrays by field, in the order in which backends take them; true for trained ones."""
     names = () if isinstance(layer, Dense) and layer.constant else TRAINED.get(type(layer), ())
-    every = {field.name: getattr(layer, field.name) for field in fields(layer)}
-    return {name: (value, name in names) for name, value in every.items() if isinstance(value, np.ndarray)}
+    return {name: (array, name in names) for name, array in serial.field_arrays(layer).items()}
 
 
 def without_values(network: Network) -> Network:
