@@ -11,7 +11,6 @@ import pytest
 
 from ckpttool.formats import open_checkpoint
 from ckpttool.networks import (
-    LiveWalk,
     audit,
     compare_names,
     flatten_with_path,
@@ -19,6 +18,7 @@ from ckpttool.networks import (
     object_graph,
     submodules,
     tensor_identity,
+    walk_values,
 )
 from tests import tensorflow_child
 
@@ -88,10 +88,10 @@ def walks(folder: Path) -> Any:
                     theirs = list(
                         root._flatten(recursive, predicate, attribute_traversal_key=order, with_path=True)
                     )
-                    walk = LiveWalk(live_trees.is_tf_module, recursive, order)
+                    values = walk_values(root, live_trees.is_tf_module, recursive=recursive, order=order)
                     ours = [
                         (tuple(step.value for step in found.path), found.value)
-                        for found in walk.found(root)
+                        for found in values
                         if wanted(found.value)
                     ]
                     compared, paths = compared + 1, paths + len(theirs)
@@ -266,7 +266,7 @@ def keras_2(folder: Path) -> Any:
     for name in names:
         model = keras_object(tf, keras, name)
         theirs = [path for path, _ in model._flatten(predicate=live_trees.is_variable, with_path=True)]
-        walk = LiveWalk(live_trees.is_tf_module).found(model)
+        walk = walk_values(model, live_trees.is_tf_module)
         ours = [tuple(s.value for s in f.path) for f in walk if live_trees.is_variable(f.value)]
         found[name]["walk"] = [theirs == ours, len(theirs)]
 

@@ -41,7 +41,7 @@ MOST = {
     "networks": (9_600, 86),
     "evaluation": (11_900, 117),
     "listing": (4_300, 38),
-    "verification": (6_100, 55),
+    "verification": (6_100, 54),
     "conversion": (9_000, 55),
     "commands": (8_000, 64),
     "report": (3_000, 37),

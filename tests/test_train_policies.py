@@ -310,8 +310,9 @@ def test_learning_rates_of_zero_show_nothing(make: Callable[[], Learner]) -> Non
 def test_a_learner_survives_its_way_to_a_process(tmp_path: Path) -> None:
     made = sac().cast("float64")
     batches = make_batches(made, 2)
-    document = json.loads(json.dumps(policy_training.write_learner(made, batches, tmp_path)))
-    again, given = policy_training.read_learner(document, tmp_path)
+    file = tmp_path / "learner.npz"
+    document = json.loads(json.dumps(policy_training.write_records([made, *batches], file)))
+    again, *given = policy_training.read_records(document, file)
     results = [
         train_learner(numpy_backend.learn(each), each, [b.cast("float64") for b in rows])
         for each, rows in ((made, batches), (again, given))

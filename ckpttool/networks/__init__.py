@@ -20,12 +20,12 @@ if TYPE_CHECKING:
         copy_values as copy_values,
     )
     from ckpttool.networks.live_trees import (
-        LiveWalk as LiveWalk,
         flatten_with_path as flatten_with_path,
         object_graph as object_graph,
         state_dict as state_dict,
         submodules as submodules,
         tensor_identity as tensor_identity,
+        walk_values as walk_values,
     )
     from ckpttool.networks.network import (
         NOISE as NOISE,

@@ -185,7 +185,10 @@ def add_program(builder: NetworkBuilder, program: Program) -> int:
     for operation in program.operations:
         builder.last = values[operation.inputs[0]]
         if operation.kind in ("lstm", "gru"):
-            values.append(_add_cell(builder, operation.kind, operation.value))
+            value = operation.value
+            weights = [value[name] for name in ("kernel", "recurrent", "biases")]
+            after = value["after"]
+            values.append(_add_cell(builder, value["states"], weights, reset_after=after))
             continue
         layer = _LAYERS[operation.kind](operation.value)
         values.append(builder.add(layer, *(values[number] for number in operation.inputs)))
@@ -193,12 +196,14 @@ def add_program(builder: NetworkBuilder, program: Program) -> int:
     return builder.last
 
 
-def _add_cell(builder: NetworkBuilder, kind: str, value: Mapping[str, Any]) -> int:
-    kernel, recurrent, biases = value["kernel"], value["recurrent"], value["biases"]
-    if kind == "lstm":
-        hidden, cell = value["states"]
-        return add_lstm(builder, (hidden, cell), kernel, recurrent, biases[0] + biases[1])
-    return add_gru(builder, value["states"][0], kernel, recurrent, biases, reset_after=value["after"])
+def _add_cell(
+    builder: NetworkBuilder, states: Sequence[str], weights: Sequence[Any], *, reset_after: bool
+) -> int:
+    """Add an LSTM (two states) or a GRU; `weights` are kernel, recurrent kernel and a pair of biases."""
+    kernel, recurrent, biases = weights
+    if len(states) == 2:
+        return add_lstm(builder, (states[0], states[1]), kernel, recurrent, biases[0] + biases[1])
+    return add_gru(builder, states[0], kernel, recurrent, tuple(biases), reset_after=reset_after)
 
 
 def _broadcast_float32(*arrays: np.ndarray) -> list[np.ndarray]:
@@ -344,18 +349,11 @@ def _add_image_layers(builder: NetworkBuilder, agent: Tree, component: str, stre
 
 def _add_encoder_cell(builder: NetworkBuilder, agent: Tree, place: Path, number: int, kind: str) -> None:
     kernel, recurrent = (_read_array(agent, (*place, name)) for name in (schema.KERNEL, schema.RECURRENT))
-    biases = [
-        _read_array(agent, (*place, name))
-        if (*place, name) in agent
-        else np.zeros(kernel.shape[1], np.float32)
-        for name in schema.BIASES
-    ]
-    names = _state_names(number)
-    if kind == schema.LSTM:
-        add_lstm(builder, names, kernel, recurrent, biases[0] + biases[1])
-    else:
-        after = kind == schema.GRU
-        add_gru(builder, names[0], kernel, recurrent, (biases[0], biases[1]), reset_after=after)
+    paths = [(*place, name) for name in schema.BIASES]
+    zeros = np.zeros(kernel.shape[1], np.float32)
+    biases = [_read_array(agent, path) if path in agent else zeros for path in paths]
+    states = _state_names(number)[: _STATES[kind]]
+    _add_cell(builder, states, (kernel, recurrent, biases), reset_after=kind == schema.GRU)
 
 
 def _read_array(agent: Tree, path: Path) -> np.ndarray:
@@ -394,55 +392,29 @@ class NetworkSettings:
         return replace(self, output="scores")
 
 
-def _tanh(low: np.ndarray, high: np.ndarray) -> list[Layer]:
-    # The TD3 authors scale by one number: the upper bound of the first dimension (TD3 main.py, max_action).
-    return [Activation("tanh"), Affine(np.full_like(high, high[0]), np.zeros_like(low))]
+def _scale_unit(low: np.ndarray, high: np.ndarray) -> Affine:
+    return Affine((high - low) / 2, (high + low) / 2)
 
 
-def _unit_tanh(low: np.ndarray, high: np.ndarray) -> list[Layer]:  # noqa: ARG001
-    return [Activation("tanh")]
-
-
-def _affine(low: np.ndarray, high: np.ndarray) -> list[Layer]:
-    return [Activation("tanh"), Affine((high - low) / 2, (high + low) / 2)]
-
-
-def _identity(low: np.ndarray, high: np.ndarray) -> list[Layer]:  # noqa: ARG001
-    return []
-
-
-def _clip(low: np.ndarray, high: np.ndarray) -> list[Layer]:
-    return [Clip(low, high)]
-
-
-def _tanh_clip(low: np.ndarray, high: np.ndarray) -> list[Layer]:
-    return [*_tanh(low, high), *_clip_affine(low, high)]
-
-
-def _clip_affine(low: np.ndarray, high: np.ndarray) -> list[Layer]:
-    one = np.ones_like(high)
-    return [Clip(-one, one), Affine((high - low) / 2, (high + low) / 2)]
-
-
-def _clip_tanh(low: np.ndarray, high: np.ndarray) -> list[Layer]:
-    # Default of Stable-Baselines3 for gSDE (stable_baselines3/sac/policies.py, clip_mean).
-    two = np.full_like(high, 2)
-    return [Clip(-two, two), *_affine(low, high)]
+def _clip_within(limit: float, high: np.ndarray) -> Clip:
+    return Clip(np.full_like(high, -limit), np.full_like(high, limit))
 
 
 # Maps from the last layer to an action: `tanh` times the first upper bound, `affine` from tanh's [-1, 1] to
 # [low, high], `identity` unchanged, `clip` to the bounds, `clip_affine` clipped to [-1, 1] and then mapped to
 # [low, high]; `unit_tanh` is tanh alone; `tanh_clip_affine` is `tanh` and then `clip_affine`, as in Tianshou;
 # `clip_tanh_affine` is clipped to [-2, 2] and then `affine`.
-HEADS = {
-    "tanh": _tanh,
-    "affine": _affine,
-    "unit_tanh": _unit_tanh,
-    "identity": _identity,
-    "clip": _clip,
-    "clip_affine": _clip_affine,
-    "tanh_clip_affine": _tanh_clip,
-    "clip_tanh_affine": _clip_tanh,
+HEADS: dict[str, Callable[[np.ndarray, np.ndarray], list[Layer]]] = {
+    # The TD3 authors scale by one number: the upper bound of the first dimension (TD3 main.py, max_action).
+    "tanh": lambda low, high: [Activation("tanh"), Affine(np.full_like(high, high[0]), np.zeros_like(low))],
+    "affine": lambda low, high: [Activation("tanh"), _scale_unit(low, high)],
+    "unit_tanh": lambda _low, _high: [Activation("tanh")],
+    "identity": lambda _low, _high: [],
+    "clip": lambda low, high: [Clip(low, high)],
+    "clip_affine": lambda low, high: [_clip_within(1, high), _scale_unit(low, high)],
+    "tanh_clip_affine": lambda low, high: [*HEADS["tanh"](low, high), *HEADS["clip_affine"](low, high)],
+    # Default of Stable-Baselines3 for gSDE (stable_baselines3/sac/policies.py, clip_mean).
+    "clip_tanh_affine": lambda low, high: [_clip_within(2, high), *HEADS["affine"](low, high)],
 }
 FRACTIONS = 32
 """Fractions that Tianshou's IQN draws in evaluation by default (algorithm/modelfree/iqn.py, sample_size)."""

@@ -51,11 +51,6 @@ class LiveDifference:
         }
 
 
-def find_difference(path: Path, live: Said, stored: Said) -> LiveDifference | None:
-    """Return the difference between two types and shapes, or None."""
-    return None if live == stored else LiveDifference(path, live, stored)
-
-
 @dataclass(frozen=True, slots=True)
 class LiveComparison:
     """Matched leaves of the live tree and the checkpoint, and unmatched leaves of both."""
@@ -98,8 +93,8 @@ def compare_names(live: Tree, stored: Tree) -> LiveComparison:
             continue
         pairs[path] = match
         other = _require_tensor(stored, match)
-        difference = find_difference(path, (leaf.dtype, leaf.shape), (other.dtype, other.shape))
-        different += [] if difference is None else [difference]
+        row = LiveDifference(path, (leaf.dtype, leaf.shape), (other.dtype, other.shape))
+        different += [row] if row.live != row.stored else []
     taken = set(pairs.values())
     return LiveComparison(
         pairs,
@@ -373,21 +368,20 @@ def audit(obj: Any, checkpoint: Checkpoint | Tree | None = None) -> Audit:
     tree = checkpoint.tree if isinstance(checkpoint, Checkpoint) else checkpoint
     variables = [*live_trees.saved_variables(found)]
     names, filled, unused = _index_names(variables), set[int](), []
-    different: list[LiveDifference | None] = []
+    different: list[LiveDifference] = []
     for path, leaf in tree.tensors():
         matches = [names[name] for name in _path_names(tree, path) if name in names]
         if not matches and tuple(live_trees.edge_names(path)) != live_trees.COUNTER:
             unused.append(path)
         filled |= {id(each) for live in matches for each in (live, live_trees.unwrap_variable(live))}
         forms = [form for live in matches if (form := dtype_and_shape(live)) is not None]
-        different += [find_difference(path, form, (leaf.dtype, leaf.shape)) for form in forms]
+        stored = leaf.dtype, leaf.shape
+        different += [LiveDifference(path, form, stored) for form in forms if form != stored]
     first: dict[int, Path] = {}
     for live, _ in variables:
         first.setdefault(id(live.value), live.path)
     unfilled = tuple(path for number, path in first.items() if number not in filled)
-    return Audit(
-        rows, refused, unfilled, tuple(unused), tuple(row for row in dict.fromkeys(different) if row)
-    )
+    return Audit(rows, refused, unfilled, tuple(unused), tuple(dict.fromkeys(different)))
 
 
 def _saved_roots(obj: Any) -> list[tuple[Path, Any]]:

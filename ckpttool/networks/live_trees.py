@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import contextlib
 import functools
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, MappingView, Sequence
@@ -84,11 +85,6 @@ def is_array(value: object) -> bool:
     return ("numpy", "ndarray") in class_bases(value)
 
 
-def is_module(value: object) -> bool:
-    """Return whether the object is a tf.Module, a Keras layer or a torch.nn.Module."""
-    return model_framework(value) is not None
-
-
 def is_torch_module(value: object) -> bool:
     """Return whether the object is a torch.nn.Module."""
     return is_torch_instance(value, "Module")
@@ -96,7 +92,7 @@ def is_torch_module(value: object) -> bool:
 
 def is_torch_optimizer(value: object) -> bool:
     """Return whether the object is a PyTorch optimizer."""
-    return ("torch", "Optimizer") in class_bases(value)
+    return is_torch_instance(value, "Optimizer")
 
 
 def is_keras_optimizer(value: object) -> bool:
@@ -107,11 +103,6 @@ def is_keras_optimizer(value: object) -> bool:
 def holds_variables(value: object) -> bool:
     """Return whether the object is a module, an optimizer, a metric or another trackable object."""
     return not class_bases(value).isdisjoint(_HOLDERS)
-
-
-def is_checkpoint(value: object) -> bool:
-    """Return whether the object is a tf.train.Checkpoint."""
-    return any((name, "Checkpoint") in class_bases(value) for name in _TENSORFLOW)
 
 
 def is_trackable(value: object) -> bool:
@@ -321,41 +312,27 @@ def visit_paths(
             waiting += [number, *reversed(below)]
 
 
-@dataclass(frozen=True, slots=True)
-class LiveWalk:
-    """Options of the walk: objects to enter, recursion, attribute order, maximum number of values."""
+def walk_values(
+    root: Any,
+    enter: Predicate = holds_variables,
+    *,
+    recursive: bool = True,
+    order: SortKey | None = None,
+    most: int = MOST,
+) -> Iterator[LiveValue]:
+    """Yield every value under `root` by every path, in the order of `tf.Module._flatten`.
 
-    enter: Predicate = holds_variables
-    recursive: bool = True
-    order: SortKey | None = None
-    most: int = MOST
+    See flatten_with_path; with `most` -1, no object is entered twice.
+    """
 
-    def found(self, root: Any) -> Iterator[LiveValue]:
-        """Yield every value under `root` by every path, in the order of `tf.Module._flatten`."""
-        return self._visit(root, self.most)
+    def own(visit: LiveValue) -> Iterator[LiveValue]:
+        value = visit.value
+        attributes = [] if is_nested(value) else sorted_attributes(value, order)
+        parts = [((*visit.path, step), part) for step, part in attributes]
+        for top, part in [(visit.path, value)] if is_nested(value) else parts:
+            yield from (LiveValue(path, leaf, value) for path, leaf in nest_leaves(top, part))
 
-    def once(self, root: Any) -> Iterator[LiveValue]:
-        """Yield every value once, by its first path in the order of `tf.Module.submodules`."""
-        seen = {id(root): root}
-        for found in self._visit(root, -1):
-            if id(found.value) not in seen:
-                seen[id(found.value)] = found.value
-                yield found
-
-    def _visit(self, root: Any, most: int) -> Iterator[LiveValue]:
-        def own(visit: LiveValue) -> Iterator[LiveValue]:
-            return (LiveValue(path, leaf, visit.value) for path, leaf in self.own(visit.path, visit.value))
-
-        enter = self.enter if self.recursive else lambda _: False
-        return visit_paths(root, own, enter, most, repeated=True)
-
-    def own(self, path: Path, value: Any) -> Iterator[tuple[Path, Any]]:
-        """Yield an object's own values, with containers flattened."""
-        if is_nested(value):
-            yield from nest_leaves(path, value)
-            return
-        for step, held in sorted_attributes(value, self.order):
-            yield from nest_leaves((*path, step), held)
+    return visit_paths(root, own, enter if recursive else lambda _: False, most, repeated=True)
 
 
 def sorted_attributes(value: Any, order: SortKey | None = None) -> list[tuple[PathStep, Any]]:
@@ -364,7 +341,7 @@ def sorted_attributes(value: Any, order: SortKey | None = None) -> list[tuple[Pa
         return _torch_items(value, order)
     if is_torch_optimizer(value):
         return _torch_optimizer_items(value)
-    if is_checkpoint(value):
+    if any((name, "Checkpoint") in class_bases(value) for name in _TENSORFLOW):
         return _checkpoint_items(value, order)
     held = own_attributes(value)
     names, ignored = sorted(held, key=order), frozenset[str]()
@@ -491,12 +468,6 @@ def _torch_role(found: LiveValue) -> tuple[Role, bool | None]:
     if is_variable(found.value) and not is_torch_instance(found.value, "Buffer"):
         return "parameter", bool(found.value.requires_grad)
     return "other", None
-
-
-def persistent_state(module: Any) -> dict[str, Any]:
-    """Return the entries of a torch.nn.Module's own part of `state_dict`, and its modules."""
-    without = own_attributes(module).get("_non_persistent_buffers_set") or ()
-    return {name: value for name, value in torch_registered(module).items() if name not in without}
 
 
 def variable_name(value: Any) -> str | None:
@@ -746,7 +717,8 @@ def saved_children(value: Any) -> Mapping[str, Any]:
     `state_dict`, for a plain container or object all its entries.
     """
     if is_torch_module(value):
-        return persistent_state(value)
+        without = own_attributes(value).get("_non_persistent_buffers_set") or ()
+        return {name: entry for name, entry in torch_registered(value).items() if name not in without}
     if is_tensor(value):
         return {}
     if is_trackable(value):
@@ -817,9 +789,10 @@ def iter_slots(optimizer: Any, variables: list[Any]) -> Iterator[tuple[str, Any,
     """Yield the slots of a Keras 2 or TensorFlow 1 optimizer: kind, variable, slot variable."""
     for kind in optimizer.get_slot_names():
         for variable in variables:
-            found = slot_variable(optimizer, kind, variable)
-            if found is not None:
-                yield kind, variable, found
+            with contextlib.suppress(KeyError):
+                slot = optimizer.get_slot(variable, kind)
+                if slot is not None:
+                    yield kind, variable, slot
 
 
 def saved_variables(roots: Sequence[tuple[Path, Any]]) -> Iterator[tuple[LiveValue, OptimizerSlot | None]]:
@@ -837,14 +810,6 @@ def saved_variables(roots: Sequence[tuple[Path, Any]]) -> Iterator[tuple[LiveVal
         for kind, variable, slot in iter_slots(optimizer, [each for _, each in variables.values()]):
             path = slot_path(place, kind, variables[id(variable)][0])
             yield LiveValue(path, slot, optimizer), OptimizerSlot(kind, variable)
-
-
-def slot_variable(optimizer: Any, kind: str, variable: Any) -> Any:
-    """Return the slot variable of one kind for one variable, or None."""
-    try:
-        return optimizer.get_slot(variable, kind)
-    except KeyError:
-        return None
 
 
 def edge_names(path: Path) -> Iterator[str]:
@@ -950,16 +915,21 @@ def flatten_with_path(
     """
     if is_tensor(obj):
         raise UsageError("a tensor has no children", hint="flatten a list or dict that contains it")
-    walk = LiveWalk(enter or holds_variables, recursive, attribute_traversal_key, most)
     wanted = predicate or is_tensor
-    made, names = LiveTreeBuilder(), TorchNames(obj, most)
-    for found in walk.found(obj):
-        if wanted(found.value):
-            made.add(found, names.leaf(found), names.alias(found))
-    return made.tree()
+    builder, names = LiveTreeBuilder(), TorchNames(obj, most)
+    values = walk_values(
+        obj, enter or holds_variables, recursive=recursive, order=attribute_traversal_key, most=most
+    )
+    for value in values:
+        if wanted(value.value):
+            builder.add(value, names.leaf(value), names.alias(value))
+    return builder.tree()
 
 
 def submodules(obj: Any) -> dict[Path, Any]:
     """Return every module under a live object by first path, in the order of `tf.Module.submodules`."""
-    walk = LiveWalk()
-    return {found.path: found.value for found in walk.once(obj) if is_module(found.value)}
+    modules: dict[int, LiveValue] = {}
+    for each in walk_values(obj, most=-1):
+        if each.value is not obj and model_framework(each.value) is not None:
+            modules.setdefault(id(each.value), each)
+    return {each.path: each.value for each in modules.values()}

@@ -978,7 +978,7 @@ class TensorFlowRunner(ModelRunner):
     def load(self, file: str, part: str | None = None, *, run_code: bool = False) -> list[str]:
         """Restore a TensorFlow checkpoint; every variable of the model must have a value."""
         del run_code
-        return _restore_tensorflow(self.model, file, part)
+        return restore_tensorflow(self.model, file, part)
 
     def round_weights(self, dtype: str) -> None:
         """Round the floating-point variables."""
@@ -1108,32 +1108,36 @@ def _has_variables(model: Any) -> bool:
         return False
 
 
-def _make_checkpoint(model: Any) -> Any:
+def _make_checkpoint(model: Any, **others: Any) -> Any:
     tensorflow: Any = sys.modules["tensorflow"]
     try:
-        return tensorflow.train.Checkpoint(model)
+        return tensorflow.train.Checkpoint(model, **others)
     except TypeError:
         raise UnsupportedError(
             f"TensorFlow {tensorflow.__version__} cannot save an object as a whole", hint="use --to keras"
         ) from None
 
 
-def _restore_tensorflow(model: Any, file: str, part: str | None) -> list[str]:
+def restore_tensorflow(model: Any, file: str, part: str | None, **others: Any) -> list[str]:
+    """Restore a model from the part of a checkpoint, or the first object that fits; return a note on it.
+
+    `others` are restored at the same time, by name. Raise UsageError unless every variable has a value.
+    """
     tensorflow: Any = sys.modules["tensorflow"]
     with refusals("TensorFlow cannot read the checkpoint", file):
         tops = [name.split("/")[0] for name, _ in tensorflow.train.list_variables(file)]
     first: Exception | None = None
-    names = (
-        [part.strip("/")] if part else ["", *dict.fromkeys(top for top in tops if not top.startswith("_"))]
-    )
-    for name in names:
+    names = dict.fromkeys(top for top in tops if not top.startswith("_") and top not in others)
+    for name in [part.strip("/")] if part else ["", *names]:
         try:
+            top, *below = name.split("/")
             holder = model
-            for step in reversed(name.split("/") if name else ()):
+            for step in reversed(below):
                 holder = tensorflow.train.Checkpoint(**{step: holder})
-            made = holder if name else _make_checkpoint(model)
+            named = dict(others, **{top: holder})
+            whole = tensorflow.train.Checkpoint(**named) if name else _make_checkpoint(model, **others)
             # `restore` also expects the counter of saves, which a file of `Checkpoint.write` lacks.
-            getattr(made, "read", made.restore)(file).assert_existing_objects_matched()
+            getattr(whole, "read", whole.restore)(file).assert_existing_objects_matched()
         except Exception as error:  # noqa: BLE001 - the next entry may fit
             first = first or error
         else:

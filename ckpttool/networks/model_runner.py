@@ -303,8 +303,12 @@ class OnnxRunner(ModelRunner):
     libraries = ("onnxruntime", "onnx")
 
     def __init__(self, file: str) -> None:
-        import onnx
-
+        try:
+            import onnx
+        except ImportError:
+            raise UsageError(
+                "the onnx library is not installed in this environment", hint="pip install onnx onnxruntime"
+            ) from None
         super().__init__(onnx.load(file))
         self._onnx = onnx
         array = onnx.numpy_helper.to_array
@@ -501,13 +505,6 @@ def _import_keras(version: str) -> Any:
     ) from first
 
 
-def open_script(file: str) -> ScriptRunner:
-    """Open a TorchScript program."""
-    import torch
-
-    return ScriptRunner(torch.jit.load(file, map_location="cpu"))  # type: ignore[no-untyped-call]
-
-
 def open_saved_model(file: str) -> SignatureRunner:
     """Open a SavedModel's serving signature, or its only one."""
     import tensorflow
@@ -528,17 +525,6 @@ def open_saved_model(file: str) -> SignatureRunner:
     if left:
         runner.notes.append(f"signature {chosen} is compared, not {', '.join(left)}")
     return runner
-
-
-def open_onnx(file: str) -> OnnxRunner:
-    """Open an ONNX file."""
-    try:
-        import onnx  # noqa: F401
-    except ImportError:
-        raise UsageError(
-            "the onnx library is not installed in this environment", hint="pip install onnx onnxruntime"
-        ) from None
-    return OnnxRunner(file)
 
 
 # Program of the process.
@@ -584,15 +570,6 @@ def _describe(session: ModelSession, message: Message) -> Message:
     return {"modules": session.runner.describe(called)}
 
 
-def _save(session: ModelSession, message: Message) -> Message:
-    return {"file": session.runner.save(message["file"], message["form"])}
-
-
-def _number(session: ModelSession, message: Message) -> Message:
-    del message
-    return {"done": session.runner.number()}
-
-
 def _load(session: ModelSession, message: Message) -> Message:
     try:
         session.runner.fill(message["file"], message["form"], message["optimizers"])
@@ -611,11 +588,12 @@ def _open(session: ModelSession, message: Message) -> Message:
     elif kind == "keras":
         runner = open_keras(file, message["version"] or "", run_code=message["run_code"])
     elif kind == "torchscript":
-        runner = open_script(file)
+        torch: Any = importlib.import_module("torch")
+        runner = ScriptRunner(torch.jit.load(file, map_location="cpu"))
     elif kind == "saved_model":
         runner = open_saved_model(file)
     else:
-        runner = open_onnx(file)
+        runner = OnnxRunner(file)
     session.runner = runner
     return {
         "framework": runner.framework,
@@ -923,8 +901,8 @@ def _repeat(session: ModelSession, message: Message) -> Message:
 HANDLERS = {
     "build": _build,
     "describe": _describe,
-    "save": _save,
-    "number": _number,
+    "save": lambda session, message: {"file": session.runner.save(message["file"], message["form"])},
+    "number": lambda session, _: {"done": session.runner.number()},
     "load": _load,
     "open": _open,
     "prepare": _prepare,

@@ -523,7 +523,7 @@ class KerasTrainer(ModelTrainer):
 
     def _load(self, file: str, name: str, optimizer: Any) -> None:
         if not os.path.isfile(file):
-            self._restore_objects(file, name, optimizer)
+            model_child.restore_tensorflow(self.runner.model, file, None, **{name: optimizer})
             return
         values = legacy_optimizer_values(file)
         if values is None:
@@ -531,22 +531,6 @@ class KerasTrainer(ModelTrainer):
             self.runner.model.load_weights(file)
         else:
             _assign_state(optimizer, values)
-
-    def _restore_objects(self, file: str, name: str, optimizer: Any) -> None:
-        tensorflow, model = self._tf, self.runner.model
-        tops = {found.split("/")[0] for found, _ in tensorflow.train.list_variables(file)}
-        first: Exception | None = None
-        for model_name in ("", *sorted(top for top in tops if not top.startswith("_") and top != name)):
-            try:
-                both = {model_name: model, name: optimizer} if model_name else {name: optimizer}
-                made = tensorflow.train.Checkpoint(*([] if model_name else [model]), **both)
-                made.read(file).assert_existing_objects_matched()
-            except Exception as error:  # noqa: BLE001 - the next name may fit
-                first = first or error
-            else:
-                return
-        assert first is not None  # noqa: S101 - no name fits
-        raise first
 
     def create(self, cls: str, settings: Message) -> None:
         """Create an optimizer of Keras without state."""

@@ -17,7 +17,8 @@ from ckpttool.core.sidecar import DEFAULT_SLOPE
 # The finished network: a small frozen graph of typed layers, independent of frameworks.
 #
 # Values are numbered: first the inputs in order, then one per node. A backend turns the whole graph into one
-# function (see Policy); a new kind of layer is one more class here and one more row in each backend's table.
+# function (see Policy); a new kind of layer is one more class here and one more row in layer_functions.py, or
+# in each backend's table.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -267,9 +268,14 @@ class Network:
         raise ValueError("the output width is undefined: the network has no dense layer")
 
 
+def field_arrays(layer: Layer) -> dict[str, np.ndarray]:
+    """Return a layer's arrays by field, in the order in which backends take them."""
+    values = {field.name: getattr(layer, field.name) for field in fields(layer)}
+    return {name: value for name, value in values.items() if isinstance(value, np.ndarray)}
+
+
 def _map_arrays(layer: Layer, change: Callable[[str, np.ndarray], np.ndarray]) -> Layer:
-    held = {field.name: getattr(layer, field.name) for field in fields(layer)}
-    arrays: dict[str, Any] = {n: change(n, a) for n, a in held.items() if isinstance(a, np.ndarray)}
+    arrays: dict[str, Any] = {name: change(name, array) for name, array in field_arrays(layer).items()}
     return replace(layer, **arrays) if arrays else layer
 
 
@@ -452,10 +458,16 @@ def stack_networks(networks: Sequence[Network]) -> Network:
     found = stack_structure(first)
     if found is None or first.members > 1 or any(stack_structure(other) != found for other in others):
         raise UsageError("cannot stack networks of different structures")
-    nodes = tuple(
-        replace(node, layer=_stack_layers([network.nodes[number].layer for network in networks]))
-        for number, node in enumerate(first.nodes)
-    )
+
+    def stack(layers: Sequence[Layer]) -> Layer:
+        rows = [field_arrays(layer) for layer in layers]
+        arrays = {name: np.stack([row[name] for row in rows]) for name in rows[0]}
+        return _map_arrays(
+            layers[0], lambda name, _: arrays[name] if name == MATRIX else arrays[name][:, None]
+        )
+
+    alike = zip(*([node.layer for node in network.nodes] for network in networks), strict=True)
+    nodes = tuple(replace(node, layer=stack(each)) for node, each in zip(first.nodes, alike, strict=True))
     return replace(first, nodes=nodes, members=len(networks))
 
 
@@ -468,27 +480,13 @@ def select_member(network: Network, number: int) -> Network:
 
 
 def _is_stackable(layer: Layer) -> bool:
-    held = {field.name: getattr(layer, field.name) for field in fields(layer)}
-    return type(layer) in STACKABLE and all(
-        value.ndim == (2 if name == MATRIX else 1)
-        for name, value in held.items()
-        if isinstance(value, np.ndarray)
-    )
+    axes = {name: array.ndim for name, array in field_arrays(layer).items()}
+    return type(layer) in STACKABLE and all(n == (2 if name == MATRIX else 1) for name, n in axes.items())
 
 
 def _layer_facts(layer: Layer) -> Hashable:
     values = [getattr(layer, field.name) for field in fields(layer)]
     return tuple((v.shape, v.dtype.name) if isinstance(v, np.ndarray) else v for v in values)
-
-
-def _stack_layers(layers: Sequence[Layer]) -> Layer:
-    held = {field.name: [getattr(layer, field.name) for layer in layers] for field in fields(layers[0])}
-    arrays: dict[str, Any] = {
-        name: np.stack(values) if name == MATRIX else np.stack(values)[:, None]
-        for name, values in held.items()
-        if isinstance(values[0], np.ndarray)
-    }
-    return replace(layers[0], **arrays) if arrays else layers[0]
 
 
 # Functions that all backends share: shapes in a graph, input checks, order of the steps.
@@ -500,10 +498,7 @@ Dtype = Literal["float32", "float64"]
 def network_arrays(network: Network) -> Iterator[np.ndarray]:
     """Yield every array of every layer, in node order."""
     for node in network.nodes:
-        for field in fields(node.layer):
-            value = getattr(node.layer, field.name)
-            if isinstance(value, np.ndarray):
-                yield value
+        yield from field_arrays(node.layer).values()
 
 
 def dtype_of(network: Network) -> Dtype:
@@ -741,21 +736,16 @@ def network_from_document(document: dict[str, Any], arrays: Any) -> Network:
 
 
 def _node_document(prefix: str, node: Node, arrays: dict[str, np.ndarray]) -> dict[str, Any]:
-    values = {field.name: getattr(node.layer, field.name) for field in fields(node.layer)}
-    held = {prefix + name: value for name, value in values.items() if isinstance(value, np.ndarray)}
-    arrays.update(held)
-    plain = {name: _to_python_number(value) for name, value in values.items() if prefix + name not in held}
+    own = field_arrays(node.layer)
+    arrays.update((prefix + name, array) for name, array in own.items())
+    plain = {each.name: getattr(node.layer, each.name) for each in fields(node.layer) if each.name not in own}
     return {
         "layer": type(node.layer).__name__,
         "inputs": list(node.inputs),
-        "plain": plain,
-        "arrays": {name.removeprefix(prefix): name for name in held},
+        # JSON has no numbers of NumPy.
+        "plain": {name: x.item() if isinstance(x, np.generic) else x for name, x in plain.items()},
+        "arrays": {name: prefix + name for name in own},
     }
-
-
-def _to_python_number(value: Any) -> Any:
-    """Convert a numpy number to a Python number for JSON."""
-    return value.item() if isinstance(value, np.generic) else value
 
 
 def _layer_from_document(node: dict[str, Any], arrays: Any) -> Layer:

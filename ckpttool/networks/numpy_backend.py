@@ -8,17 +8,16 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import reduce
 from typing import Any
 
 import numpy as np
 
 from ckpttool.core.errors import UsageError
+from ckpttool.networks.layer_functions import Function, Put, Row, common_layers
 from ckpttool.networks.network import (
     SELU_ALPHA,
     SELU_SCALE,
     Activation,
-    Add,
     Affine,
     ArgMax,
     AtomMean,
@@ -28,20 +27,15 @@ from ckpttool.networks.network import (
     Convolution,
     Cosines,
     Dense,
-    Exp,
     Flatten,
     InputAdapter,
     Layer,
     LayerNorm,
-    Multiply,
     Network,
     Observation,
-    QuantileMean,
     Repeat,
-    Slice,
     Softmax,
     State,
-    Transpose,
     assemble,
     is_chain,
     look_up,
@@ -59,7 +53,6 @@ from ckpttool.networks.policy_training import (
 # The arithmetic is that of the separate layers, to the last bit; only the allocations are avoided. From 1,024
 # rows of 256 numbers on this reduced the time to a third, because the system reclaims blocks of that size.
 
-Function = Callable[..., np.ndarray]
 Run = Callable[[Sequence[np.ndarray]], list[np.ndarray]]
 
 # Layers that can work in place, and cost less that way.
@@ -127,6 +120,7 @@ def copy_native(array: np.ndarray) -> np.ndarray:
 # The numpy backend: no framework, least overhead per step, and the float64 reference of `verify`.
 
 NAME = "numpy"
+_OWNER = "numpy backend"
 
 
 def versions() -> dict[str, str]:
@@ -198,16 +192,16 @@ def _openblas() -> tuple[Callable[[], int], Callable[[int], None]] | None:
 
 
 def _lower(layer: Layer) -> Function:
-    return look_up(LAYERS, type(layer), "numpy backend")(layer)
+    return look_up(LAYERS, type(layer), _OWNER)(layer, copy_native)
 
 
-def _dense(layer: Dense) -> Function:
-    kernel = copy_native(layer.kernel)
+def _dense(layer: Dense, put: Put) -> Function:
+    kernel = put(layer.kernel)
     # np.dot costs less per call; np.matmul multiplies every member's block by its own kernel.
     product = np.dot if kernel.ndim == 2 else np.matmul
     if layer.bias is None:
         return lambda x: product(x, kernel)
-    bias = copy_native(layer.bias)
+    bias = put(layer.bias)
 
     def dense(x: np.ndarray) -> np.ndarray:
         y: np.ndarray = product(x, kernel)
@@ -217,32 +211,10 @@ def _dense(layer: Dense) -> Function:
     return dense
 
 
-def _layer_norm(layer: LayerNorm) -> Function:
-    scale, offset, epsilon = copy_native(layer.scale), copy_native(layer.offset), float(layer.epsilon)
-
-    def layer_norm(x: np.ndarray) -> np.ndarray:
-        centred: np.ndarray = x - x.mean(axis=-1, keepdims=True)
-        variance = np.square(centred).mean(axis=-1, keepdims=True)
-        scaled: np.ndarray = centred / np.sqrt(variance + epsilon) * scale + offset
-        return scaled
-
-    return layer_norm
-
-
-def _affine(layer: Affine) -> Function:
-    scale, shift = copy_native(layer.scale), copy_native(layer.shift)
-    return lambda x: x * scale + shift
-
-
-def _clip(layer: Clip) -> Function:
-    low, high = copy_native(layer.low), copy_native(layer.high)
-    return lambda x: np.minimum(np.maximum(x, low), high)
-
-
-def _convolution(layer: Convolution) -> Function:
+def _convolution(layer: Convolution, put: Put) -> Function:
     height, width, taken, made = layer.kernel.shape
     down, right = layer.strides
-    product = _dense(Dense(layer.kernel.reshape(-1, made), layer.bias))
+    product = _dense(Dense(layer.kernel.reshape(-1, made), layer.bias), put)
     around = ((0, 0), *layer.padding, (0, 0))
     padded = any(map(any, layer.padding))
 
@@ -251,34 +223,19 @@ def _convolution(layer: Convolution) -> Function:
         windows = np.lib.stride_tricks.sliding_window_view(x, (height, width), axis=(1, 2))
         # [batch, height, width, in, kernel height, kernel width], with the channels moved to the end.
         strided = windows[:, ::down, ::right].transpose(0, 1, 2, 4, 5, 3)
-        flat = product(strided.reshape(-1, height * width * taken))
+        flat: np.ndarray = product(strided.reshape(-1, height * width * taken))
         return flat.reshape(*strided.shape[:3], made)
 
     return convolution
 
 
-def _constant_row(layer: ConstantRow) -> Function:
-    row = copy_native(layer.row)
+def _constant_row(layer: ConstantRow, put: Put) -> Function:
+    row = put(layer.row)
     return lambda x: np.broadcast_to(row, (*x.shape[:-1], row.shape[-1]))
 
 
-def _transpose(layer: Transpose) -> Function:
-    axes = (0, *(axis + 1 for axis in layer.axes))
-    return lambda x: x.transpose(axes)
-
-
-def _pairwise(operation: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> Callable[[Any], Function]:
-    """Return the table row of a layer that combines its inputs pairwise."""
-    return lambda _: lambda *xs: reduce(operation, xs)
-
-
-def _quantile_mean(layer: QuantileMean) -> Function:
-    shape, axis = ((-1, layer.quantiles), -1) if layer.last else ((layer.quantiles, -1), -2)
-    return lambda x: x.reshape(*x.shape[:-1], *shape).mean(axis=axis)
-
-
-def _atom_mean(layer: AtomMean) -> Function:
-    support = copy_native(layer.support)[..., None, :]
+def _atom_mean(layer: AtomMean, put: Put) -> Function:
+    support = put(layer.support)[..., None, :]
     atoms, limit = support.shape[-1], support.dtype.type(layer.limit)
 
     def atom_mean(x: np.ndarray) -> np.ndarray:
@@ -293,7 +250,7 @@ def _atom_mean(layer: AtomMean) -> Function:
     return atom_mean
 
 
-def _softmax(_: Softmax) -> Function:
+def _softmax(_layer: Softmax, _put: Put) -> Function:
     def softmax(x: np.ndarray) -> np.ndarray:
         weights = np.exp(x - x.max(axis=-1, keepdims=True))
         shares: np.ndarray = weights / weights.sum(axis=-1, keepdims=True)
@@ -302,15 +259,15 @@ def _softmax(_: Softmax) -> Function:
     return softmax
 
 
-def _cosines(layer: Cosines) -> Function:
+def _cosines(layer: Cosines, _put: Put) -> Function:
     return lambda x: np.cos(x[..., None] * (np.pi * np.arange(1, layer.number + 1)).astype(x.dtype))
 
 
-def _repeat(layer: Repeat) -> Function:
+def _repeat(layer: Repeat, _put: Put) -> Function:
     return lambda x: np.broadcast_to(x[:, None], (len(x), layer.count, *x.shape[1:]))
 
 
-def _arg_max(layer: ArgMax) -> Function:
+def _arg_max(layer: ArgMax, _put: Put) -> Function:
     ends = np.cumsum(layer.counts).tolist()
     spans = list(zip([0, *ends[:-1]], ends, layer.starts, strict=True))
 
@@ -319,10 +276,6 @@ def _arg_max(layer: ArgMax) -> Function:
         return np.stack(found, axis=-1).astype(x.dtype)
 
     return arg_max
-
-
-def _activation(layer: Activation) -> Function:
-    return look_up(ACTIVATIONS, layer.name, "numpy backend")(layer)
 
 
 def sigmoid(x: np.ndarray) -> np.ndarray:
@@ -372,22 +325,20 @@ ACTIVATIONS: dict[str, Callable[[Activation], Function]] = {
     "hardswish": lambda _: lambda x: x * np.clip(x + 3.0, 0.0, 6.0) / 6.0,
 }
 
-LAYERS: dict[type[Layer], Callable[[Any], Function]] = {
+LAYERS: dict[type[Layer], Row] = {
+    **common_layers(
+        np,
+        _OWNER,
+        ACTIVATIONS,
+        concat=lambda xs: np.concatenate(xs, axis=-1),
+        mean=lambda x, axis, keepdims=False: x.mean(axis, keepdims=keepdims),
+        split=lambda x, shape: x.reshape(*x.shape[:-1], *shape),
+        reorder=lambda x, axes: x.transpose(axes),
+    ),
     Dense: _dense,
     ConstantRow: _constant_row,
-    Exp: lambda _: np.exp,
-    LayerNorm: _layer_norm,
-    Activation: _activation,
-    Concat: lambda _: lambda *xs: np.concatenate(xs, axis=-1),
-    Flatten: lambda _: lambda x: x.reshape(len(x), math.prod(x.shape[1:])),
-    Affine: _affine,
-    Clip: _clip,
-    Transpose: _transpose,
-    Slice: lambda layer: lambda x: x[..., layer.start : layer.stop],
-    Add: _pairwise(np.add),
-    Multiply: _pairwise(np.multiply),
+    Flatten: lambda _layer, _put: lambda x: x.reshape(len(x), math.prod(x.shape[1:])),
     Convolution: _convolution,
-    QuantileMean: _quantile_mean,
     AtomMean: _atom_mean,
     Softmax: _softmax,
     Cosines: _cosines,
@@ -405,8 +356,7 @@ def forward_values(network: Network, inputs: Values) -> list[np.ndarray]:
     """Return every value of the graph: the inputs, then one for each node."""
     values = list(inputs)
     for node in network.nodes:
-        run = look_up(LAYERS, type(node.layer), "numpy backend")(node.layer)
-        values.append(run(*[values[i] for i in node.inputs]))
+        values.append(_lower(node.layer)(*[values[i] for i in node.inputs]))
     return values
 
 
@@ -417,7 +367,7 @@ def backpropagate(network: Network, values: Values, gradient: np.ndarray) -> Bac
     of_weights: list[list[np.ndarray]] = []
     first = len(network.inputs)
     for number, node in reversed(tuple(enumerate(network.nodes, first))):
-        back = look_up(BACKWARD, type(node.layer), "numpy backend")
+        back = look_up(BACKWARD, type(node.layer), _OWNER)
         given = [values[i] for i in node.inputs]
         # An unused value has no gradient.
         above = np.broadcast_to(of_value[number], values[number].shape)
@@ -445,7 +395,7 @@ def _layer_norm_gradient(layer: LayerNorm, given: Values, _: np.ndarray, g: np.n
 
 
 def _activation_gradient(layer: Activation, given: Values, y: np.ndarray, g: np.ndarray) -> Back:
-    return [g * look_up(SLOPES, layer.name, "numpy backend")(layer, given[0], y)], []
+    return [g * look_up(SLOPES, layer.name, _OWNER)(layer, given[0], y)], []
 
 
 def _concat_gradient(_layer: Concat, given: Values, _: np.ndarray, g: np.ndarray) -> Back:

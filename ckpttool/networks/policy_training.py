@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -36,8 +36,7 @@ def trained_arrays(network: Network) -> list[np.ndarray]:
 def layer_arrays(layer: Layer) -> dict[str, tuple[np.ndarray, bool]]:
     """Return a layer's arrays by field, in the order in which backends take them; true for trained ones."""
     names = () if isinstance(layer, Dense) and layer.constant else TRAINED.get(type(layer), ())
-    every = {field.name: getattr(layer, field.name) for field in fields(layer)}
-    return {name: (value, name in names) for name, value in every.items() if isinstance(value, np.ndarray)}
+    return {name: (array, name in names) for name, array in serial.field_arrays(layer).items()}
 
 
 def without_values(network: Network) -> Network:
@@ -474,39 +473,16 @@ _RULES: Mapping[str, Callable[[OptimizerSetup, int, np.ndarray, np.ndarray, _Hel
 SUPPORTED = tuple(_RULES)
 
 
-_LEARNER, _TRAINED = "learner.npz", "trained.npz"
-
-
-def write_learner(learner: Learner, batches: Sequence[TrainingBatch], folder: Path) -> dict[str, Any]:
-    """Write the arrays into the folder; return the rest as a JSON document."""
-    return _write([learner, *batches], folder / _LEARNER)
-
-
-def read_learner(document: dict[str, Any], folder: Path) -> tuple[Learner, list[TrainingBatch]]:
-    """Return the objects passed to `write_learner`."""
-    learner, *batches = _read(document, folder / _LEARNER)
-    return learner, batches
-
-
-def write_trained(trained: TrainedWeights, folder: Path) -> dict[str, Any]:
-    """Write the weights into the folder; return the rest as a JSON document."""
-    return _write(trained, folder / _TRAINED)
-
-
-def read_trained(document: dict[str, Any], folder: Path) -> TrainedWeights:
-    """Return the object passed to `write_trained`."""
-    trained: TrainedWeights = _read(document, folder / _TRAINED)
-    return trained
-
-
-def _write(value: Any, file: Path) -> dict[str, Any]:
+def write_records(value: Any, file: Path) -> dict[str, Any]:
+    """Write the arrays of records, e.g. a learner and its batches, to an npz; return the rest for JSON."""
     arrays: dict[str, np.ndarray] = {}
     document = {"value": _pack(value, arrays)}
     np.savez(file, allow_pickle=False, **arrays)
     return document
 
 
-def _read(document: dict[str, Any], file: Path) -> Any:
+def read_records(document: dict[str, Any], file: Path) -> Any:
+    """Return the records passed to `write_records`; lists become tuples."""
     with np.load(file, allow_pickle=False) as arrays:
         return _unpack(document["value"], arrays)
 
@@ -523,7 +499,8 @@ def _pack(value: Any, arrays: dict[str, np.ndarray]) -> Any:
     if isinstance(value, Network):
         return {"network": serial.network_to_document(value, arrays, f"{name}/")}
     if kind in _RECORDS:
-        return {kind: [_pack(getattr(value, each), arrays) for each in _field_names(_RECORDS[kind])]}
+        # Of dataclasses and NamedTuples: the names of the fields.
+        return {kind: [_pack(getattr(value, each), arrays) for each in type(value).__match_args__]}
     if isinstance(value, Mapping):
         return {"mapping": [[key, _pack(each, arrays)] for key, each in value.items()]}
     return [_pack(each, arrays) for each in value] if isinstance(value, list | tuple) else value
@@ -544,8 +521,3 @@ def _unpack(document: Any, arrays: Mapping[str, np.ndarray]) -> Any:
         case list():
             return tuple(_unpack(each, arrays) for each in document)
     return document
-
-
-def _field_names(record: type) -> tuple[str, ...]:
-    names: tuple[str, ...] = record.__match_args__  # type: ignore[attr-defined]  # dataclasses and NamedTuples
-    return names

@@ -3,45 +3,34 @@
 from __future__ import annotations
 
 import math
-import operator
 import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ckpttool.core.dtypes import LazyModule
 from ckpttool.core.errors import UsageError
+from ckpttool.networks.layer_functions import Function, Put, Row, common_layers
 from ckpttool.networks.network import (
     Activation,
-    Add,
-    Affine,
     ArgMax,
     AtomMean,
-    Clip,
-    Concat,
     ConstantRow,
     Convolution,
     Cosines,
     Dense,
-    Exp,
     Flatten,
     InputAdapter,
     Layer,
-    LayerNorm,
-    Multiply,
     Network,
     Observation,
-    QuantileMean,
     Repeat,
-    Slice,
     Softmax,
     State,
-    Transpose,
     assemble,
     look_up,
 )
@@ -53,11 +42,10 @@ else:
     tf = LazyModule("tensorflow")
 
 NAME = "tensorflow"
+_OWNER = "tensorflow backend"
 
 # TensorFlow has no type annotations.
 Tensor = Any
-Put = Callable[[np.ndarray], Tensor]
-Function = Callable[..., Tensor]
 Run = Callable[[Sequence[np.ndarray]], list[Tensor]]
 
 
@@ -215,7 +203,7 @@ def _compile_xla(function: Function) -> Run:
 
 
 def _lower(layer: Layer) -> Function:
-    return look_up(LAYERS, type(layer), "tensorflow backend")(layer, _constant)
+    return look_up(LAYERS, type(layer), _OWNER)(layer, _constant)
 
 
 def _constant(array: np.ndarray) -> Tensor:
@@ -233,39 +221,9 @@ def _dense(layer: Dense, put: Put) -> Function:
     return lambda x: tf.nn.bias_add(tf.matmul(x, kernel), bias)
 
 
-def _layer_norm(layer: LayerNorm, put: Put) -> Function:
-    scale, offset = put(layer.scale), put(layer.offset)
-
-    def layer_norm(x: Tensor) -> Tensor:
-        centred = x - tf.reduce_mean(x, axis=-1, keepdims=True)
-        variance = tf.reduce_mean(tf.square(centred), axis=-1, keepdims=True)
-        return centred / tf.sqrt(variance + layer.epsilon) * scale + offset
-
-    return layer_norm
-
-
-def _affine(layer: Affine, put: Put) -> Function:
-    scale, shift = put(layer.scale), put(layer.shift)
-    return lambda x: x * scale + shift
-
-
-def _clip(layer: Clip, put: Put) -> Function:
-    low, high = put(layer.low), put(layer.high)
-    return lambda x: tf.minimum(tf.maximum(x, low), high)
-
-
 def _constant_row(layer: ConstantRow, put: Put) -> Function:
     row = put(layer.row)
     return lambda x: tf.broadcast_to(row, tf.concat([tf.shape(x)[:-1], row.shape[-1:]], 0))
-
-
-def _exp(_layer: Exp, _put: Put) -> Function:
-    function: Function = tf.exp
-    return function
-
-
-def _concat(_layer: Concat, _put: Put) -> Function:
-    return lambda *xs: tf.concat(xs, axis=-1)
 
 
 def _flatten(_layer: Flatten, _put: Put) -> Function:
@@ -284,58 +242,14 @@ def _convolution(layer: Convolution, put: Put) -> Function:
     return convolution
 
 
-def _transpose(layer: Transpose, _put: Put) -> Function:
-    axes = (0, *(axis + 1 for axis in layer.axes))
-    return lambda x: tf.transpose(x, axes)
-
-
-def _pairwise(operation: Callable[[Any, Any], Any]) -> Callable[[Any, Put], Function]:
-    """Return the table row of a layer that combines its inputs pairwise."""
-    return lambda _layer, _put: lambda *xs: reduce(operation, xs)
-
-
-def _activation(layer: Activation, _put: Put) -> Function:
-    return look_up(ACTIVATIONS, layer.name, "tensorflow backend")(layer)
-
-
-def _nn_activation(name: str) -> Callable[[Activation], Function]:
-    """Return the table row of an activation in tf.nn without parameters."""
-
-    def make(_layer: Activation) -> Function:
-        function: Function = getattr(tf.nn, name)
-        return function
-
-    return make
-
-
-def _leaky_relu(layer: Activation) -> Function:
-    return lambda x: tf.nn.leaky_relu(x, alpha=layer.slope)
-
-
-def _gelu(_layer: Activation) -> Function:
-    return lambda x: tf.nn.gelu(x, approximate=False)
-
-
-def _mish(_layer: Activation) -> Function:
-    return lambda x: x * tf.tanh(tf.nn.softplus(x))
-
-
-def _hardtanh(_layer: Activation) -> Function:
-    return lambda x: tf.clip_by_value(x, -1.0, 1.0)
-
-
-def _hardswish(_layer: Activation) -> Function:
-    return lambda x: x * tf.nn.relu6(x + 3.0) / 6.0
-
-
+_IN_NN = ("relu", "tanh", "sigmoid", "elu", "silu", "softplus", "selu", "relu6")
 ACTIVATIONS: dict[str, Callable[[Activation], Function]] = {
-    **{name: _nn_activation(name) for name in ("relu", "tanh", "sigmoid", "elu", "silu", "softplus")},
-    **{name: _nn_activation(name) for name in ("selu", "relu6")},
-    "mish": _mish,
-    "hardtanh": _hardtanh,
-    "hardswish": _hardswish,
-    "leaky_relu": _leaky_relu,
-    "gelu": _gelu,
+    **dict.fromkeys(_IN_NN, lambda layer: getattr(tf.nn, layer.name)),
+    "mish": lambda _layer: lambda x: x * tf.tanh(tf.nn.softplus(x)),
+    "hardtanh": lambda _layer: lambda x: tf.clip_by_value(x, -1.0, 1.0),
+    "hardswish": lambda _layer: lambda x: x * tf.nn.relu6(x + 3.0) / 6.0,
+    "leaky_relu": lambda layer: lambda x: tf.nn.leaky_relu(x, alpha=layer.slope),
+    "gelu": lambda _layer: lambda x: tf.nn.gelu(x, approximate=False),
     "linear": lambda _layer: lambda x: x,
 }
 
@@ -343,11 +257,6 @@ ACTIVATIONS: dict[str, Callable[[Activation], Function]] = {
 def _grouped(x: Tensor, *shape: int) -> Tensor:
     """Return the last axis as two axes of this shape."""
     return tf.reshape(x, tf.concat([tf.shape(x)[:-1], shape], 0))
-
-
-def _quantile_mean(layer: QuantileMean, _put: Put) -> Function:
-    shape, axis = ((-1, layer.quantiles), -1) if layer.last else ((layer.quantiles, -1), -2)
-    return lambda x: tf.reduce_mean(_grouped(x, *shape), axis)
 
 
 def _atom_mean(layer: AtomMean, put: Put) -> Function:
@@ -386,22 +295,20 @@ def _arg_max(layer: ArgMax, _put: Put) -> Function:
     return arg_max
 
 
-LAYERS: dict[type[Layer], Callable[[Any, Put], Function]] = {
+LAYERS: dict[type[Layer], Row] = {
+    **common_layers(
+        tf,
+        _OWNER,
+        ACTIVATIONS,
+        concat=lambda xs: tf.concat(xs, axis=-1),
+        mean=lambda x, axis, keepdims=False: tf.reduce_mean(x, axis, keepdims),
+        split=lambda x, shape: _grouped(x, *shape),
+        reorder=lambda x, axes: tf.transpose(x, axes),
+    ),
     Dense: _dense,
     ConstantRow: _constant_row,
-    Exp: _exp,
-    LayerNorm: _layer_norm,
-    Activation: _activation,
-    Concat: _concat,
     Flatten: _flatten,
-    Affine: _affine,
-    Clip: _clip,
-    Transpose: _transpose,
-    Slice: lambda layer, _put: lambda x: x[..., layer.start : layer.stop],
-    Add: _pairwise(operator.add),
-    Multiply: _pairwise(operator.mul),
     Convolution: _convolution,
-    QuantileMean: _quantile_mean,
     AtomMean: _atom_mean,
     Softmax: lambda _layer, _put: lambda x: tf.nn.softmax(x),
     Cosines: _cosines,

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import operator
 import os
 import re
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from functools import reduce
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -18,32 +16,25 @@ import numpy as np
 from ckpttool.core import deferred, kinds
 from ckpttool.core.dtypes import LazyModule
 from ckpttool.core.errors import DeviceError, UsageError
+from ckpttool.networks.layer_functions import Function, Put, Row, common_layers
 from ckpttool.networks.network import (
     Activation,
-    Add,
-    Affine,
     ArgMax,
     AtomMean,
-    Clip,
-    Concat,
     ConstantRow,
     Convolution,
     Cosines,
     Dense,
-    Exp,
     Flatten,
     InputAdapter,
     Layer,
     LayerNorm,
-    Multiply,
     Network,
     Observation,
-    QuantileMean,
     Repeat,
     Slice,
     Softmax,
     State,
-    Transpose,
     assemble,
     is_chain,
     look_up,
@@ -187,9 +178,8 @@ def _free_host_bytes() -> int:
 # The PyTorch backend: weights stay on the device, each step runs without autograd and without TF32.
 
 NAME = "torch"
+_OWNER = "torch backend"
 
-Put = Callable[[np.ndarray], "torch.Tensor"]
-Function = Callable[..., "torch.Tensor"]
 Run = Callable[[Sequence["torch.Tensor"]], list["torch.Tensor"]]
 OnHost = Callable[[Sequence[np.ndarray]], list[np.ndarray]]
 
@@ -200,11 +190,6 @@ def versions() -> dict[str, str]:
     return found | ({"cuda": str(torch.version.cuda)} if torch.version.cuda else {})
 
 
-def device_of(name: str) -> torch.device:
-    """Return the device "cpu", "cuda", "cuda:N" or "auto"; raise UsageError if it does not exist."""
-    return _resolve_device(name)
-
-
 def build(network: Network, device: str = "cpu", *, graphs: bool = True, tf32: bool = False) -> TorchPolicy:
     """Put the network on "cpu", "cuda", "cuda:N" or "auto" (CUDA if there is any).
 
@@ -212,7 +197,7 @@ def build(network: Network, device: str = "cpu", *, graphs: bool = True, tf32: b
     their factors to 10 bits. PyTorch's precision settings are global to the process: while a step runs,
     they also apply to the caller's other threads.
     """
-    return TorchPolicy(network, _resolve_device(device), graphs=graphs, tf32=tf32)
+    return TorchPolicy(network, device_of(device), graphs=graphs, tf32=tf32)
 
 
 def learn(learner: Learner) -> GradientEngine:
@@ -384,7 +369,8 @@ class TorchPolicy:
             torch.set_num_threads(before)
 
 
-def _resolve_device(device: str) -> torch.device:
+def device_of(device: str) -> torch.device:
+    """Return the device "cpu", "cuda", "cuda:N" or "auto"; raise UsageError if it does not exist."""
     with warnings.catch_warnings():
         # PyTorch warns about a driver that is too old, and about CUDA_VISIBLE_DEVICES; our error has both.
         warnings.simplefilter("ignore")
@@ -567,7 +553,7 @@ def _layer_lowering(place: torch.device) -> Callable[[Layer], Function]:
     def put(array: np.ndarray) -> torch.Tensor:
         return torch.tensor(array.astype(array.dtype.newbyteorder("=")), device=place)
 
-    return lambda layer: look_up(LAYERS, type(layer), "torch backend")(layer, put)
+    return lambda layer: look_up(LAYERS, type(layer), _OWNER)(layer, put)
 
 
 def _dense(layer: Dense, put: Put) -> Function:
@@ -594,27 +580,9 @@ def _layer_norm(layer: LayerNorm, put: Put) -> Function:
     return lambda x: torch.nn.functional.layer_norm(x, scale.shape, scale, offset, layer.epsilon)
 
 
-def _affine(layer: Affine, put: Put) -> Function:
-    scale, shift = put(layer.scale), put(layer.shift)
-    return lambda x: x * scale + shift
-
-
-def _clip(layer: Clip, put: Put) -> Function:
-    low, high = put(layer.low), put(layer.high)
-    return lambda x: torch.minimum(torch.maximum(x, low), high)
-
-
 def _constant_row(layer: ConstantRow, put: Put) -> Function:
     row = put(layer.row)
     return lambda x: row.expand(*x.shape[:-1], row.shape[-1])
-
-
-def _exp(_layer: Exp, _put: Put) -> Function:
-    return torch.exp
-
-
-def _concat(_layer: Concat, _put: Put) -> Function:
-    return lambda *xs: torch.cat(xs, dim=-1)
 
 
 def _convolution(layer: Convolution, put: Put) -> Function:
@@ -629,45 +597,12 @@ def _convolution(layer: Convolution, put: Put) -> Function:
     return convolution
 
 
-def _transpose(layer: Transpose, _put: Put) -> Function:
-    axes = (0, *(axis + 1 for axis in layer.axes))
-    return lambda x: x.permute(axes)
-
-
-def _pairwise(operation: Callable[[Any, Any], Any]) -> Callable[[Any, Put], Function]:
-    """Return the table row of a layer that combines its inputs pairwise."""
-    return lambda _layer, _put: lambda *xs: reduce(operation, xs)
-
-
-def _activation(layer: Activation, _put: Put) -> Function:
-    return look_up(ACTIVATIONS, layer.name, "torch backend")(layer)
-
-
-def _functional_activation(name: str) -> Callable[[Activation], Function]:
-    """Return the table row of an activation in torch.nn.functional without parameters."""
-
-    def make(_layer: Activation) -> Function:
-        function: Function = getattr(torch.nn.functional, name)
-        return function
-
-    return make
-
-
-def _leaky_relu(layer: Activation) -> Function:
-    return lambda x: torch.nn.functional.leaky_relu(x, layer.slope)
-
-
 # The names are those of torch.nn.functional.
 ACTIVATIONS: dict[str, Callable[[Activation], Function]] = {
-    **{name: _functional_activation(name) for name in kinds.ACTIVATIONS},
-    "leaky_relu": _leaky_relu,
+    **dict.fromkeys(kinds.ACTIVATIONS, lambda layer: getattr(torch.nn.functional, layer.name)),
+    "leaky_relu": lambda layer: lambda x: torch.nn.functional.leaky_relu(x, layer.slope),
     "linear": lambda _layer: lambda x: x,
 }
-
-
-def _quantile_mean(layer: QuantileMean, _put: Put) -> Function:
-    shape, axis = ((-1, layer.quantiles), -1) if layer.last else ((layer.quantiles, -1), -2)
-    return lambda x: x.unflatten(-1, shape).mean(axis)
 
 
 def _atom_mean(layer: AtomMean, put: Put) -> Function:
@@ -698,22 +633,23 @@ def _arg_max(layer: ArgMax, _put: Put) -> Function:
     return arg_max
 
 
-LAYERS: dict[type[Layer], Callable[[Any, Put], Function]] = {
+LAYERS: dict[type[Layer], Row] = {
+    **common_layers(
+        torch,
+        _OWNER,
+        ACTIVATIONS,
+        concat=lambda xs: torch.cat(xs, dim=-1),
+        mean=lambda x, axis: x.mean(axis),
+        split=lambda x, shape: x.unflatten(-1, shape),
+        reorder=lambda x, axes: x.permute(axes),
+    ),
     Dense: _dense,
     ConstantRow: _constant_row,
-    Exp: _exp,
     LayerNorm: _layer_norm,
-    Activation: _activation,
-    Concat: _concat,
+    # Python indexing of a tensor takes the guard of its device, narrow does not.
+    Slice: lambda layer, _: lambda x: x.narrow(-1, layer.start, layer.stop - layer.start),
     Flatten: lambda _layer, _put: lambda x: x.flatten(1),
-    Affine: _affine,
-    Clip: _clip,
-    Transpose: _transpose,
-    Slice: lambda layer, _put: lambda x: x.narrow(-1, layer.start, layer.stop - layer.start),
-    Add: _pairwise(operator.add),
-    Multiply: _pairwise(operator.mul),
     Convolution: _convolution,
-    QuantileMean: _quantile_mean,
     AtomMean: _atom_mean,
     Softmax: lambda _layer, _put: lambda x: x.softmax(-1),
     Cosines: _cosines,

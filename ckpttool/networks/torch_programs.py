@@ -412,7 +412,8 @@ class _LayerModule(torch.nn.Module):
     def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
         # Built at every call, so that copies and moved modules compute with their own tensors.
         tensors = iter([getattr(self, name) for name in self._names])
-        return LAYERS[type(self._layer)](self._layer, lambda _: next(tensors))(*inputs)
+        output: torch.Tensor = LAYERS[type(self._layer)](self._layer, lambda _: next(tensors))(*inputs)
+        return output
 
     def extra_repr(self) -> str:
         """Return the layer's kind."""

@@ -376,8 +376,10 @@ class Worker(ChildProcess):
 
     def train(self, learner: Learner, batches: Sequence[TrainingBatch]) -> TrainedWeights:
         """Make one update per batch in the worker's framework, in the learner's float type."""
-        document = policy_training.write_learner(learner, batches, self.folder)
-        return policy_training.read_trained(self.request("train", learner=document), self.folder)
+        document = policy_training.write_records([learner, *batches], self.folder / "learner.npz")
+        answer = self.request("train", learner=document)
+        trained: TrainedWeights = policy_training.read_records(answer, self.folder / "trained.npz")
+        return trained
 
 
 class WorkerPolicy:
@@ -451,12 +453,12 @@ def _step(session: WorkerSession, message: Message) -> Message:
 
 
 def _train(session: WorkerSession, message: Message) -> Message:
-    learner, batches = policy_training.read_learner(message["learner"], session.folder)
+    learner, *batches = policy_training.read_records(message["learner"], session.folder / "learner.npz")
     learn = getattr(session.backend, "learn", None)
     if learn is None:
         raise UnsupportedError(f"backend {session.name} does not support training")
     trained = policy_training.train_learner(learn(learner), learner, batches)
-    return policy_training.write_trained(trained, session.folder)
+    return policy_training.write_records(trained, session.folder / "trained.npz")
 
 
 HANDLERS: dict[str, Callable[[WorkerSession, Message], Message]] = {

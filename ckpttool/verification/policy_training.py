@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ckpttool.core.deferred import NamedTuple, dataclass, field
+from ckpttool.core.deferred import NamedTuple
 from ckpttool.core.errors import UnsupportedError, UsageError
 from ckpttool.core.optimizers import BUFFER, FLAGS, VELOCITY, OptimizerFamily
 from ckpttool.core.tree import Leaf, Path, Tree, ValueLeaf, attr
@@ -56,17 +56,11 @@ def _list_settings(family: OptimizerFamily) -> list[str]:
     return [name for name in family.settings if name not in (*FLAGS, "momentum")]
 
 
-@dataclass(slots=True)
-class LearnerSetup:
-    """A learner, and sentences on what its checkpoint lacks."""
-
-    learner: Learner
-    assumed: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-
-
 class LearnerReader:
-    """Reads the networks and optimizers of one agent from its canonical tree."""
+    """Reads the networks and optimizers of one agent from its canonical tree.
+
+    `assumed` and `notes` are sentences on what its checkpoint lacks.
+    """
 
     def __init__(self, agent: Agent, settings: NetworkSettings) -> None:
         self._agent, self._settings = agent, settings
@@ -78,7 +72,7 @@ class LearnerReader:
         self.assumed: list[str] = []
         self.notes: list[str] = []
 
-    def setup(self) -> LearnerSetup:
+    def learner(self) -> Learner:
         """Return the learner; raise UnsupportedError for other algorithms and optimizers."""
         critics = tuple(title for title, part in self._parts.items() if part.component == "critic")
         actor = self._agent.runnable("actor") or self._parts.get("actor")
@@ -97,14 +91,14 @@ class LearnerReader:
         if critics and "value" in self._parts:
             raise self._refused("the first version of SAC, with a state value, is not trained here")
         if not critics:
-            learner = self._on_policy()
-        else:
-            learner = self._off_policy(critics) if actor.branches else self._deterministic(critics)
-        return LearnerSetup(learner, self.assumed, self.notes)
+            return self._on_policy()
+        return self._off_policy(critics) if actor.branches else self._deterministic(critics)
 
     def _deterministic(self, critics: tuple[str, ...]) -> Learner:
         """Return the agent as TD3 (two critics or more) or DDPG (one) would continue to train it."""
-        networks, slow = self._with_targets({"actor": self._deterministic_actor, **self._critics(critics)})
+        networks, slow = self._with_targets(
+            {"actor": self._deterministic_actor, **dict.fromkeys(critics, self._critic)}
+        )
         trained = {"actor_optimizer": ("actor",), "critic_optimizer": critics}
         setups = {name: self._optimizer(name, titles) for name, titles in trained.items()}
         low, high = self._bounds()
@@ -117,9 +111,6 @@ class LearnerReader:
     def _bounds(self) -> tuple[np.ndarray, np.ndarray]:
         low, high = self._settings.action_low, self._settings.action_high
         return np.asarray(low, np.float64), np.asarray(high, np.float64)
-
-    def _critics(self, critics: tuple[str, ...]) -> dict[str, Callable[[str], Network]]:
-        return dict.fromkeys(critics, self._critic)
 
     def _with_targets(
         self, makers: Mapping[str, Callable[[str], Network]]
@@ -146,7 +137,7 @@ class LearnerReader:
         return build_part_network(self._agent, part, self._settings)
 
     def _off_policy(self, critics: tuple[str, ...]) -> Learner:
-        networks, slow = self._with_targets(self._critics(critics))
+        networks, slow = self._with_targets(dict.fromkeys(critics, self._critic))
         networks = {"actor": self._actor(), **networks}
         trained = {"actor_optimizer": ("actor",), "critic_optimizer": critics}
         vectors = self._vectors(_TEMPERATURE_PATH, TEMPERATURE)
@@ -159,7 +150,8 @@ class LearnerReader:
         return Learner(SAC, networks, vectors, critics, slow, setups, low, high)
 
     def _on_policy(self) -> Learner:
-        networks = {"actor": self._actor(), "value": self._value()}
+        value = build_part_network(self._agent, self._parts["value"], self._settings)
+        networks = {"actor": self._actor(), "value": value}
         vectors = self._vectors(_LOG_STD_PATH, LOG_STD)
         width = len(self._settings.action_low)
         if networks["actor"].width == width and not vectors:
@@ -213,11 +205,6 @@ class LearnerReader:
                 f"{title} outputs a distribution of values, which training steps do not support"
             )
         return network
-
-    def _value(self) -> Network:
-        return build_part_network(self._agent, self._parts["value"], self._settings)
-
-    # Optimizers.
 
     def _optimizer(self, name: str, titles: tuple[str, ...]) -> OptimizerSetup:
         weights = [path for title in titles for path in self._weights(title)]

@@ -152,11 +152,11 @@ def compare_training(
     prepared, notes = [], []
     for side, agent, other in (("A", a, b), ("B", b, a)):
         settings, _ = agent_network_settings(agent, other)
-        made = policy_training.LearnerReader(agent, settings).setup()
-        prepared.append(made.learner)
-        assumed += [f"{side}: {sentence}" for sentence in made.assumed]
-        notes += [f"{side}: {note}" for note in made.notes]
-        if any(each.family == "Adam" for each in made.learner.optimizers.values()):
+        reader = policy_training.LearnerReader(agent, settings)
+        prepared.append(reader.learner())
+        assumed += [f"{side}: {sentence}" for sentence in reader.assumed]
+        notes += [f"{side}: {note}" for note in reader.notes]
+        if any(each.family == "Adam" for each in prepared[-1].optimizers.values()):
             notes += _epsilon_notes(side, agent)
     if prepared[0].algorithm != prepared[1].algorithm:
         raise UnsupportedError(
