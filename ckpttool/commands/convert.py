@@ -281,7 +281,12 @@ def _apply_facts(
 def _loading_code(
     target: str, request: ConversionRequest, made: ConversionPlan, checkpoint: Checkpoint
 ) -> tuple[str, ...]:
-    """Return the code that loads the target; its names are the source's unless a layout renamed them."""
+    """Return the code that loads the target; its names are the source's unless a layout renamed them.
+
+    There is none for objects in a store: the formats' libraries load local files.
+    """
+    if urls.is_url(target):
+        return ()
     foreign = made.binding is None and format_framework(checkpoint.format) == "tensorflow"
     root = made.binding is None and not foreign and all(len(move.source) == 1 for move in made.moves)
     return format_loading_code(target, request.kind, made.tree, foreign=foreign, root=root)

@@ -12,7 +12,7 @@ from ckpttool.conversion import targets
 from ckpttool.conversion.readback import LeafChecksums
 from ckpttool.conversion.state_file import state_file_output
 from ckpttool.conversion.targets import TargetKind
-from ckpttool.core import plugins, sidecar
+from ckpttool.core import plugins, sidecar, urls
 from ckpttool.core.atomic_write import (
     Output,
     Progress,
@@ -38,6 +38,12 @@ def require_writable_target(
     target: str, kind: TargetKind, sources: tuple[File, ...] = (), *, force: bool = False
 ) -> None:
     """Raise unless `target` may be written; the prefix of an existing checkpoint counts as taken."""
+    if urls.is_url(target) and (kind.sharded is None or kind.state):
+        raise UsageError(
+            "objects are written in shards of safetensors or of a distributed checkpoint",
+            file=target,
+            hint="use --to safetensors --shard-size 5GB, or --to dcp",
+        )
     if kind.prefix:
         _require_prefix(target)
     if kind.folder and os.path.lexists(target):
@@ -51,6 +57,8 @@ def require_writable_target(
             hint="choose another name",
         )
     require_new(target, sources, force=force)
+    if urls.is_url(target):
+        return  # what exists is compared with the journal of an interrupted conversion
     probe = Probe(target)
     if probe.kind == "missing":
         with contextlib.suppress(NotFoundError, TruncatedError):
@@ -196,6 +204,13 @@ def write_checkpoint(
             base = target.removesuffix(kind.ending)
             plan = shards.plan_shards(writer, stored, base, {**options, **between, **kind.sharded})
             write = shards.ShardedWrite(writer, plan, stored, target, base, how)
+            if urls.is_url(target):
+                beside = [] if others is None else others(stored_paths(tree, stored), lane)
+
+                def encode(digest: Digest, found: Checkpoint) -> bytes:
+                    return b"" if receipt is None else receipt(digest, found).encode()
+
+                return shards.write_objects(write, lane, beside, encode)
             folder = opened.enter_context(shards.working_folder(write))
             checkpoint, hashes, outputs = shards.complete_shards(write, folder, lane)
             result.append((combine_digests(checkpoint, hashes), keep_network_reads(checkpoint)))
