@@ -32,7 +32,7 @@ PACKAGE = ROOT / "ckpttool"
 # Lines and classes of each package, without the modules that a table names: a newcomer's format is free.
 # They only fall: a higher one needs an entry in docs/decisions/0025-rooms.md that states what it pays for.
 MOST = {
-    "core": (9_400, 107),
+    "core": (9_800, 114),
     "encodings": (3_800, 24),
     "formats": (12_700, 110),
     "mapping": (9_600, 77),
@@ -42,7 +42,7 @@ MOST = {
     "evaluation": (11_900, 117),
     "listing": (4_300, 38),
     "verification": (6_100, 55),
-    "conversion": (9_000, 55),
+    "conversion": (9_200, 55),
     "commands": (8_000, 64),
     "report": (3_000, 37),
     "browser": (2_800, 33),

@@ -36,6 +36,7 @@ from ckpttool.core.deferred import NamedTuple
 from ckpttool.core.digests import Digest, DigestRecorder, combine_digests
 from ckpttool.core.dtypes import np
 from ckpttool.core.errors import CkpttoolError, FormatError, TargetExistsError, UsageError, WorkerError
+from ckpttool.core.filesystem import WritableStore
 from ckpttool.core.search_paths import change_directory
 from ckpttool.core.sidecar import sidecar_path
 from ckpttool.core.source import File
@@ -47,7 +48,6 @@ from ckpttool.version import __version__
 
 if TYPE_CHECKING:
     from ckpttool.conversion.write import WriteOptions
-    from ckpttool.core.remote import CachingStore as WritableStore
 
 # The working folder beside the target: complete shards under their final names, a record beside each, and the
 # journal, which states what they are shards of. It is removed when the target has its name.
@@ -265,7 +265,7 @@ class ShardTask(NamedTuple):
     def _write(self, lane: WorkerThread, progress: Progress) -> ShardRecord:
         store = filesystem.find_store(self.file)
         if store is not None:
-            return self._upload(cast(Any, store), lane, progress)
+            return self._upload(cast(WritableStore, store), lane, progress)
         temporary = hidden_path(self.file, TEMPORARY, os.urandom(6).hex())
         try:
             record = self._fill(temporary, lane, progress)
@@ -499,7 +499,7 @@ def write_objects(
 
     Raise UsageError or TargetExistsError as `working_folder` does.
     """
-    store = cast("WritableStore", filesystem.find_store(write.target))
+    store = cast(WritableStore, filesystem.find_store(write.target))
     folder = hidden_path(write.target, TEMPORARY, _FOLDER)
     tasks = []
     for shard in write.plan.shards:
