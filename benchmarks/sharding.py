@@ -1,7 +1,7 @@
 """Proofs of conversions in shards: memory and rate, kills, a cluster that loses a node, throttled stores.
 
-Each is a command: `python -m benchmarks.sharding rate --gb 200`, `kills`, `cluster`, `stores`. They print what
-docs/scale.md states. `stores` needs moto's server (`pip install moto[server]`).
+Each is a command: `python -m benchmarks.sharding rate --gb 200`, `kills`, `cluster`, `stores`. They print
+what docs/scale.md states. `stores` needs moto's server (`pip install moto[server]`).
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import argparse
 import filecmp
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -152,7 +153,8 @@ def cluster(folder: Path) -> None:
     nodes.shutdown()
     names = [file.name for file in (folder / "here").iterdir() if not file.name.endswith(".ckpttool.json")]
     same, _, _ = filecmp.cmpfiles(folder / "here", folder / "there", names, shallow=False)
-    assert sorted(same) == sorted(names)
+    if sorted(same) != sorted(names):
+        raise SystemExit("the cluster wrote other bytes")
     print(f"{len(names)} files equal; {run}")
 
 
@@ -191,6 +193,13 @@ class Throttle:
             other.close()
 
 
+def put(url: str, data: bytes) -> None:
+    """Put an object, or make a bucket."""
+    headers = {"Content-Type": "application/octet-stream"}
+    with urlopen(Request(url, data, headers, method="PUT")):  # noqa: S310  # of this machine
+        pass
+
+
 @contextmanager
 def moto() -> Iterator[int]:
     """Run moto's S3; yield its port."""
@@ -198,13 +207,13 @@ def moto() -> Iterator[int]:
         free.bind(("127.0.0.1", 0))
         port: int = free.getsockname()[1]
     with subprocess.Popen(
-        ["moto_server", "-H", "127.0.0.1", "-p", str(port)],
+        [shutil.which("moto_server") or "moto_server", "-H", "127.0.0.1", "-p", str(port)],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     ) as server:
         while socket.socket().connect_ex(("127.0.0.1", port)):
             time.sleep(0.1)
-        urlopen(Request(f"http://127.0.0.1:{port}/bucket", method="PUT")).close()
+        put(f"http://127.0.0.1:{port}/bucket", b"")
         try:
             yield port
         finally:
@@ -223,10 +232,7 @@ def stores(megabytes: int, folder: Path) -> None:
             "AWS_EC2_METADATA_DISABLED": "true",
             "NO_PROXY": "127.0.0.1",
         }
-        upload = Request(
-            f"http://127.0.0.1:{port}/bucket/source.safetensors", source.read_bytes(), method="PUT"
-        )
-        urlopen(upload).close()
+        put(f"http://127.0.0.1:{port}/bucket/source.safetensors", source.read_bytes())
         for megabytes_s in (1000, 20, 10):
             for jobs in (1, 2):
                 proxy = Throttle(port, megabytes_s * MB)

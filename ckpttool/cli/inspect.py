@@ -377,6 +377,11 @@ def _format_count(number: int | None) -> str:
     return "" if number is None else f"{number:,}"
 
 
+Jobs = Annotated[
+    int | None, typer.Option("--jobs", "-j", min=1, metavar="N", help="Read tensors in N processes.")
+]
+
+
 def digest(
     path: PathOrStdin,
     check: Annotated[
@@ -384,6 +389,7 @@ def digest(
         typer.Option(metavar="FILE", help="Compare with a digest saved by --json, or a sidecar."),
     ] = None,
     glob: Glob = None,
+    jobs: Jobs = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> int:
@@ -392,7 +398,7 @@ def digest(
 
     path = use_checkpoint(parameters.spool_stdin(path), quiet=quiet or as_json)
     with show_progress("digest", quiet=quiet or as_json) as moving:
-        found = digest.digest(path, moving)
+        found = digest.digest(path, moving, jobs=jobs)
     compared = digest.compare_with_saved(found, check) if check is not None else None
     found = digest.filter_digest(found, glob)
     if as_json:
@@ -435,6 +441,7 @@ def stats(
         ),
     ] = "file",
     layout: LayoutOption = None,
+    jobs: Jobs = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> int:
@@ -447,7 +454,7 @@ def stats(
     _require_order(sort, _ORDERS)
     path = use_checkpoint(path, quiet=quiet or as_json)
     with show_progress("stats", quiet=quiet or as_json) as moving:
-        found = stats.stats(path, glob, layout, moving)
+        found = stats.stats(path, glob, layout, moving, jobs=jobs)
     if as_json:
         console.print_text(console.render_document(found.document()))
     else:
@@ -479,6 +486,7 @@ class DiffOptions(OptionPanel, title="Comparison"):
     ] = "abs"
     whole: Annotated[bool, typer.Option("--all", help="Show every change, not only the first 20.")] = False
     layout: LayoutOption = None
+    jobs: Jobs = None
 
 
 def diff(
@@ -506,6 +514,7 @@ def diff(
             sort=options.sort,
             layout=options.layout,
             progress=moving,
+            jobs=options.jobs,
         )
     if as_json:
         console.print_text(console.render_document(found.document()))

@@ -456,15 +456,15 @@ class CheckpointAlignment:
 
         Raise whatever reading raises.
         """
-        left, right = self.left[name], self.right[name]
-        if isinstance(left, Leaf) and isinstance(right, Leaf):
-            counts = self.by != "path" and _is_count(left) and _is_count(right)
-            return None if counts and _same_value(left, right, exact=False) else _tensors(name, left, right)
-        same = _same_value(left, right, exact=self.by == "path")
-        return None if same else ChangedEntry(name, left, right, None)
+        return _change((name, self.left[name], self.right[name], self.by))
 
-    def changes(self, progress: Progress = ignore_progress) -> Iterator[ChangedEntry]:
+    def changes(
+        self, progress: Progress = ignore_progress, jobs: int | None = None
+    ) -> Iterator[ChangedEntry]:
         """Read the names on both sides and yield the differences in the order of the left side."""
+        if jobs is not None:
+            yield from self._spread_changes(progress, jobs)
+            return
         total = sum(leaf.nbytes for name in self.both if isinstance(leaf := self.left[name], Leaf))
         done = 0
         for name in self.both:
@@ -474,6 +474,27 @@ class CheckpointAlignment:
                 progress(done, total)
             if change is not None:
                 yield change
+
+    def _spread_changes(self, progress: Progress, jobs: int) -> Iterator[ChangedEntry]:
+        from ckpttool.commands.processes import map_entries
+
+        pairs = [(name, self.left[name], self.right[name], self.by) for name in self.both]
+        entries = [(each, each[1].nbytes if isinstance(each[1], Leaf) else 0) for each in pairs]
+        for result in map_entries(_change, entries, self.checkpoints, jobs, progress):
+            if isinstance(result, CkpttoolError):
+                raise result
+            if result is not None:
+                yield result
+
+
+def _change(pair: tuple[str, Entry, Entry, By]) -> ChangedEntry | None:
+    """Return the difference of two entries with a name, None if they are equal."""
+    name, left, right, by = pair
+    if isinstance(left, Leaf) and isinstance(right, Leaf):
+        counts = by != "path" and _is_count(left) and _is_count(right)
+        return None if counts and _same_value(left, right, exact=False) else _tensors(name, left, right)
+    same = _same_value(left, right, exact=by == "path")
+    return None if same else ChangedEntry(name, left, right, None)
 
 
 def recognize_side(checkpoint: Checkpoint, layout: str | None = None) -> DiffSide:
@@ -921,6 +942,7 @@ def diff(
     layout: str | None = None,
     part: str | None = None,
     progress: Progress = ignore_progress,
+    jobs: int | None = None,
 ) -> Diff:
     """Compare two checkpoints, or a checkpoint and a live model, one tensor per side at a time.
 
@@ -937,6 +959,7 @@ def diff(
         layout: the layout of the left agent, or of the one that would fill the model.
         part: as for load_into.
         progress: called with the finished and the total amount of work.
+        jobs: number of processes that read two checkpoints; None for this one.
 
     >>> import ckpttool
     >>> run = "sample_ckpts/td3_pendulum_torch"
@@ -948,6 +971,7 @@ def diff(
     if sort not in get_args(Sort):
         raise UsageError(f"unknown sort key {sort!r}", hint=suggest_choice(sort, get_args(Sort)))
     if is_live(left) or is_live(right):
+        jobs = None  # its tensors are in this process
         found = align_live_model(left, right, glob=glob, by=by, layout=layout, part=part)
     elif part is not None or by == "model":
         raise UsageError("part and comparison by model require a checkpoint and a live model")
@@ -955,14 +979,17 @@ def diff(
         found = align_checkpoints(
             recognize_side(ensure_open(left), layout), recognize_side(ensure_open(right)), glob=glob, by=by
         )
-    return compare_alignment(found, cast(Sort, sort), progress)
+    return compare_alignment(found, cast(Sort, sort), progress, jobs)
 
 
 def compare_alignment(
-    found: CheckpointAlignment, sort: Sort = "abs", progress: Progress = ignore_progress
+    found: CheckpointAlignment,
+    sort: Sort = "abs",
+    progress: Progress = ignore_progress,
+    jobs: int | None = None,
 ) -> Diff:
     """Return the differences between aligned checkpoints; both are read, one tensor at a time."""
-    changed = tuple(found.changes(progress))
+    changed = tuple(found.changes(progress, jobs))
     notes = found.notes
     if found.by == "agent" and changed:
         notes = (*notes, "paths and indices refer to the canonical agent: dense kernels are [in, out]")

@@ -224,6 +224,7 @@ class ShardTask(NamedTuple):
     def run(self) -> ShardRecord | CkpttoolError:
         """Complete the shard in a separate process; return the error that prevented it."""
         with change_directory(self.directory), limits.using(self.limits), WorkerThread() as lane:
+            _bound_memory()
             for each in self.urls:
                 filesystem.resolve_path(each)
             if self.recorder is not None:
@@ -232,6 +233,8 @@ class ShardTask(NamedTuple):
                 return self.complete(lane)
             except CkpttoolError as error:
                 return error
+            except MemoryError:
+                return limits.limit_error("worker_bytes", "a process needs more memory", None, file=self.file)
 
     def complete(self, lane: WorkerThread, progress: Progress = ignore_progress) -> ShardRecord:
         """Return the record of the shard, which is written unless it is complete."""
@@ -294,7 +297,7 @@ class ShardTask(NamedTuple):
         checksums = LeafChecksums(lane)
         with store.upload(self.file, self.nbytes) as stream:
             indexed = self.shard.write(checksums.watch(self.tree, progress), cast(IO[bytes], stream))
-        # The store's copy has the bytes that were sent; its header or index says where the tensors are.
+        # The store's copy has the bytes that were sent; its header states where the tensors are.
         leaves = self._read(self.file, indexed)
         sha256 = checksums.sent_tensors({path: leaves[path] for path in self.shard.paths}, stream.has_bytes)
         tensors = [(checksums.crc32c[path], sha256[path]) for path in self.shard.paths]
@@ -302,6 +305,16 @@ class ShardTask(NamedTuple):
         record = ShardRecord(indexed, tensors, read, filesystem.stat_file(self.file))
         put_object(store, self.record, record.encode())
         return record
+
+
+def _bound_memory() -> None:
+    """Limit the private memory of this process, except on Windows."""
+    with contextlib.suppress(ImportError):
+        import resource
+
+        nbytes, (_, most) = limits.current().worker_bytes, resource.getrlimit(resource.RLIMIT_DATA)
+        if most == resource.RLIM_INFINITY or nbytes < most:
+            resource.setrlimit(resource.RLIMIT_DATA, (nbytes, most))
 
 
 def _look_anew(place: str) -> bool:
