@@ -1,7 +1,7 @@
 """Proofs of conversions in shards: memory and rate, kills, a cluster that loses a node, throttled stores.
 
-Each is a command: `python -m benchmarks.sharding rate --gb 200`, `kills`, `cluster`, `stores`. They print
-what docs/scale.md states. `stores` needs moto's server (`pip install moto[server]`).
+Each is a command: `python -m benchmarks.sharding constants`, `rate --gb 200`, `kills`, `cluster`, `stores`.
+They print what docs/scale.md states. `stores` needs moto's server (`pip install moto[server]`).
 """
 
 from __future__ import annotations
@@ -96,21 +96,58 @@ def private_mib(pid: int) -> int:
     return sum(int(line.split()[1]) for line in lines if line.startswith("Private")) >> 10
 
 
+def constants(folder: Path) -> None:
+    """Measure the CPU seconds per GB of what a conversion does with each byte."""
+    import hashlib
+
+    import numpy as np
+
+    from ckpttool.core.source import crc32c
+
+    data = np.random.default_rng(0).integers(0, 255, 1 << 28, np.uint8)
+    matrix = data.view("<f4").reshape(8192, -1)
+    works = {
+        "SHA-256": lambda: hashlib.sha256(data),
+        "CRC-32C": lambda: crc32c(data.data),
+        "transpose of float32": lambda: np.ascontiguousarray(matrix.T),
+        "copy": data.copy,
+        "write to the disk": lambda: (folder / "data").write_bytes(data.data),
+        "read of what is in memory": lambda: (folder / "data").read_bytes(),
+    }
+    (folder / "data").write_bytes(data.data)
+    for name, work in works.items():
+        least = float("inf")
+        for _ in range(5):
+            before = time.process_time()
+            work()
+            least = min(least, time.process_time() - before)
+        print(f"{name}: {least / data.nbytes * GB:.2f} s of CPU per GB")
+
+
 def rate(gigabytes: float, folder: Path) -> None:
-    """Convert a sparse file by two workers and, before and after, a part of it into one file."""
+    """Convert a sparse file by two workers and, before and after, a quarter as much into one file.
+
+    Nothing waits for the disk.
+    """
     single = sparse_file(folder / "single.safetensors", int(gigabytes * GB / 4), 8)
     whole = sparse_file(folder / "whole.safetensors", int(gigabytes * GB), 32)
     rates = []
     for turn in ("before", "after"):
         target = folder / f"{turn}.safetensors"
-        run = Run(single, target)
+        run = Run(single, target, "--no-sync")
         rates.append(single.stat().st_size / MB / run.seconds)
         print(f"one file, {turn}: {rates[-1]:.0f} MB/s; {run}", flush=True)
         target.unlink()
         if turn == "before":
             (folder / "shards").mkdir()
             run = Run(
-                whole, folder / "shards" / NAME, "--shard-size", f"{gigabytes / 32 * 1.01}GB", "--jobs", 2
+                whole,
+                folder / "shards" / NAME,
+                "--shard-size",
+                f"{gigabytes / 32 * 1.01}GB",
+                "--jobs",
+                2,
+                "--no-sync",
             )
             each = whole.stat().st_size / MB / run.seconds / 2
             print(f"two workers: {each:.0f} MB/s each; {run}", flush=True)
@@ -247,7 +284,7 @@ def stores(megabytes: int, folder: Path) -> None:
 def main() -> None:
     """Run one proof in a temporary folder."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("proof", choices=("rate", "kills", "cluster", "stores"))
+    parser.add_argument("proof", choices=("constants", "rate", "kills", "cluster", "stores"))
     parser.add_argument("--gb", type=float, default=16, help="size of the sparse source of `rate`")
     parser.add_argument("--mb", type=int, default=200, help="size of the source of `stores`")
     parser.add_argument("--count", type=int, default=100, help="number of kills")
@@ -255,7 +292,9 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=options.folder) as name:
         folder = Path(name)
-        if options.proof == "rate":
+        if options.proof == "constants":
+            constants(folder)
+        elif options.proof == "rate":
             rate(options.gb, folder)
         elif options.proof == "kills":
             kills(options.count, folder)

@@ -271,6 +271,18 @@ def test_a_wrong_byte_in_a_shard_is_found(store: str, monkeypatch: pytest.Monkey
     assert not any(name.endswith("index.json") for name in listed(store))
 
 
+def test_different_outputs_leave_no_index(store: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from ckpttool.commands import convert as command
+
+    def differ(*_: object) -> None:
+        raise FormatError("the outputs differ")
+
+    monkeypatch.setattr(command._TargetWriter, "_receipt", differ)
+    with pytest.raises(FormatError):
+        convert(str(TORCH_SAMPLE), f"{store}/model.safetensors", shard_size="50KB")
+    assert not any(name.endswith(("index.json", "ckpttool.json")) for name in listed(store))
+
+
 def test_nothing_in_a_store_is_replaced(store: str) -> None:
     target = f"{store}/model.safetensors"
     convert(str(TORCH_SAMPLE), target, shard_size="50KB")
@@ -303,6 +315,8 @@ def test_another_conversion_is_not_continued(
         ("s3://bucket/model.safetensors", {}),
         ("s3://bucket/agent.pt", {}),
         ("s3://bucket/ckpt-1", {"to": "tf", "shards": 2}),
+        ("s3://bucket/agent.onnx", {}),
+        ("s3://bucket/agent.pt", {"like": "tests.models:Net"}),
     ],
 )
 def test_what_cannot_be_written_is_refused_before_a_request(target: str, options: dict[str, Any]) -> None:

@@ -447,7 +447,7 @@ class _TargetWriter:
             self.back.kept = self.plan.kept_tensors()
         outputs = self.back.outputs(self.target, lane)
         for output in outputs:
-            require_new(output.file, self.checkpoint.files, force=self.request.options.force)
+            require_new(output.file, self.checkpoint.files, force=self.request.options.force, in_store=True)
         return outputs
 
     def _receipt(self, written: Digest, found: Checkpoint) -> Sidecar:
@@ -548,7 +548,7 @@ class _TargetWriter:
             return []
         name, data = layout.statistics_beside(facts)
         file = os.path.join(os.path.dirname(self.target), name)
-        require_new(file, self.checkpoint.files, force=options.force)
+        require_new(file, self.checkpoint.files, force=options.force, in_store=True)
 
         def put(stream: IO[bytes]) -> None:
             stream.write(data)

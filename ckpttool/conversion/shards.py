@@ -38,7 +38,7 @@ from ckpttool.core.dtypes import np
 from ckpttool.core.errors import CkpttoolError, FormatError, TargetExistsError, UsageError, WorkerError
 from ckpttool.core.filesystem import WritableStore
 from ckpttool.core.search_paths import change_directory
-from ckpttool.core.sidecar import sidecar_path
+from ckpttool.core.sidecar import Sidecar, sidecar_path
 from ckpttool.core.source import File
 from ckpttool.core.tree import Leaf, Path, Tree, ValueLeaf, display
 from ckpttool.formats.plain_json import decode_path, encode_path
@@ -506,7 +506,7 @@ def write_objects(
     write: ShardedWrite,
     lane: WorkerThread,
     others: Sequence[Output],
-    receipt: Callable[[Digest, Checkpoint], bytes],
+    receipt: Callable[[Digest, Checkpoint], Sidecar] | None,
 ) -> Digest:
     """Write all shards, the `others`, the index and the sidecar that `receipt` returns; return the digest.
 
@@ -527,9 +527,14 @@ def write_objects(
     for file, fill in ((each.file, each.write) for each in others):
         put_object(store, file, _filled(fill))
     put_object(store, write.base + index.suffix, _filled(index.write))
-    checkpoint, hashes = _read_index(write, write.target, tasks, records)
-    digest = combine_digests(checkpoint, hashes)
-    put_object(store, sidecar, receipt(digest, keep_network_reads(checkpoint)))
+    try:
+        checkpoint, hashes = _read_index(write, write.target, tasks, records)
+        digest = combine_digests(checkpoint, hashes)
+        if receipt is not None:
+            put_object(store, sidecar, receipt(digest, keep_network_reads(checkpoint)).encode())
+    except BaseException:
+        store.remove(write.base + index.suffix)  # without it, the shards are no checkpoint
+        raise
     for place in (*(task.record for task in tasks), os.path.join(folder, _JOURNAL)):
         store.remove(place)
     return digest

@@ -38,12 +38,15 @@ def require_writable_target(
     target: str, kind: TargetKind, sources: tuple[File, ...] = (), *, force: bool = False
 ) -> None:
     """Raise unless `target` may be written; the prefix of an existing checkpoint counts as taken."""
-    if urls.is_url(target) and (kind.sharded is None or kind.state):
-        raise UsageError(
-            "objects are written in shards of safetensors or of a distributed checkpoint",
-            file=target,
-            hint="use --to safetensors --shard-size 5GB, or --to dcp",
-        )
+    if urls.is_url(target):
+        require_new(target, force=force, in_store=True)
+        if kind.sharded is None or kind.state:
+            raise UsageError(
+                "objects are written in shards of safetensors or of a distributed checkpoint",
+                file=target,
+                hint="use --to safetensors --shard-size 5GB, or --to dcp",
+            )
+        return  # what exists is compared with the journal of an interrupted conversion
     if kind.prefix:
         _require_prefix(target)
     if kind.folder and os.path.lexists(target):
@@ -57,8 +60,6 @@ def require_writable_target(
             hint="choose another name",
         )
     require_new(target, sources, force=force)
-    if urls.is_url(target):
-        return  # what exists is compared with the journal of an interrupted conversion
     probe = Probe(target)
     if probe.kind == "missing":
         with contextlib.suppress(NotFoundError, TruncatedError):
@@ -78,7 +79,7 @@ def require_writable_target(
 def require_new_target(target: str, kind: TargetKind, checkpoint: Checkpoint, *, force: bool) -> None:
     """Raise unless a conversion's target and its sidecar may be written."""
     require_writable_target(target, kind, checkpoint.files, force=force)
-    require_new(sidecar.sidecar_path(target), checkpoint.files, force=force)
+    require_new(sidecar.sidecar_path(target), checkpoint.files, force=force, in_store=True)
 
 
 def _require_prefix(target: str) -> None:
@@ -207,10 +208,7 @@ def write_checkpoint(
             if urls.is_url(target):
                 beside = [] if others is None else others(stored_paths(tree, stored), lane)
 
-                def encode(digest: Digest, found: Checkpoint) -> bytes:
-                    return b"" if receipt is None else receipt(digest, found).encode()
-
-                return shards.write_objects(write, lane, beside, encode)
+                return shards.write_objects(write, lane, beside, receipt)
             folder = opened.enter_context(shards.working_folder(write))
             checkpoint, hashes, outputs = shards.complete_shards(write, folder, lane)
             result.append((combine_digests(checkpoint, hashes), keep_network_reads(checkpoint)))

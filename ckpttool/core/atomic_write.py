@@ -880,10 +880,14 @@ def require_new(
     *,
     force: bool = False,
     hint: str = "use --force to replace it",
+    in_store: bool = False,
 ) -> None:
-    """Raise unless `target` may be written: it is not a source, and does not exist unless `force`."""
+    """Raise unless `target` may be written: it is not a source, and does not exist unless `force`.
+
+    A URL may be, if the caller writes objects (`in_store`), whatever exists there.
+    """
     if urls.is_url(target):
-        _require_writable_store(target, force=force)
+        _require_writable_store(target, force=force, in_store=in_store)
         return
     folder = os.path.dirname(os.path.abspath(target))
     if not os.path.isdir(folder):
@@ -906,8 +910,11 @@ def require_new(
         raise TargetExistsError("the target already exists", file=target, hint=hint)
 
 
-def _require_writable_store(target: str, *, force: bool) -> None:
-    """Raise UsageError unless objects can be written at a URL."""
+def _require_writable_store(target: str, *, force: bool, in_store: bool) -> None:
+    """Raise UsageError unless objects can be written at a URL, and are."""
+    if not in_store:
+        hint = "write to a local path and upload the result"
+        raise UsageError("cannot write this to a URL", file=target, hint=hint)
     store = filesystem.find_store(filesystem.resolve_path(target))
     if not hasattr(getattr(store, "server", None), "upload"):
         hint = "use s3:// or gs://, or write to a local path and upload the result"
