@@ -7,6 +7,7 @@ import os
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
 
 import typer
@@ -506,7 +507,8 @@ def diff(
 
     left, right = (use_checkpoint(each, quiet=quiet or as_json) for each in (left, right))
     with show_progress("diff", quiet=quiet or as_json) as moving:
-        found = diff.diff(
+        compare = diff.diff if options.jobs is None else partial(diff.diff_in_processes, jobs=options.jobs)
+        found = compare(
             left,
             right,
             glob=options.glob,
@@ -514,7 +516,6 @@ def diff(
             sort=options.sort,
             layout=options.layout,
             progress=moving,
-            jobs=options.jobs,
         )
     if as_json:
         console.print_text(console.render_document(found.document()))

@@ -942,7 +942,6 @@ def diff(
     layout: str | None = None,
     part: str | None = None,
     progress: Progress = ignore_progress,
-    jobs: int | None = None,
 ) -> Diff:
     """Compare two checkpoints, or a checkpoint and a live model, one tensor per side at a time.
 
@@ -959,7 +958,6 @@ def diff(
         layout: the layout of the left agent, or of the one that would fill the model.
         part: as for load_into.
         progress: called with the finished and the total amount of work.
-        jobs: number of processes that read two checkpoints; None for this one.
 
     >>> import ckpttool
     >>> run = "sample_ckpts/td3_pendulum_torch"
@@ -968,10 +966,8 @@ def diff(
     (6, 0, False)
 
     """
-    if sort not in get_args(Sort):
-        raise UsageError(f"unknown sort key {sort!r}", hint=suggest_choice(sort, get_args(Sort)))
+    _require_sort(sort)
     if is_live(left) or is_live(right):
-        jobs = None  # its tensors are in this process
         found = align_live_model(left, right, glob=glob, by=by, layout=layout, part=part)
     elif part is not None or by == "model":
         raise UsageError("part and comparison by model require a checkpoint and a live model")
@@ -979,7 +975,29 @@ def diff(
         found = align_checkpoints(
             recognize_side(ensure_open(left), layout), recognize_side(ensure_open(right)), glob=glob, by=by
         )
-    return compare_alignment(found, cast(Sort, sort), progress, jobs)
+    return compare_alignment(found, cast(Sort, sort), progress)
+
+
+def diff_in_processes(
+    left: str,
+    right: str,
+    jobs: int,
+    *,
+    glob: str | None = None,
+    by: str = AUTO,
+    sort: str = "abs",
+    layout: str | None = None,
+    progress: Progress = ignore_progress,
+) -> Diff:
+    """Compare two checkpoints as `diff` does; `jobs` processes read the tensors."""
+    _require_sort(sort)
+    sides = recognize_side(ensure_open(left), layout), recognize_side(ensure_open(right))
+    return compare_alignment(align_checkpoints(*sides, glob=glob, by=by), cast(Sort, sort), progress, jobs)
+
+
+def _require_sort(sort: str) -> None:
+    if sort not in get_args(Sort):
+        raise UsageError(f"unknown sort key {sort!r}", hint=suggest_choice(sort, get_args(Sort)))
 
 
 def compare_alignment(
