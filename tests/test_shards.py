@@ -661,3 +661,46 @@ def test_a_task_carries_no_data_of_other_shards(tmp_path: Path) -> None:
         with pytest.raises(KeyboardInterrupt):
             convert(str(tmp_path / "source.pt"), target, shard_size="1KB")
     assert 0 < sizes[0] < 20_000
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is limited by setrlimit")
+def test_the_memory_of_a_process_is_bounded(tmp_path: Path) -> None:
+    torch.save({f"w{n}": torch.zeros(1_000_000 + n) for n in range(6)}, tmp_path / "source.pt")
+    command = ("convert", tmp_path / "source.pt", tmp_path / NAME, "--shard-size", "8MB", "--jobs", "2")
+    ran = ckpttool("--limit", "worker_bytes=60M", *command)
+    assert (ran.status, ran.out) == (2, "")
+    assert "worker_bytes" in ran.err
+    assert not (tmp_path / INDEX).exists()
+    assert ckpttool("--limit", "worker_bytes=600M", *command, "--quiet").status == 0
+
+
+# Reading in several processes.
+
+
+@pytest.mark.parametrize("jobs", ["1", "2"])
+def test_tensors_are_read_by_several_processes(tmp_path: Path, source: Path, jobs: str) -> None:
+    other = weights()
+    other["layers.3.weight"][7, 1] = 5
+    torch.save(other, tmp_path / "other.pt")
+    for words in (
+        ("digest", source, "--json"),
+        ("stats", source, "--json"),
+        ("stats", source, "--glob", "layers.[12]*", "--json"),
+        ("diff", source, tmp_path / "other.pt", "--json"),
+        ("diff", TORCH_SAMPLE, TF_SAMPLE, "--json"),
+    ):
+        expected, ran = in_process(*words), in_process(*words, "--jobs", jobs)
+        assert (ran.status, ran.json()) == (expected.status, expected.json())
+
+
+def test_a_damaged_tensor_is_named_by_several_processes(tmp_path: Path) -> None:
+    data = bytearray(TORCH_SAMPLE.read_bytes())
+    tensors = open_checkpoint(str(TORCH_SAMPLE)).tree.tensors()
+    data[data.find(max((bytes(leaf.read()) for _, leaf in tensors), key=len))] ^= 1
+    (tmp_path / "damaged.pt").write_bytes(data)
+    for command in ("digest", "stats"):
+        expected, ran = (
+            in_process(command, tmp_path / "damaged.pt", *more) for more in ((), ("--jobs", "2"))
+        )
+        assert (ran.status, ran.err) == (expected.status, expected.err)
+        assert ran.status == 2

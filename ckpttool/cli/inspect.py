@@ -7,6 +7,7 @@ import os
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
 
 import typer
@@ -379,6 +380,11 @@ def _format_count(number: int | None) -> str:
     return "" if number is None else f"{number:,}"
 
 
+Jobs = Annotated[
+    int | None, typer.Option("--jobs", "-j", min=1, metavar="N", help="Read tensors in N processes.")
+]
+
+
 def digest(
     path: PathOrStdin,
     check: Annotated[
@@ -386,6 +392,7 @@ def digest(
         typer.Option(metavar="FILE", help="Compare with a digest saved by --json, or a sidecar."),
     ] = None,
     glob: Glob = None,
+    jobs: Jobs = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> int:
@@ -394,7 +401,7 @@ def digest(
 
     path = use_checkpoint(parameters.spool_stdin(path), quiet=quiet or as_json)
     with show_progress("digest", quiet=quiet or as_json) as moving:
-        found = digest.digest(path, moving)
+        found = digest.digest(path, moving, jobs=jobs)
     compared = digest.compare_with_saved(found, check) if check is not None else None
     found = digest.filter_digest(found, glob)
     if as_json:
@@ -426,6 +433,7 @@ def stats(
         ),
     ] = "file",
     layout: LayoutOption = None,
+    jobs: Jobs = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> int:
@@ -438,7 +446,7 @@ def stats(
     _require_order(sort, _ORDERS)
     path = use_checkpoint(path, quiet=quiet or as_json)
     with show_progress("stats", quiet=quiet or as_json) as moving:
-        found = stats.stats(path, glob, layout, moving)
+        found = stats.stats(path, glob, layout, moving, jobs=jobs)
     if as_json:
         console.print_text(console.render_document(found.document()))
     else:
@@ -462,6 +470,7 @@ class DiffOptions:
     sort: str = "abs"
     whole: bool = False
     layout: LayoutOption = None
+    jobs: Jobs = None
 
 
 def diff(
@@ -479,7 +488,8 @@ def diff(
 
     left, right = (use_checkpoint(each, quiet=quiet or as_json) for each in (left, right))
     with show_progress("diff", quiet=quiet or as_json) as moving:
-        found = diff.diff(
+        compare = diff.diff if options.jobs is None else partial(diff.diff_in_processes, jobs=options.jobs)
+        found = compare(
             left,
             right,
             glob=options.glob,

@@ -281,7 +281,12 @@ def _apply_facts(
 def _loading_code(
     target: str, request: ConversionRequest, made: ConversionPlan, checkpoint: Checkpoint
 ) -> tuple[str, ...]:
-    """Return the code that loads the target; its names are the source's unless a layout renamed them."""
+    """Return the code that loads the target; its names are the source's unless a layout renamed them.
+
+    There is none for objects in a store: the formats' libraries load local files.
+    """
+    if urls.is_url(target):
+        return ()
     foreign = made.binding is None and format_framework(checkpoint.format) == "tensorflow"
     root = made.binding is None and not foreign and all(len(move.source) == 1 for move in made.moves)
     return format_loading_code(target, request.kind, made.tree, foreign=foreign, root=root)
@@ -442,7 +447,7 @@ class _TargetWriter:
             self.back.kept = self.plan.kept_tensors()
         outputs = self.back.outputs(self.target, lane)
         for output in outputs:
-            require_new(output.file, self.checkpoint.files, force=self.request.options.force)
+            require_new(output.file, self.checkpoint.files, force=self.request.options.force, in_store=True)
         return outputs
 
     def _receipt(self, written: Digest, found: Checkpoint) -> Sidecar:
@@ -543,7 +548,7 @@ class _TargetWriter:
             return []
         name, data = layout.statistics_beside(facts)
         file = os.path.join(os.path.dirname(self.target), name)
-        require_new(file, self.checkpoint.files, force=options.force)
+        require_new(file, self.checkpoint.files, force=options.force, in_store=True)
 
         def put(stream: IO[bytes]) -> None:
             stream.write(data)

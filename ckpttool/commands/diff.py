@@ -456,15 +456,15 @@ class CheckpointAlignment:
 
         Raise whatever reading raises.
         """
-        left, right = self.left[name], self.right[name]
-        if isinstance(left, Leaf) and isinstance(right, Leaf):
-            counts = self.by != "path" and _is_count(left) and _is_count(right)
-            return None if counts and _same_value(left, right, exact=False) else _tensors(name, left, right)
-        same = _same_value(left, right, exact=self.by == "path")
-        return None if same else ChangedEntry(name, left, right, None)
+        return _change((name, self.left[name], self.right[name], self.by))
 
-    def changes(self, progress: Progress = ignore_progress) -> Iterator[ChangedEntry]:
+    def changes(
+        self, progress: Progress = ignore_progress, jobs: int | None = None
+    ) -> Iterator[ChangedEntry]:
         """Read the names on both sides and yield the differences in the order of the left side."""
+        if jobs is not None:
+            yield from self._spread_changes(progress, jobs)
+            return
         total = sum(leaf.nbytes for name in self.both if isinstance(leaf := self.left[name], Leaf))
         done = 0
         for name in self.both:
@@ -474,6 +474,27 @@ class CheckpointAlignment:
                 progress(done, total)
             if change is not None:
                 yield change
+
+    def _spread_changes(self, progress: Progress, jobs: int) -> Iterator[ChangedEntry]:
+        from ckpttool.commands.processes import map_entries
+
+        pairs = [(name, self.left[name], self.right[name], self.by) for name in self.both]
+        entries = [(each, each[1].nbytes if isinstance(each[1], Leaf) else 0) for each in pairs]
+        for result in map_entries(_change, entries, self.checkpoints, jobs, progress):
+            if isinstance(result, CkpttoolError):
+                raise result
+            if result is not None:
+                yield result
+
+
+def _change(pair: tuple[str, Entry, Entry, By]) -> ChangedEntry | None:
+    """Return the difference of two entries with a name, None if they are equal."""
+    name, left, right, by = pair
+    if isinstance(left, Leaf) and isinstance(right, Leaf):
+        counts = by != "path" and _is_count(left) and _is_count(right)
+        return None if counts and _same_value(left, right, exact=False) else _tensors(name, left, right)
+    same = _same_value(left, right, exact=by == "path")
+    return None if same else ChangedEntry(name, left, right, None)
 
 
 def recognize_side(checkpoint: Checkpoint, layout: str | None = None) -> DiffSide:
@@ -945,8 +966,7 @@ def diff(
     (6, 0, False)
 
     """
-    if sort not in get_args(Sort):
-        raise UsageError(f"unknown sort key {sort!r}", hint=suggest_choice(sort, get_args(Sort)))
+    _require_sort(sort)
     if is_live(left) or is_live(right):
         found = align_live_model(left, right, glob=glob, by=by, layout=layout, part=part)
     elif part is not None or by == "model":
@@ -958,11 +978,36 @@ def diff(
     return compare_alignment(found, cast(Sort, sort), progress)
 
 
+def diff_in_processes(
+    left: str,
+    right: str,
+    jobs: int,
+    *,
+    glob: str | None = None,
+    by: str = AUTO,
+    sort: str = "abs",
+    layout: str | None = None,
+    progress: Progress = ignore_progress,
+) -> Diff:
+    """Compare two checkpoints as `diff` does; `jobs` processes read the tensors."""
+    _require_sort(sort)
+    sides = recognize_side(ensure_open(left), layout), recognize_side(ensure_open(right))
+    return compare_alignment(align_checkpoints(*sides, glob=glob, by=by), cast(Sort, sort), progress, jobs)
+
+
+def _require_sort(sort: str) -> None:
+    if sort not in get_args(Sort):
+        raise UsageError(f"unknown sort key {sort!r}", hint=suggest_choice(sort, get_args(Sort)))
+
+
 def compare_alignment(
-    found: CheckpointAlignment, sort: Sort = "abs", progress: Progress = ignore_progress
+    found: CheckpointAlignment,
+    sort: Sort = "abs",
+    progress: Progress = ignore_progress,
+    jobs: int | None = None,
 ) -> Diff:
     """Return the differences between aligned checkpoints; both are read, one tensor at a time."""
-    changed = tuple(found.changes(progress))
+    changed = tuple(found.changes(progress, jobs))
     notes = found.notes
     if found.by == "agent" and changed:
         notes = (*notes, "paths and indices refer to the canonical agent: dense kernels are [in, out]")

@@ -8,8 +8,8 @@ from dataclasses import replace
 from ckpttool.core import text
 from ckpttool.core.atomic_write import Progress, ignore_progress
 from ckpttool.core.deferred import NamedTuple
-from ckpttool.core.digests import Digest, digest_checkpoint
-from ckpttool.core.errors import FormatError, NotFoundError
+from ckpttool.core.digests import Digest, combine_digests, digest_checkpoint, hash_tensor
+from ckpttool.core.errors import CkpttoolError, FormatError, NotFoundError
 from ckpttool.core.text import compile_glob, no_match_error
 from ckpttool.formats.detect import open_checkpoint
 
@@ -35,16 +35,30 @@ def filter_digest(found: Digest, glob: str | None) -> Digest:
     return replace(found, tensors=kept)
 
 
-def digest(path: str, progress: Progress = ignore_progress) -> Digest:
+def digest(path: str, progress: Progress = ignore_progress, *, jobs: int | None = None) -> Digest:
     """Return all digests of the checkpoint at a path, reading every tensor once.
 
-    Raise ChecksumError if a checksum stored in the format does not match.
+    `jobs` is the number of processes that read them; None for this one. Raise ChecksumError if
+    a checksum stored in the format does not match.
 
     >>> import ckpttool
     >>> len(ckpttool.digest("sample_ckpts/td3_pendulum_torch/ckpt-15000.pt").sha256)
     64
     """
-    return digest_checkpoint(open_checkpoint(path), progress)
+    checkpoint = open_checkpoint(path)
+    if jobs is None:
+        return digest_checkpoint(checkpoint, progress)
+    from ckpttool.commands.processes import map_entries
+
+    tensors = list(checkpoint.tree.tensors())
+    entries = [(leaf, leaf.nbytes) for _, leaf in tensors]
+    hashes = {}
+    results = map_entries(hash_tensor, entries, (checkpoint,), jobs, progress)
+    for (at, _), sha256 in zip(tensors, results, strict=False):
+        if isinstance(sha256, CkpttoolError):
+            raise sha256.located(file=checkpoint.path, path=checkpoint.tree.names[at])
+        hashes[at] = sha256
+    return combine_digests(checkpoint, hashes)
 
 
 def compare_with_saved(found: Digest, saved_file: str) -> DigestComparison:

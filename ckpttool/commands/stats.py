@@ -565,9 +565,16 @@ class Stats:
 
 
 def stats(
-    path: str, glob: str | None = None, layout: str | None = None, progress: Progress = ignore_progress
+    path: str,
+    glob: str | None = None,
+    layout: str | None = None,
+    progress: Progress = ignore_progress,
+    *,
+    jobs: int | None = None,
 ) -> Stats:
-    """Read every tensor whose path matches `glob`, one at a time, verifying checksums.
+    """Read every tensor whose path matches `glob`, one at a time (in each of `jobs` processes).
+
+    Checksums are verified.
 
     Errors of opening and reading are raised with the tensor's path; UsageError if no path matches
     `glob`.
@@ -578,7 +585,7 @@ def stats(
     (True, -0.0631)
     """
     checkpoint = open_checkpoint(path)
-    return compute_stats(checkpoint, recognize_checkpoint(checkpoint, layout), glob, progress)
+    return compute_stats(checkpoint, recognize_checkpoint(checkpoint, layout), glob, progress, jobs=jobs)
 
 
 def compute_stats(
@@ -589,11 +596,12 @@ def compute_stats(
     seen: Callable[[Path, Leaf, Values], None] | None = None,
     *,
     histograms: bool = True,
+    jobs: int | None = None,
 ) -> Stats:
     """Return the stats of a checkpoint already listed, with its agent.
 
-    `seen` receives the values of every tensor: an array while it is in memory, or a streamed one. Without
-    `histograms` they are empty.
+    `seen` receives the values of every tensor: an array while it is in memory, or a streamed one, and is
+    for one process. Without `histograms` they are empty.
     """
     tree = checkpoint.tree
     keep = compile_glob(glob)
@@ -602,6 +610,11 @@ def compute_stats(
         raise no_match_error(glob, [tree.names[at] for at, _ in tree.tensors()], checkpoint.path)
     total, done = sum(leaf.nbytes for _, leaf in chosen), 0
     found, left_out = [], []
+    if jobs is not None:
+        left_out = [tree.names[at] for at, leaf in chosen if leaf.dtype == "string"]
+        chosen = [(at, leaf) for at, leaf in chosen if leaf.dtype != "string"]
+        found = _spread_stats(checkpoint, chosen, jobs, progress, histograms=histograms)
+        chosen = []
     for at, leaf in chosen:
         if leaf.dtype == "string":
             left_out.append(tree.names[at])
@@ -623,6 +636,33 @@ def compute_stats(
         tuple(_modules(found)),
         tuple(left_out),
     )
+
+
+def _spread_stats(
+    checkpoint: Checkpoint,
+    chosen: list[tuple[Path, Leaf]],
+    jobs: int,
+    progress: Progress,
+    *,
+    histograms: bool,
+) -> list[TensorStats]:
+    """Return the stats of numeric tensors, computed in several processes."""
+    from ckpttool.commands.processes import map_entries
+
+    names = checkpoint.tree.names
+    entries = [((names[at], at, leaf, histograms), leaf.nbytes) for at, leaf in chosen]
+    found = []
+    results = map_entries(_entry_stats, entries, (checkpoint,), jobs, progress)
+    for (at, _), result in zip(chosen, results, strict=False):
+        if isinstance(result, CkpttoolError):
+            raise result.located(file=checkpoint.path, path=names[at])
+        found.append(result)
+    return found
+
+
+def _entry_stats(entry: tuple[str, Path, Leaf, bool]) -> TensorStats:
+    name, path, leaf, counted = entry
+    return tensor_stats(name, path, leaf, leaf.values(), counted=counted)
 
 
 def tensor_stats(name: str, path: Path, leaf: Leaf, array: Values, *, counted: bool = True) -> TensorStats:

@@ -13,7 +13,7 @@ from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.deferred import dataclass
 from ckpttool.core.digests import SHARED, Digest, TeeSource, combine_digests, hash_tensor, map_tensors
 from ckpttool.core.errors import CkpttoolError, FormatError
-from ckpttool.core.source import Buffer, Source, crc32c, iter_pieces
+from ckpttool.core.source import Buffer, Source, Span, crc32c, iter_pieces
 from ckpttool.core.tree import Leaf, Path, Tree, display
 
 _MANY = 64 << 20
@@ -77,6 +77,26 @@ class LeafChecksums:
                 raise _readback_error(path)
         return hashes
 
+    def sent_tensors(
+        self, leaves: Mapping[Path, Leaf], has_bytes: Callable[[int, int, int], bool]
+    ) -> dict[Path, str]:
+        """Compare what was sent to a store; return the SHA-256 of each tensor.
+
+        `leaves` are the tensors of the new object, `has_bytes(offset, length, crc)` returns whether bytes of
+        this CRC-32C were written there. Only a tensor in another form is read back.
+        """
+        self._lane.wait()
+        hashes = {}
+        for path, leaf in leaves.items():
+            span = leaf.source if isinstance(leaf.source, Span) else getattr(leaf.source, "base", None)
+            if isinstance(span, Span) and path in self._crc:
+                if not has_bytes(span.offset, span.length, self._crc[path]):
+                    raise _readback_error(path)
+                hashes[path] = self._hashed(path)
+            else:
+                hashes[path] = self._again(path, leaf)
+        return hashes
+
     @property
     def crc32c(self) -> Mapping[Path, int]:
         """The checksum of each tensor that was read whole."""
@@ -87,6 +107,9 @@ class LeafChecksums:
             return hash_tensor(leaf)
         if checksum_tensor(leaf) != self._crc[path]:
             raise _readback_error(path)
+        return self._hashed(path)
+
+    def _hashed(self, path: Path) -> str:
         return self._same[path].sha256() if path in self._same else self._sha256[path]
 
     def _note(self, path: Path, data: Buffer) -> None:

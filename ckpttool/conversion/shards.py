@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import io
 import json
 import os
 import shlex
@@ -30,12 +31,14 @@ from ckpttool.core.atomic_write import (
     require_free_space,
     require_new,
 )
-from ckpttool.core.checkpoint import Checkpoint
+from ckpttool.core.checkpoint import Checkpoint, keep_network_reads
 from ckpttool.core.deferred import NamedTuple
-from ckpttool.core.digests import DigestRecorder
+from ckpttool.core.digests import Digest, DigestRecorder, combine_digests
 from ckpttool.core.dtypes import np
 from ckpttool.core.errors import CkpttoolError, FormatError, TargetExistsError, UsageError, WorkerError
+from ckpttool.core.filesystem import WritableStore
 from ckpttool.core.search_paths import change_directory
+from ckpttool.core.sidecar import Sidecar, sidecar_path
 from ckpttool.core.source import File
 from ckpttool.core.tree import Leaf, Path, Tree, ValueLeaf, display
 from ckpttool.formats.plain_json import decode_path, encode_path
@@ -83,17 +86,20 @@ class ShardRecord(NamedTuple):
     """What is known of a complete shard.
 
     `indexed` is what the index records about it, `tensors` the CRC-32C and SHA-256 of its tensors in the
-    shard's order, `read` the SHA-256 of the source's tensors that were read for it.
+    shard's order, `read` the SHA-256 of the source's tensors that were read for it, `stored` the identity of
+    an object (filesystem.FileStat).
     """
 
     indexed: Any
     tensors: list[tuple[int, str]]
     read: Mapping[Path, str]
+    stored: Sequence[int] = ()
 
     def encode(self) -> bytes:
         """Return the record as JSON."""
         read = [[encode_path(path), sha256] for path, sha256 in self.read.items()]
-        return json.dumps({"indexed": self.indexed, "tensors": self.tensors, "read": read}).encode()
+        document = {"indexed": self.indexed, "tensors": self.tensors, "read": read, "stored": self.stored}
+        return json.dumps(document).encode()
 
     @classmethod
     def parse(cls, file: str) -> ShardRecord:
@@ -102,7 +108,7 @@ class ShardRecord(NamedTuple):
         try:
             tensors = [(int(crc), str(sha256)) for crc, sha256 in document["tensors"]]
             read = {decode_path(path, {}): str(sha256) for path, sha256 in document["read"]}
-            return cls(document["indexed"], tensors, read)
+            return cls(document["indexed"], tensors, read, tuple(document["stored"]))
         except (KeyError, TypeError, ValueError) as error:
             raise FormatError("the record of a shard is damaged", file=file) from error
 
@@ -143,18 +149,30 @@ def working_folder(write: ShardedWrite) -> Iterator[str]:
 def _enter_journal(folder: str, write: ShardedWrite) -> None:
     """Write the journal, or compare it with this conversion; remove what no record covers."""
     journal = os.path.join(folder, _JOURNAL)
-    own = _describe_conversion(write)
-    known = text.load_json(journal, "the journal") if os.path.isfile(journal) else own
+    own = _require_same_conversion(journal, write)
+    _write_small(journal, json.dumps(own).encode(), sync=write.how.sync)
+    for top, _, names in os.walk(folder):
+        remove_files(os.path.join(top, name) for name in names if is_hidden_name(name))
+
+
+def _require_same_conversion(journal: str, write: ShardedWrite) -> Mapping[str, Any]:
+    """Return what the journal states of this conversion; raise UsageError if it is of another one."""
+    own, folder = _describe_conversion(write), os.path.dirname(journal)
+    known = text.load_json(journal, "the journal") if filesystem.isfile(journal) else own
     for what, value in own.items():
         if known.get(what) != value:
             raise UsageError(
                 f"an unfinished conversion to this target had another {what}",
                 file=folder,
-                hint=f"repeat that conversion to complete it, or begin anew: rm -r {shlex.quote(folder)}",
+                hint=f"repeat that conversion to complete it, or {_begin_anew(folder)}",
             )
-    _write_small(journal, json.dumps(own).encode(), sync=write.how.sync)
-    for top, _, names in os.walk(folder):
-        remove_files(os.path.join(top, name) for name in names if is_hidden_name(name))
+    return own
+
+
+def _begin_anew(folder: str) -> str:
+    if filesystem.find_store(folder) is not None:
+        return "begin anew under another name"
+    return f"begin anew: rm -r {shlex.quote(folder)}"
 
 
 def _describe_conversion(write: ShardedWrite) -> dict[str, Any]:
@@ -173,7 +191,7 @@ def _describe_conversion(write: ShardedWrite) -> dict[str, Any]:
     return {
         "version of ckpttool": __version__,
         "format": write.writer.NAME,
-        "source": [[os.path.abspath(file.path), *file[1:]] for file in write.how.sources],
+        "source": [[filesystem.abspath(file.path), *file[1:]] for file in write.how.sources],
         "plan": plan.hexdigest(),
     }
 
@@ -182,7 +200,10 @@ def _describe_conversion(write: ShardedWrite) -> dict[str, Any]:
 
 
 class ShardTask(NamedTuple):
-    """A shard to be completed as `file`; picklable. Paths of the source are relative to `directory`."""
+    """A shard to be completed as `file`; picklable. Paths of the source are relative to `directory`.
+
+    An object has its record elsewhere. `urls` are the remote locations that the process mounts.
+    """
 
     shard: Shard
     tree: Tree
@@ -192,6 +213,8 @@ class ShardTask(NamedTuple):
     sync: bool
     limits: limits.Limits
     directory: str
+    record: str
+    urls: tuple[str, ...] = ()
 
     @property
     def nbytes(self) -> int:
@@ -201,23 +224,34 @@ class ShardTask(NamedTuple):
     def run(self) -> ShardRecord | CkpttoolError:
         """Complete the shard in a separate process; return the error that prevented it."""
         with change_directory(self.directory), limits.using(self.limits), WorkerThread() as lane:
+            _bound_memory()
+            for each in self.urls:
+                filesystem.resolve_path(each)
             if self.recorder is not None:
                 self.recorder.attach(lane)
             try:
                 return self.complete(lane)
             except CkpttoolError as error:
                 return error
+            except MemoryError:
+                return limits.limit_error("worker_bytes", "a process needs more memory", None, file=self.file)
 
     def complete(self, lane: WorkerThread, progress: Progress = ignore_progress) -> ShardRecord:
         """Return the record of the shard, which is written unless it is complete."""
         return self._intact() or self._write(lane, progress)
 
+    def is_recorded(self) -> bool:
+        """Return whether the shard is complete, in the folder of a conversion that is running."""
+        return _look_anew(self.record)
+
     def _intact(self) -> ShardRecord | None:
         """Return the record of a shard that an earlier run completed, if its tensors still match it."""
-        if not os.path.isfile(self.file) or not os.path.isfile(self.file + _RECORD):
+        if not filesystem.isfile(self.file) or not filesystem.isfile(self.record):
             return None
         try:
-            record = ShardRecord.parse(self.file + _RECORD)
+            record = ShardRecord.parse(self.record)
+            if filesystem.find_store(self.file) is not None:
+                return record if tuple(record.stored) == filesystem.stat_file(self.file) else None
             leaves = self._read(self.file, record.indexed)
             checksums = [checksum_tensor(leaves[path]) for path in self.shard.paths]
         except CkpttoolError:
@@ -232,12 +266,15 @@ class ShardTask(NamedTuple):
         return leaves
 
     def _write(self, lane: WorkerThread, progress: Progress) -> ShardRecord:
+        store = filesystem.find_store(self.file)
+        if store is not None:
+            return self._upload(cast(WritableStore, store), lane, progress)
         temporary = hidden_path(self.file, TEMPORARY, os.urandom(6).hex())
         try:
             record = self._fill(temporary, lane, progress)
-            remove_files([self.file + _RECORD])
+            remove_files([self.record])
             filesystem.rename(temporary, self.file, replace=True)
-            _write_small(self.file + _RECORD, record.encode(), sync=self.sync)
+            _write_small(self.record, record.encode(), sync=self.sync)
         except OSError as error:
             outputs = (Output(self.file, _write_nothing, nbytes=self.nbytes),)
             raise describe_os_error(error, self.file, outputs, (temporary,)) from error
@@ -254,6 +291,43 @@ class ShardTask(NamedTuple):
         sha256 = checksums.compared_tensors(written)
         tensors = [(checksums.crc32c[path], sha256[path]) for path in self.shard.paths]
         return ShardRecord(indexed, tensors, {} if self.recorder is None else self.recorder.take())
+
+    def _upload(self, store: WritableStore, lane: WorkerThread, progress: Progress) -> ShardRecord:
+        """Write the object; compare what was sent, and the store has confirmed, with the source."""
+        checksums = LeafChecksums(lane)
+        with store.upload(self.file, self.nbytes) as stream:
+            indexed = self.shard.write(checksums.watch(self.tree, progress), cast(IO[bytes], stream))
+        # The store's copy has the bytes that were sent; its header states where the tensors are.
+        leaves = self._read(self.file, indexed)
+        sha256 = checksums.sent_tensors({path: leaves[path] for path in self.shard.paths}, stream.has_bytes)
+        tensors = [(checksums.crc32c[path], sha256[path]) for path in self.shard.paths]
+        read = {} if self.recorder is None else self.recorder.take()
+        record = ShardRecord(indexed, tensors, read, filesystem.stat_file(self.file))
+        put_object(store, self.record, record.encode())
+        return record
+
+
+def _bound_memory() -> None:
+    """Limit the private memory of this process, except on Windows."""
+    with contextlib.suppress(ImportError):
+        import resource
+
+        nbytes, (_, most) = limits.current().worker_bytes, resource.getrlimit(resource.RLIMIT_DATA)
+        if most == resource.RLIM_INFINITY or nbytes < most:
+            resource.setrlimit(resource.RLIMIT_DATA, (nbytes, most))
+
+
+def _look_anew(place: str) -> bool:
+    """Return whether a file that another process may have written is there now."""
+    with filesystem.read_session() as session:
+        session.found.pop(place, None)
+        return filesystem.isfile(place)
+
+
+def put_object(store: WritableStore, place: str, data: bytes) -> None:
+    """Write a small object."""
+    with store.upload(place, len(data)) as stream:
+        stream.write(data)
 
 
 def _write_small(file: str, data: bytes, *, sync: bool) -> None:
@@ -285,21 +359,33 @@ def complete_shards(
     require_free_space([Output(task.file, _write_nothing, nbytes=task.nbytes) for task in left])
     for parent in {os.path.dirname(task.file) for task in tasks}:
         os.makedirs(parent, exist_ok=True)
-    run = (
-        _run_here(write, tasks, lane)
-        if (write.how.jobs, write.how.ray) == (None, None)
-        else _spread(write, tasks, folder)
-    )
-    records = list(run)
-    if write.how.recorder is not None:
-        for record in records:
-            write.how.recorder.learn(record.read)
+    records = _run(write, tasks, lane, partial(_shard_bytes, folder))
     listed = write.plan.finish([record.indexed for record in records])
     index = next(each for each in listed if each.indexes)
     remove_files([base + index.suffix])
     with WorkerThread() as disk, create_file(base + index.suffix, disk if write.how.sync else None) as stream:
         index.write(stream)
     name = os.path.join(folder, os.path.basename(write.target))
+    checkpoint, hashes = _read_index(write, name, tasks, records)
+    return checkpoint, hashes, list(_outputs(write, base, listed))
+
+
+def _run(
+    write: ShardedWrite, tasks: Sequence[ShardTask], lane: WorkerThread, filled: Callable[[], int]
+) -> list[ShardRecord]:
+    """Complete all shards; `filled` returns the bytes that other processes have written so far."""
+    here = (write.how.jobs, write.how.ray) == (None, None)
+    records = list(_run_here(write, tasks, lane) if here else _spread(write, tasks, filled))
+    if write.how.recorder is not None:
+        for record in records:
+            write.how.recorder.learn(record.read)
+    return records
+
+
+def _read_index(
+    write: ShardedWrite, name: str, tasks: Sequence[ShardTask], records: Sequence[ShardRecord]
+) -> tuple[Checkpoint, dict[Path, str]]:
+    """Return the complete checkpoint and the SHA-256 of its tensors; raise FormatError for a wrong index."""
     checkpoint = write.writer.read(write.writer.claims(Probe(name)) or name)
     hashes: dict[Path, str] = {}
     for task, record in zip(tasks, records, strict=True):
@@ -308,14 +394,25 @@ def complete_shards(
         hashes |= {path: sha256 for path, (_, sha256) in zip(task.shard.paths, record.tensors, strict=True)}
     if hashes.keys() != {path for path, _ in checkpoint.tree.tensors()}:
         raise FormatError("the index does not list the tensors of the shards", file=write.target)
-    return checkpoint, hashes, list(_outputs(write, base, listed))
+    return checkpoint, hashes
 
 
 def _task(write: ShardedWrite, shard: Shard, file: str) -> ShardTask:
     tree = Tree({path: write.stored[path] for path in shard.paths})
     how = write.how
+    mounted = tuple(each.path for each in how.sources if filesystem.find_store(each.path) is not None)
+    directory, record = os.getcwd(), file + _RECORD
     return ShardTask(
-        shard, tree, write.plan.leaves, file, how.recorder, how.sync, limits.current(), os.getcwd()
+        shard,
+        tree,
+        write.plan.leaves,
+        file,
+        how.recorder,
+        how.sync,
+        limits.current(),
+        directory,
+        record,
+        mounted,
     )
 
 
@@ -342,13 +439,15 @@ def _report_within(
     progress(before + done, total, steps)
 
 
-def _spread(write: ShardedWrite, tasks: Sequence[ShardTask], folder: str) -> Iterator[ShardRecord]:
+def _spread(
+    write: ShardedWrite, tasks: Sequence[ShardTask], filled: Callable[[], int]
+) -> Iterator[ShardRecord]:
     """Yield the records of all shards; where a process ended twice, complete the others first."""
     from ckpttool.evaluation import scheduling  # the pool needs modules that no other conversion needs
 
     lost: WorkerError | None = None
     total = sum(task.nbytes for task in tasks)
-    with _watch_growth(folder, total, write.how.progress):
+    with _watch_growth(filled, total, write.how.progress):
         jobs, ray = write.how.jobs, write.how.ray
         results = (
             scheduling.map_in_processes(ShardTask.run, tasks, jobs or 1)
@@ -368,8 +467,8 @@ def _spread(write: ShardedWrite, tasks: Sequence[ShardTask], folder: str) -> Ite
 
 
 @contextlib.contextmanager
-def _watch_growth(folder: str, total: int, progress: Progress) -> Iterator[None]:
-    """Report the size of the shards in the folder, which other processes write, until the block ends."""
+def _watch_growth(filled: Callable[[], int], total: int, progress: Progress) -> Iterator[None]:
+    """Report how many bytes other processes have written, until the block ends."""
     if progress is ignore_progress:
         yield
         return
@@ -377,7 +476,7 @@ def _watch_growth(folder: str, total: int, progress: Progress) -> Iterator[None]
 
     def watch() -> None:
         while not ended.wait(_SECONDS):
-            progress(min(total, _shard_bytes(folder)), total)
+            progress(min(total, filled()), total)
 
     thread = threading.Thread(target=watch, name="ckpttool-progress")
     thread.start()
@@ -396,6 +495,71 @@ def _shard_bytes(folder: str) -> int:
         with contextlib.suppress(OSError):
             nbytes += os.path.getsize(file)
     return nbytes
+
+
+# The same in an object store. An object has its name when all of its bytes have arrived, so each shard is
+# written under its own name; the index, written last, makes the whole valid. The working folder contains
+# the journal and the records. No object of another conversion is replaced.
+
+
+def write_objects(
+    write: ShardedWrite,
+    lane: WorkerThread,
+    others: Sequence[Output],
+    receipt: Callable[[Digest, Checkpoint], Sidecar] | None,
+) -> Digest:
+    """Write all shards, the `others`, the index and the sidecar that `receipt` returns; return the digest.
+
+    Raise UsageError or TargetExistsError as `working_folder` does.
+    """
+    store = cast(WritableStore, filesystem.find_store(write.target))
+    folder = hidden_path(write.target, TEMPORARY, _FOLDER)
+    tasks = []
+    for shard in write.plan.shards:
+        record = os.path.join(folder, os.path.basename(write.base) + shard.suffix + _RECORD)
+        tasks.append(_task(write, shard, write.base + shard.suffix)._replace(record=record))
+    sidecar = sidecar_path(write.target)
+    _enter_object_journal(store, folder, write, [*others, Output(sidecar, _write_nothing)])
+    records = _run(write, tasks, lane, lambda: sum(task.nbytes for task in tasks if task.is_recorded()))
+    for source in write.how.sources:
+        source.require_unchanged()
+    index = next(each for each in write.plan.finish([each.indexed for each in records]) if each.indexes)
+    for file, fill in ((each.file, each.write) for each in others):
+        put_object(store, file, _filled(fill))
+    put_object(store, write.base + index.suffix, _filled(index.write))
+    try:
+        checkpoint, hashes = _read_index(write, write.target, tasks, records)
+        digest = combine_digests(checkpoint, hashes)
+        if receipt is not None:
+            put_object(store, sidecar, receipt(digest, keep_network_reads(checkpoint)).encode())
+    except BaseException:
+        store.remove(write.base + index.suffix)  # without it, the shards are no checkpoint
+        raise
+    for place in (*(task.record for task in tasks), os.path.join(folder, _JOURNAL)):
+        store.remove(place)
+    return digest
+
+
+def _enter_object_journal(
+    store: WritableStore, folder: str, write: ShardedWrite, others: Sequence[Output]
+) -> None:
+    """Write the journal, or compare it with this conversion; without one, no file of the target may exist."""
+    journal = os.path.join(folder, _JOURNAL)
+    if filesystem.isfile(journal):
+        _require_same_conversion(journal, write)
+        return
+    suffixes = [*(shard.suffix for shard in write.plan.shards), write.plan.index_suffix]
+    for file in (*(write.base + suffix for suffix in suffixes), *(each.file for each in others)):
+        if filesystem.path_kind(file) != "missing":
+            raise TargetExistsError("the target already exists", file=file, hint="choose another name")
+    put_object(store, journal, json.dumps(_describe_conversion(write)).encode())
+
+
+def _filled(fill: Callable[[IO[bytes]], None]) -> bytes:
+    """Return the content of a small file."""
+    stream = io.BytesIO()
+    fill(stream)
+    return stream.getvalue()
 
 
 def _outputs(write: ShardedWrite, base: str, listed: Sequence[OutputFile]) -> Iterator[Output]:

@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from ckpttool.core import deferred
+from ckpttool.core import deferred, urls
 from ckpttool.core.deferred import NamedTuple
 from ckpttool.core.errors import UsageError
 
@@ -233,7 +233,7 @@ def target_stem(target: str, kind: TargetKind) -> str:
     if kind.state:
         return target.removesuffix(_INDEX)
     if kind.folder:
-        return os.path.normpath(target)
+        return target.rstrip("/") if urls.is_url(target) else os.path.normpath(target)
     if kind.format == "sharded":
         target = target.removesuffix(_INDEX_JSON).removesuffix(_SAFETENSORS)
     return target.removesuffix(kind.ending) + kind.ending

@@ -12,7 +12,7 @@ from ckpttool.conversion import targets
 from ckpttool.conversion.readback import LeafChecksums
 from ckpttool.conversion.state_file import state_file_output
 from ckpttool.conversion.targets import TargetKind
-from ckpttool.core import plugins, sidecar
+from ckpttool.core import plugins, sidecar, urls
 from ckpttool.core.atomic_write import (
     Output,
     Progress,
@@ -38,6 +38,15 @@ def require_writable_target(
     target: str, kind: TargetKind, sources: tuple[File, ...] = (), *, force: bool = False
 ) -> None:
     """Raise unless `target` may be written; the prefix of an existing checkpoint counts as taken."""
+    if urls.is_url(target):
+        require_new(target, force=force, in_store=True)
+        if kind.sharded is None or kind.state:
+            raise UsageError(
+                "objects are written in shards of safetensors or of a distributed checkpoint",
+                file=target,
+                hint="use --to safetensors --shard-size 5GB, or --to dcp",
+            )
+        return  # what exists is compared with the journal of an interrupted conversion
     if kind.prefix:
         _require_prefix(target)
     if kind.folder and os.path.lexists(target):
@@ -70,7 +79,7 @@ def require_writable_target(
 def require_new_target(target: str, kind: TargetKind, checkpoint: Checkpoint, *, force: bool) -> None:
     """Raise unless a conversion's target and its sidecar may be written."""
     require_writable_target(target, kind, checkpoint.files, force=force)
-    require_new(sidecar.sidecar_path(target), checkpoint.files, force=force)
+    require_new(sidecar.sidecar_path(target), checkpoint.files, force=force, in_store=True)
 
 
 def _require_prefix(target: str) -> None:
@@ -196,6 +205,10 @@ def write_checkpoint(
             base = target.removesuffix(kind.ending)
             plan = shards.plan_shards(writer, stored, base, {**options, **between, **kind.sharded})
             write = shards.ShardedWrite(writer, plan, stored, target, base, how)
+            if urls.is_url(target):
+                beside = [] if others is None else others(stored_paths(tree, stored), lane)
+
+                return shards.write_objects(write, lane, beside, receipt)
             folder = opened.enter_context(shards.working_folder(write))
             checkpoint, hashes, outputs = shards.complete_shards(write, folder, lane)
             result.append((combine_digests(checkpoint, hashes), keep_network_reads(checkpoint)))

@@ -316,7 +316,7 @@ def is_hidden_name(name: str) -> bool:
 
 def hidden_path(file: str, mark: str, end: str) -> str:
     """Return a hidden name in the file's folder that identifies the file it belongs to."""
-    folder, name = os.path.split(os.path.abspath(file))
+    folder, name = os.path.split(filesystem.abspath(file))
     # Windows counts characters, and its encoding cannot represent half of one.
     short = name[:_LONGEST] if filesystem.WINDOWS else os.fsdecode(os.fsencode(name)[:_LONGEST])
     return os.path.join(folder, f".{short}{mark}{end}")
@@ -880,12 +880,15 @@ def require_new(
     *,
     force: bool = False,
     hint: str = "use --force to replace it",
+    in_store: bool = False,
 ) -> None:
-    """Raise unless `target` may be written: it is not a source, and does not exist unless `force`."""
+    """Raise unless `target` may be written: it is not a source, and does not exist unless `force`.
+
+    A URL may be, if the caller writes objects (`in_store`), whatever exists there.
+    """
     if urls.is_url(target):
-        raise UsageError(
-            "cannot write to a URL", file=target, hint="write to a local path and upload the result"
-        )
+        _require_writable_store(target, force=force, in_store=in_store)
+        return
     folder = os.path.dirname(os.path.abspath(target))
     if not os.path.isdir(folder):
         raise UsageError(
@@ -905,6 +908,21 @@ def require_new(
         raise TargetExistsError("the target is a folder", file=target, hint=hint)
     if not force:
         raise TargetExistsError("the target already exists", file=target, hint=hint)
+
+
+def _require_writable_store(target: str, *, force: bool, in_store: bool) -> None:
+    """Raise UsageError unless objects can be written at a URL, and are."""
+    if not in_store:
+        hint = "write to a local path and upload the result"
+        raise UsageError("cannot write this to a URL", file=target, hint=hint)
+    store = filesystem.find_store(filesystem.resolve_path(target))
+    if not hasattr(getattr(store, "server", None), "upload"):
+        hint = "use s3:// or gs://, or write to a local path and upload the result"
+        raise UsageError("cannot write to this URL", file=target, hint=hint)
+    if force:
+        raise UsageError(
+            "objects are never replaced", file=target, hint="choose another name, without --force"
+        )
 
 
 def write_atomically(

@@ -57,6 +57,7 @@ class Limits:
     expanded_ratio: int = _limit(1000, "full to stored size above expanded_bytes")
     folder_depth: int = _limit(20, "nested folders in a checkpoint")
     folder_files: int = _limit(10_000, "files in a searched folder")
+    worker_bytes: int = _limit(1 << 40, "memory of a process that writes shards")
     fetched_bytes: int = _limit(512 * _MB, "size of a remote file fetched as a whole")
     checked_files: int = _limit(200_000, "files that one check inspects")
     fetch_seconds: int = _limit(60, "seconds without progress from a server")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import functools
 import hashlib
@@ -13,7 +14,8 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Coroutine, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
-from typing import Any, Protocol, TypeVar
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 from urllib.parse import unquote
 
 from ckpttool.core import atomic_write, filesystem, limits, urls
@@ -27,6 +29,9 @@ from ckpttool.core.errors import (
 from ckpttool.core.filesystem import FileStat, LocalCopyCache, StoreEntry
 from ckpttool.core.plugins import STORES
 from ckpttool.core.text import format_size
+
+if TYPE_CHECKING:
+    from ckpttool.core.remote_uploads import Upload, UploadStream
 
 # Remote locations that are read in parts: web servers and object stores.
 #
@@ -365,6 +370,22 @@ class RemoteServer(Protocol):
         ...
 
 
+class WritableServer(RemoteServer, Protocol):
+    """A server to which objects can be written."""
+
+    def upload(self, place: str) -> Upload:
+        """Return a new upload of an object; no request is sent yet."""
+        ...
+
+    async def remove(self, place: str) -> None:
+        """Remove an object, which may be missing."""
+        ...
+
+    def explain_write(self, place: str) -> AbstractContextManager[None]:
+        """Translate the library's exceptions while it writes."""
+        ...
+
+
 class CachingStore:
     """A store in front of a server (filesystem.Store)."""
 
@@ -449,6 +470,38 @@ class CachingStore:
         )
         read = functools.partial(self._part, place, seen)
         return self._copies.descriptor(place, seen, (offset, length), read, note)
+
+    @contextlib.contextmanager
+    def upload(self, place: str, nbytes: int) -> Iterator[UploadStream]:
+        """Yield a stream that fills an object, which is visible when the block ends without an error."""
+        from ckpttool.core.remote_uploads import open_upload
+
+        server = cast(WritableServer, self.server)
+        run = functools.partial(self._write, server, place)
+        with open_upload(server.upload(place), place, nbytes, run) as stream:
+            yield stream
+        self._forget(place)
+
+    def remove(self, place: str) -> None:
+        """Remove an object, which may be missing."""
+        server = cast(WritableServer, self.server)
+        self._write(server, place, functools.partial(server.remove, place))
+        self._forget(place)
+
+    def _write(self, server: WritableServer, place: str, job: Job[Result]) -> Result:
+        async def translated() -> Result:
+            with server.explain_write(place):
+                return await job()
+
+        return self.allowance.run(place, 0, translated)
+
+    def _forget(self, place: str) -> None:
+        """Look anew at an object that this session has written, and at the folders that it is in."""
+        known, folder = filesystem.current_session(), place
+        while folder.count("/") > 2:
+            for answers in (known.found, known.refused, known.names):
+                answers.pop(folder, None)
+            folder = os.path.dirname(folder)
 
 
 def version_tag(version: str) -> int:

@@ -34,6 +34,7 @@ from ckpttool.core.deferred import NamedTuple
 from ckpttool.core.errors import (
     ChangedError,
     CkpttoolError,
+    DeadlineError,
     MissingExtraError,
     NotFoundError,
     TruncatedError,
@@ -41,6 +42,7 @@ from ckpttool.core.errors import (
 )
 from ckpttool.core.filesystem import FileStat, LocalCopyCache, ScratchFile, StoreEntry, require_fetchable
 from ckpttool.core.remote import HEAD, PERMITS_NOT, CachingStore, WaitBudget, version_tag
+from ckpttool.core.remote_uploads import GSUpload, S3Upload
 from ckpttool.core.text import format_size
 
 # Allowed redirect targets: the host that the user named, and the public internet.
@@ -677,6 +679,28 @@ class ObjectStore:
         require_same_version(place, seen, stat_from_info(await self.info(place)))
         return data
 
+    async def remove(self, place: str) -> None:
+        """Remove an object, which may be missing."""
+        with contextlib.suppress(FileNotFoundError):
+            await self.call("rm_file", place)
+
+    @contextlib.contextmanager
+    def explain_write(self, place: str) -> Iterator[None]:
+        """Translate a library's exceptions while it writes."""
+        try:
+            with self._explained(place):
+                yield
+        except (FileNotFoundError, NotADirectoryError) as error:
+            reason = "no such bucket, or another program has ended the upload"
+            raise NotFoundError(reason, file=place) from error
+        except NotFoundError as error:
+            cause = error.__cause__
+            denied = isinstance(cause, PermissionError) or "Credentials" in type(cause).__name__
+            words = "the store denies write access" if denied else "cannot write to the store"
+            if cause is None or isinstance(error, DeadlineError):
+                raise
+            raise NotFoundError(words, file=place, found=type(cause).__name__) from cause
+
     async def call(self, name: str, *arguments: Any, **options: Any) -> Any:
         """Call a method of the library, which has an underscore prefix where it is a coroutine."""
         if self.system.async_impl:
@@ -792,6 +816,10 @@ class GS(VersionedStore):
         """Return the error; a Forbidden response is denied access (gcsfs/retry.py, validate_response)."""
         return super().explain(PermissionError() if str(error).startswith("Forbidden") else error, place)
 
+    def upload(self, place: str) -> GSUpload:
+        """Return a resumable upload."""
+        return GSUpload(self.system, place)
+
     async def listed(self, place: str, most: int) -> Iterable[str]:
         """Return full names, at most the requested number."""
         found: list[str] = await self.call("ls", place, detail=False, max_results=most)
@@ -881,6 +909,10 @@ class S3(VersionedStore):
         self._anonymous = True
         self.system = self.open_system("s3")
         return await super().look(place)
+
+    def upload(self, place: str) -> S3Upload:
+        """Return a multipart upload."""
+        return S3Upload(self.system, place)
 
     async def listed(self, place: str, most: int) -> Iterable[str]:
         """Return full names, one page per request."""

@@ -1,0 +1,343 @@
+"""Targets in object stores, in moto's S3 and in fake-gcs-server: both are programs of other people."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import socket
+import subprocess
+import time
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.request import Request, urlopen
+
+import google_crc32c
+import numpy as np
+import pytest
+
+from ckpttool.commands.convert import convert
+from ckpttool.core import ChangedError, CkpttoolError, FormatError, TargetExistsError, UsageError, filesystem
+from ckpttool.core.digests import digest_checkpoint
+from ckpttool.formats import open_checkpoint
+from tests.conftest import TORCH_SAMPLE, in_process
+from tests.web_server import s3_settings
+
+pytest.importorskip("fsspec", reason="the extra `remote` is not installed")
+pytest.importorskip("aiohttp", reason="the extra `remote` is not installed")
+
+STORES = {
+    "s3": ("moto_server", "s3fs", "-H 127.0.0.1 -p {port}"),
+    "gs": (
+        "fake-gcs-server",
+        "gcsfs",
+        "-scheme http -host 127.0.0.1 -port {port} -backend memory "
+        "-public-host 127.0.0.1:{port} -external-url http://127.0.0.1:{port}",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def servers() -> Iterator[dict[str, str]]:
+    """The addresses of the servers that are installed, each started once."""
+    with Programs() as stack:
+        yield {scheme: stack.start(scheme) for scheme in STORES if shutil.which(STORES[scheme][0])}
+
+
+class Programs:
+    """Programs that end with the block."""
+
+    def __enter__(self) -> Programs:
+        self.programs: list[subprocess.Popen[bytes]] = []
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for program in self.programs:
+            program.kill()
+            program.wait()
+
+    def start(self, scheme: str) -> str:
+        """Start the server of a scheme with an empty bucket; return its address."""
+        name, _, words = STORES[scheme]
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        command = [name, *words.format(port=port).split()]
+        self.programs.append(
+            subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, close_fds=True)
+        )
+        url = f"http://127.0.0.1:{port}"
+        for _ in range(600):
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", port)) == 0:
+                    break
+            time.sleep(0.05)
+        if scheme == "s3":
+            urlopen(Request(f"{url}/bucket", method="PUT")).close()
+        else:
+            body = Request(f"{url}/storage/v1/b", b'{"name": "bucket"}', {"Content-Type": "application/json"})
+            urlopen(body).close()
+        return url
+
+
+@pytest.fixture(params=STORES)
+def store(
+    request: pytest.FixtureRequest, servers: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> str:
+    """A URL below which nothing is stored."""
+    scheme: str = request.param
+    pytest.importorskip(STORES[scheme][1], reason=f"the extra `{scheme}` is not installed")
+    if scheme not in servers:
+        pytest.skip(f"{STORES[scheme][0]} is not installed")
+    settings = {**s3_settings(servers[scheme]), "NO_PROXY": "127.0.0.1"}
+    if scheme == "gs":
+        settings["STORAGE_EMULATOR_HOST"] = servers[scheme]
+    for name, value in settings.items():
+        monkeypatch.setenv(name, value)
+    from ckpttool.core import remote_sites
+
+    monkeypatch.setattr(filesystem, "_MOUNTED", {})
+    monkeypatch.setattr(remote_sites, "_STORES", {})
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    return f"{scheme}://bucket/{tmp_path.name}"
+
+
+@pytest.fixture
+def s3(store: str) -> str:
+    if not store.startswith("s3"):
+        pytest.skip("this is about multipart uploads")
+    return store
+
+
+def listed(url: str) -> dict[str, bytes]:
+    """Return all objects below a URL."""
+    system = fsspec_system(url)
+    return {
+        name.partition(url.partition("://")[2] + "/")[2]: system.cat_file(name) for name in system.find(url)
+    }
+
+
+def fsspec_system(url: str) -> Any:
+    import fsspec
+
+    return fsspec.filesystem(url.partition("://")[0], use_listings_cache=False, skip_instance_cache=True)
+
+
+def shards_of(files: dict[str, bytes]) -> dict[str, bytes]:
+    return {name: data for name, data in files.items() if not name.endswith(".ckpttool.json")}
+
+
+def large(folder: Path) -> Path:
+    """Write 24 MB in four tensors."""
+    from safetensors.numpy import save_file
+
+    random = np.random.default_rng(0)
+    state = {f"layers.{n}.weight": random.standard_normal((1000, 500 * n)).astype("f4") for n in (1, 2, 4, 5)}
+    save_file(state, folder / "source.safetensors")
+    return folder / "source.safetensors"
+
+
+@pytest.mark.parametrize("jobs", [None, 2])
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("a/model.safetensors", {"shard_size": "50KB"}), ("a/dcp", {"to": "dcp", "shard_size": "50KB"})],
+)
+def test_an_object_store_has_the_bytes_of_local_files(
+    store: str, tmp_path: Path, name: str, options: dict[str, Any], jobs: int | None
+) -> None:
+    system = fsspec_system(store)
+    system.put_file(str(TORCH_SAMPLE), f"{store}/source.pt")
+    done = convert(f"{store}/source.pt", f"{store}/{name}", jobs=jobs, **options)
+    assert os.listdir() == []
+    (tmp_path / "a").mkdir()
+    convert(str(TORCH_SAMPLE), str(tmp_path / name), **options)
+    local = {
+        str(file.relative_to(tmp_path / "a")): file.read_bytes()
+        for file in (tmp_path / "a").rglob("*")
+        if file.is_file()
+    }
+    stored = listed(f"{store}/a")
+    assert shards_of(stored) == shards_of(local)
+    assert stored.keys() == local.keys()  # the sidecar too, and no journal
+    assert done.digest == digest_checkpoint(open_checkpoint(str(TORCH_SAMPLE))).sha256
+    assert digest_checkpoint(open_checkpoint(done.target)).sha256 == done.digest
+
+
+def test_an_interrupted_conversion_continues(
+    store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ckpttool.core import remote_uploads
+
+    source, target = large(tmp_path), f"{store}/model.safetensors"
+    monkeypatch.setattr(remote_uploads, "PART", 5 << 20)
+    sent: list[tuple[str, int]] = []
+    count_parts(monkeypatch, sent, most=3)
+    with pytest.raises(CkpttoolError):
+        convert(str(source), target, shard_size="12MB")
+    assert not any(name.endswith("index.json") for name in listed(store))
+    complete = [name for name in listed(store) if name.endswith(".safetensors")]
+    assert complete == ["model-00001-of-00003.safetensors"]
+    first, sent[:] = list(sent), []
+    count_parts(monkeypatch, sent, most=100)
+    convert(str(source), target, shard_size="12MB")
+    assert not set(complete) & {os.path.basename(name) for name, _ in sent}
+    if store.startswith("s3"):  # a part is sent once, whatever happens
+        assert not set(sent) & set(first)
+    (tmp_path / "here").mkdir()
+    convert(str(source), str(tmp_path / "here" / "model.safetensors"), shard_size="12MB")
+    local = {file.name: file.read_bytes() for file in (tmp_path / "here").iterdir()}
+    assert shards_of(listed(store)) == shards_of(local)
+
+
+def count_parts(monkeypatch: pytest.MonkeyPatch, sent: list[tuple[str, int]], most: int) -> None:
+    """Record the parts of shards that a store receives; break the connection after `most`."""
+    from ckpttool.core import remote_uploads
+
+    def watch(call: Any, place: str, name: str) -> Any:
+        async def watched(*words: Any, **options: Any) -> Any:
+            data = options.get("Body", options.get("data"))
+            if data is not None and place.endswith(".safetensors"):
+                if len(sent) >= most:
+                    raise ConnectionResetError
+                sent.append((place, zlib.crc32(data if isinstance(data, bytes) else data.getvalue())))
+            return await call(*words, **options)
+
+        return watched
+
+    for kind, name in ((remote_uploads.S3Upload, "_call"), (remote_uploads.GSUpload, "_call")):
+        original = ORIGINAL.setdefault(kind, kind._call)
+
+        def call(self: Any, *words: Any, original: Any = original, name: str = name, **options: Any) -> Any:
+            return watch(lambda *w, **o: original(self, *w, **o), self._place, name)(*words, **options)
+
+        monkeypatch.setattr(kind, "_call", call)
+
+
+ORIGINAL: dict[type, Any] = {}
+
+
+def test_bytes_that_the_store_does_not_confirm_are_an_error(
+    store: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ckpttool.core import remote_uploads
+
+    monkeypatch.setattr(remote_uploads, "_is_confirmed", lambda *_: False)
+    monkeypatch.setattr(remote_uploads.GSUpload, "_call", another_answer(remote_uploads.GSUpload._call))
+    with pytest.raises(ChangedError):
+        convert(str(TORCH_SAMPLE), f"{store}/model.safetensors", shard_size="50KB")
+    assert not any(name.endswith(("index.json", ".safetensors")) for name in listed(store))
+
+
+def another_answer(call: Any) -> Any:
+    """Return Google's answer with the checksum of other bytes."""
+
+    async def changed(*words: Any, **options: Any) -> Any:
+        headers, text = await call(*words, **options)
+        return headers, re.sub(rb'"crc32c": ?"[^"]*"', b'"crc32c":"AAAAAA=="', bytes(text))
+
+    return changed
+
+
+def test_a_confirmation_is_compared_with_what_was_sent() -> None:
+    from ckpttool.core.remote_uploads import SentPart, _is_confirmed, encode_crc
+
+    data = b"some bytes"
+    right = encode_crc(google_crc32c.value(data))
+    md5 = hashlib.md5(data).hexdigest()
+    assert _is_confirmed(SentPart(1, 10, "any", right), data, google_crc32c.value(data))
+    assert _is_confirmed(SentPart(1, 10, f'"{md5}"', ""), data, google_crc32c.value(data))
+    assert not _is_confirmed(SentPart(1, 10, f'"{md5}"', encode_crc(1)), data, google_crc32c.value(data))
+    assert not _is_confirmed(SentPart(1, 10, '"0"', ""), data, google_crc32c.value(data))
+
+
+def test_a_wrong_byte_in_a_shard_is_found(store: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from ckpttool.core.remote_uploads import UploadStream
+
+    write = UploadStream.write
+
+    def damaged(self: UploadStream, data: Any) -> int:
+        changed = bytearray(data)
+        if len(changed) > 5000 and self.name.endswith("-00002-of-00006.safetensors"):
+            changed[17] ^= 1
+        return write(self, changed)
+
+    monkeypatch.setattr(UploadStream, "write", damaged)
+    with pytest.raises(FormatError):
+        convert(str(TORCH_SAMPLE), f"{store}/model.safetensors", shard_size="50KB")
+    assert not any(name.endswith("index.json") for name in listed(store))
+
+
+def test_different_outputs_leave_no_index(store: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from ckpttool.commands import convert as command
+
+    def differ(*_: object) -> None:
+        raise FormatError("the outputs differ")
+
+    monkeypatch.setattr(command._TargetWriter, "_receipt", differ)
+    with pytest.raises(FormatError):
+        convert(str(TORCH_SAMPLE), f"{store}/model.safetensors", shard_size="50KB")
+    assert not any(name.endswith(("index.json", "ckpttool.json")) for name in listed(store))
+
+
+def test_nothing_in_a_store_is_replaced(store: str) -> None:
+    target = f"{store}/model.safetensors"
+    convert(str(TORCH_SAMPLE), target, shard_size="50KB")
+    before = listed(store)
+    with pytest.raises(TargetExistsError):
+        convert(str(TORCH_SAMPLE), target, shard_size="50KB")
+    with pytest.raises(UsageError):
+        convert(str(TORCH_SAMPLE), target, shard_size="50KB", force=True)
+    assert listed(store) == before
+
+
+def test_another_conversion_is_not_continued(
+    store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, target = large(tmp_path), f"{store}/model.safetensors"
+    count_parts(monkeypatch, [], most=1)
+    with pytest.raises(CkpttoolError):
+        convert(str(source), target, shard_size="8MB")
+    count_parts(monkeypatch, [], most=100)
+    with pytest.raises(UsageError):
+        convert(str(source), target, shard_size="12MB")
+    convert(str(source), target, shard_size="8MB")
+
+
+@pytest.mark.parametrize(
+    ("target", "options"),
+    [
+        ("https://example.com/model.safetensors", {"shard_size": "5GB"}),
+        ("hf://user/name/model.safetensors", {"shard_size": "5GB"}),
+        ("s3://bucket/model.safetensors", {}),
+        ("s3://bucket/agent.pt", {}),
+        ("s3://bucket/ckpt-1", {"to": "tf", "shards": 2}),
+        ("s3://bucket/agent.onnx", {}),
+        ("s3://bucket/agent.pt", {"like": "tests.models:Net"}),
+    ],
+)
+def test_what_cannot_be_written_is_refused_before_a_request(target: str, options: dict[str, Any]) -> None:
+    with pytest.raises(UsageError):
+        convert(str(TORCH_SAMPLE), target, **options)
+
+
+def test_a_missing_bucket_is_one_sentence(store: str) -> None:
+    ran = in_process(
+        "convert", str(TORCH_SAMPLE), f"{store[:5]}nobucket/model.safetensors", "--shard-size", "50KB"
+    )
+    assert (ran.status, ran.out) == (2, "")
+    assert "no such bucket" in ran.err
+
+
+def test_checksums_of_joined_data() -> None:
+    from ckpttool.core.remote_uploads import combine_crc32c
+
+    random = np.random.default_rng(0)
+    for one, other in ((0, 0), (0, 5), (7, 0), (1, 1), (1000, 70_001), (3, 1 << 20)):
+        first, second = random.bytes(one), random.bytes(other)
+        assert combine_crc32c(
+            google_crc32c.value(first), google_crc32c.value(second), other
+        ) == google_crc32c.value(first + second)
