@@ -336,6 +336,7 @@ class MatchOptions:
     Args:
         choices: the user's options for layers, the source's and the model's.
         pairs: names of layers or modules to be paired.
+        decided: pairs of layers that the outputs of both models decided (see conversion/filling_by_outputs).
         rules: the user's own rules, which take precedence.
         strict: raise MappingError for the first layer that does not fit; otherwise add it to the misfits.
         accept_order: pair layers by order if no other evidence decides (see solver.solve).
@@ -345,6 +346,7 @@ class MatchOptions:
 
     choices: Sequence[LayerOption] = ()
     pairs: Sequence[tuple[str, str]] = ()
+    decided: Sequence[tuple[str, str]] = ()
     rules: RuleFile | None = None
     strict: bool = True
     accept_order: bool = False
@@ -372,9 +374,11 @@ def _fill_by_layers(source: FillSource, skeleton: Skeleton, options: MatchOption
         theirs.candidates,
         ours.candidates,
         in_order=source.in_order,
-        given=options.pairs,
+        given=(*options.pairs, *options.decided),
         accept_order=options.accept_order,
     )
+    if options.decided:
+        solution = _name_decided(solution, theirs, ours, {*options.decided})
     misfits = [
         Misfit(
             theirs.title(pair.source),
@@ -421,6 +425,19 @@ def _fill_by_layers(source: FillSource, skeleton: Skeleton, options: MatchOption
         (*misfits, *different, *unfit.values()),
         made.evidence,
     )
+
+
+def _name_decided(
+    solution: Solution, theirs: MatchSide, ours: MatchSide, decided: Collection[tuple[str, str]]
+) -> Solution:
+    """Return the solution with the evidence of the pairs that outputs decided."""
+    pairs = (
+        pair._replace(by="outputs")
+        if pair.by == "given" and (theirs.title(pair.source), ours.title(pair.target)) in decided
+        else pair
+        for pair in solution.pairs
+    )
+    return solution._replace(pairs=tuple(pairs))
 
 
 def _add_calls(

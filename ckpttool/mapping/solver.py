@@ -473,11 +473,12 @@ def _refine_marks(
 # modules whose other layers are matched, and by numbers that count the layers on both sides. The order in
 # which the two sides list layers is not evidence: it decides only if the user accepts it.
 
-By = Literal["given", "name", "words", "numbers", "calls", "only fit", "order"]
+By = Literal["given", "name", "outputs", "words", "numbers", "calls", "only fit", "order"]
 # Confidence in a match, in words.
 CONFIDENCE: dict[By, str] = {
     "given": "given",
     "name": "high",
+    "outputs": "high",
     "words": "medium",
     "numbers": "medium",
     "calls": "medium",

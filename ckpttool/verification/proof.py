@@ -282,6 +282,11 @@ class LiveHost:
         self.folder, self._model = folder, model
         self._session = model_runner.ModelSession(folder, model)
 
+    @property
+    def runner(self) -> model_runner.ModelRunner:
+        """What calls the model."""
+        return self._session.runner
+
     def request(self, do: str, **values: Any) -> dict[str, Any]:
         """Answer a request; the values are in the model already."""
         if do == "prepare":
