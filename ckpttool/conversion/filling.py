@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any, TypedDict, Unpack
 
 from ckpttool.conversion import layer_options, parts, targets
-from ckpttool.conversion.filling_by_outputs import FillTrials, decide_by_outputs
+from ckpttool.conversion.filling_by_outputs import Decided, FillTrials, decide_by_outputs
 from ckpttool.conversion.general import describe_sources, read_state_dicts
 from ckpttool.conversion.ledger import ModelLedger, account_for_tensors
 from ckpttool.conversion.options import ConversionOptions, with_keywords
@@ -735,9 +735,9 @@ class ModelLoadResult:
     """Result of filling a model: `filled` of its tensors have the checkpoint's values, or would have.
 
     `matched` lists by layer its source and how it was found ("given", "name", "outputs", "words",
-    "numbers", "calls", "only fit", "order"), `report` the rule of every tensor, the model tensors that are `missing`, the
-    checkpoint tensors that are `unused`, and assumptions. `left_out` are those that fill nothing for a
-    reason. `different` pairs belong together but do not fit; `ambiguous` ones have no evidence which is
+    "numbers", "calls", "only fit", "order"), `report` the rule of every tensor, the model tensors that are
+    `missing`, the checkpoint tensors that are `unused`, and assumptions. `left_out` are those that fill
+    nothing for a reason. `different` pairs belong together but do not fit; `ambiguous` ones have no evidence which is
     which. `cast` are tensors whose number type changes in the model. `loaded` is false for a dry run.
     The `ledger` lists what else in or beside the checkpoint may affect the model's outputs
     (evaluation/evidence.py); see `decides`. `proof` is whether the filled model computes what the
@@ -1135,7 +1135,8 @@ def plan_fill(
     skeleton = target.skeleton(given.guessed(), given.framework)
     try:
         filling = _fill_without(given, skeleton, matching, patterns)
-        if filling.ambiguous and not filling.misfits and isinstance(target, LiveModel):
+        undecided = filling.ambiguous or filling.assumed_parts
+        if undecided and not filling.misfits and isinstance(target, LiveModel):
             filling = _decide_by_outputs(target, checkpoint, given, skeleton, matching, filling)
     except CkpttoolError as error:
         raise error.located(file=error.file or checkpoint.path) from error.__cause__
@@ -1159,8 +1160,9 @@ def _decide_by_outputs(
     linked = {*skeleton.named()[1].values()}
     names = skeleton.tree.names
 
-    def fill(decided: Sequence[tuple[str, str]]) -> FillResult:
-        return fill_model.fill(given.fills, skeleton, replace(matching, decided=decided))
+    def fill(decided: Decided) -> FillResult:
+        options = replace(matching, decided=decided.pairs, part_orders=decided.orders)
+        return fill_model.fill(given.fills, skeleton, options)
 
     def assign_values(filling: FillResult) -> Callable[[], None]:
         kept = linked - {*filling.unfilled}
@@ -1168,7 +1170,8 @@ def _decide_by_outputs(
         return assign([(names[path], target.tensors[path], leaf) for path, leaf in leaves])
 
     calls = {"/".join(part.name): part.call.number for part in skeleton.parts}
-    return decide_by_outputs(checkpoint, target.model, target.shapes, FillTrials(fill, assign_values, calls), filling)
+    trials = FillTrials(fill, assign_values, calls, given.framework)
+    return decide_by_outputs(checkpoint, target.model, target.shapes, trials, filling)
 
 
 def _select_source(checkpoint: Checkpoint, options: FillOptions, shapes: Sequence[Shape]) -> ModelSource:

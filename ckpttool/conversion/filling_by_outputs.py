@@ -1,4 +1,4 @@
-"""Pairs of layers that only outputs decide: trials in a live model beside the computation that a file records.
+"""Pairs of layers and orders of parts that only outputs decide: trials beside the computation of a file.
 
 Where names and shapes fit several ways, the layers are filled one after the other, in the order in which the
 model calls them. A wrong one gives numbers that the source's computation does not have, whatever the order of
@@ -11,7 +11,6 @@ from __future__ import annotations
 import heapq
 import itertools
 import tempfile
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,10 +20,11 @@ import numpy as np
 
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.deferred import NamedTuple, dataclass
-from ckpttool.core.errors import CkpttoolError
+from ckpttool.core.errors import CkpttoolError, UsageError
 from ckpttool.core.source import Shape
 from ckpttool.graphs.graph import Graph, Value, read_graph
 from ckpttool.graphs.interpreter import evaluate
+from ckpttool.mapping.flattening import AssumedParts
 from ckpttool.mapping.solver import FillResult
 from ckpttool.networks.model_child import model_framework
 from ckpttool.networks.tracing import CallRecorder, list_tensors, to_array
@@ -34,22 +34,32 @@ from ckpttool.verification.proof import LiveHost, preserve_state
 
 _MOST_TRIALS = 400
 _MOST_NUMBERS = 1 << 31  # that all trials together may assign
-_ROWS = 6
+# A traced program may have the number of rows with which it was traced in its code.
+_BATCHES = (6, 1, 2, 3, 4, 8)
 _NEAR = 1e-4
 
-LayerNames = tuple[str, str]
-Decided = tuple[LayerNames, ...]
+
+class Decided(NamedTuple):
+    """Pairs of layers, of the source and the model, and orders of parts in the source."""
+
+    pairs: tuple[tuple[str, str], ...] = ()
+    orders: tuple[tuple[AssumedParts, tuple[int, ...]], ...] = ()
+
+    def __len__(self) -> int:
+        """Return the number of choices."""
+        return len(self.pairs) + len(self.orders)
 
 
 class FillTrials(NamedTuple):
-    """How a model is filled with some pairs decided, and how values are put in it (returns the undoing).
+    """How a model is filled with some choices decided, and how values are put in it (returns the undoing).
 
-    `calls` are the numbers of the calls of the model's modules by their names.
+    `calls` are the numbers of the calls of the model's modules by their names, `framework` is the source's.
     """
 
     fill: Callable[[Decided], FillResult]
     assign: Callable[[FillResult], Callable[[], None]]
     calls: Mapping[str, int]
+    framework: str
 
 
 def decide_by_outputs(
@@ -64,10 +74,10 @@ def decide_by_outputs(
         return filling
     try:
         graph = read_graph(checkpoint)
-        if graph is None or any(len(each.sources) < len(each.targets) for each in filling.ambiguous):
+        if graph is None:
             return filling
         with tempfile.TemporaryDirectory(prefix="ckpttool-") as folder, preserve_state(model):
-            both = _BothModels(graph, LiveHost(Path(folder), model), tuple(shapes))
+            both = _BothModels((graph, trials.framework), LiveHost(Path(folder), model), shapes)
             found = _Search(both, trials).run(filling)
     except CkpttoolError:
         return filling  # one of the models cannot be run: the choice stays open
@@ -103,17 +113,15 @@ def _describe(array: np.ndarray) -> np.ndarray:
 class _BothModels:
     """The source's graph and a live model, with inputs for both."""
 
-    def __init__(self, graph: Graph, host: LiveHost, shapes: Sequence[Shape]) -> None:
-        """Draw the inputs and compute the source's values; raise CkpttoolError if one of them does not run."""
-        opened = host.request("open", kind="factory", file=None)
-        self._host, self._channels = host, ("last" if opened["framework"] == "torch" else "first")
+    def __init__(self, source: tuple[Graph, str], host: LiveHost, shapes: Sequence[Shape]) -> None:
+        """Draw the inputs and compute the source's values; raise CkpttoolError if one does not run."""
+        (graph, framework), opened = source, host.request("open", kind="factory", file=None)
+        self._host, self._channels = host, ("first" if framework == "torch" else "last")
         rows = [_input_row(each) for each in graph.inputs]
         known = all(row is not None for row in rows)
-        source = {"inputs": rows if known else [], "channels": self._channels}
-        self._resolver = InputResolver([source, opened], None)
-        pairs = self._resolver.pairs({}, shapes)
+        pairs = _pair_inputs(rows if known else [], self._channels, opened, shapes)
         if len(pairs) != len(graph.inputs):
-            raise CkpttoolError("the models have different numbers of inputs")
+            raise UsageError("the models have different numbers of inputs")
         declared = {row["name"]: row["dtype"] for row in opened["inputs"]}
         by_name = {pair.b: pair for pair in pairs}
         self._names = [name for name in declared if name in by_name] or list(by_name)
@@ -131,22 +139,35 @@ class _BothModels:
         facts = zip(self._names, answer["dtypes"], answer["below"], strict=True)
         accepted = {name: (dtype, below) for name, dtype, below in facts}
         pairs = [replace(each, dtype=accepted[each.b][0], below=accepted[each.b][1]) for each in pairs]
-        arrays = [each[-_ROWS:] for each in draw_inputs(pairs, _batch(graph), self.size)]
-        self._given = _own_order(self._names, pairs, arrays)
         self._moves = {pair.transposed for pair in pairs} - {""}
         self._layout = str(opened["channels"])
-        self._compute_source(graph, pairs, arrays, known=known)
+        fixed = _batch(graph)
+        batches = (fixed,) if fixed is not None else _BATCHES
+        for batch in batches:
+            arrays = [each[:batch] for each in draw_inputs(pairs, batch, self.size)]
+            self._given = _own_order(self._names, pairs, arrays)
+            try:
+                self._compute_source(graph, pairs, arrays, known=known)
+                break
+            except CkpttoolError:
+                if batch == batches[-1]:
+                    raise
 
     def _compute_source(
         self, graph: Graph, pairs: Sequence[InputPair], arrays: Sequence[np.ndarray], *, known: bool
     ) -> None:
         names = [pair.a if known else value.name for pair, value in zip(pairs, graph.inputs, strict=True)]
+        # A model of Keras also takes the numbers of words as floats.
+        given = [
+            array if pair.below is None else array.astype(np.int64)
+            for array, pair in zip(arrays, pairs, strict=True)
+        ]
         used = {name for node in graph.nodes for name in node.inputs}
         inner = [Value(name) for node in graph.nodes for name in node.outputs if name in used]
         own = [value.name for value in graph.outputs]
         values = evaluate(
             replace(graph, outputs=(*graph.outputs, *(each for each in inner if each.name not in own))),
-            dict(zip(names, arrays, strict=True)),
+            dict(zip(names, given, strict=True)),
         )
         self._outputs = {name: np.asarray(values[name]) for name in own}
         rows = np.array([*map(_describe, values.values())])
@@ -155,7 +176,7 @@ class _BothModels:
         self._bound = RoundingBound(largest, RoundingBound.of((), ()).share * _DEPTH)
 
     def run(self) -> tuple[int, bool]:
-        """Call the model; return how many results of layers occur in the source, and whether all outputs do."""
+        """Return how many results of layers occur in the source, and whether all outputs are its own."""
         recorder, runner = _NumbersRecorder(), self._host.runner
         with runner.observe(recorder):
             made = runner.call(self._names, self._given)
@@ -187,6 +208,7 @@ class _BothModels:
         return not missing and all(each.parity.within for each in results)
 
 
+_MOST_ORDERS = 24
 # Rounding of both sides in so many layers, in units of one sum's.
 _DEPTH = 8
 
@@ -197,6 +219,31 @@ def _input_row(value: Value) -> dict[str, Any] | None:
         return None
     extents = [each if isinstance(each, int) else None for each in value.shape]
     return {"name": value.name, "shape": extents[1:], "dtype": value.dtype, "batch": None}
+
+
+def _pair_inputs(
+    rows: Sequence[Any], channels: str, opened: Mapping[str, Any], shapes: Sequence[Shape]
+) -> list[InputPair]:
+    """Return the pairs of inputs; a file may list them in another order, which their shapes show.
+
+    Raise UsageError if no order or several fit.
+    """
+    fitting = []
+    for place, order in enumerate(itertools.permutations(rows)):
+        if place == _MOST_ORDERS:
+            break
+        resolver = InputResolver([{"inputs": list(order), "channels": channels}, opened], None)
+        try:
+            fitting.append(resolver.pairs({}, shapes))
+        except UsageError:
+            if len(rows) < 2:
+                raise
+            continue
+        if not place:
+            break  # the order of the file
+    if len(fitting) != 1:
+        raise UsageError("the inputs of the models do not fit")
+    return fitting[0]
 
 
 def _batch(graph: Graph) -> int | None:
@@ -217,7 +264,7 @@ def _own_order(
 
 @dataclass
 class _Search:
-    """Fills the model with more and more pairs, the most promising ones first."""
+    """Fills the model with more and more choices made, the most promising ones first."""
 
     both: _BothModels
     trials: FillTrials
@@ -226,31 +273,42 @@ class _Search:
         """Return the only complete filling with the source's outputs."""
         left = min(_MOST_TRIALS, _MOST_NUMBERS // max(self.both.size, 1))
         order = itertools.count()
-        queue: list[tuple[int, int, int, Decided, FillResult]] = [(0, 0, next(order), (), filling)]
+        queue: list[tuple[int, int, int, Decided, FillResult]] = [(0, 0, next(order), Decided(), filling)]
         while queue and left > 0:
             *_, decided, known = heapq.heappop(queue)
-            for pair in self._choices(known):
+            for choice in self._choices(decided, known):
                 left -= 1
-                tried = self._try((*decided, pair))
+                tried = self._try(choice)
                 if tried is None:
                     continue
                 result, occurring, equal = tried
-                if equal and not result.ambiguous and not result.unfilled:
-                    return result if self._is_only((*decided, pair), filling, result) else None
-                if result.ambiguous:
-                    row = (-occurring, -len(decided), next(order), (*decided, pair), result)
-                    heapq.heappush(queue, row)
+                if result.ambiguous or result.assumed_parts:
+                    heapq.heappush(queue, (-occurring, -len(choice), next(order), choice, result))
+                elif equal and not result.unfilled:
+                    return result if self._is_only(choice, filling, result) else None
         return None
 
-    def _choices(self, known: FillResult) -> Iterator[LayerNames]:
-        """Yield what may fill the layer that is called first, of those without a pair."""
+    def _choices(self, decided: Decided, known: FillResult) -> Iterator[Decided]:
+        """Yield the choices for the layer that is called first, of those that are open."""
         calls = self.trials.calls
-        rows = [(calls.get(target, -1), target, group) for group in known.ambiguous for target in group.targets]
-        _, target, group = min(rows, key=lambda row: row[0])
-        yield from ((source, target) for source in group.sources)
+        pairs, orders = decided
+        open_layers: list[tuple[int, list[Decided]]] = [
+            (calls.get(target, -1), [Decided((*pairs, (source, target)), orders) for source in group.sources])
+            for group in known.ambiguous
+            for target in group.targets
+        ]
+        targets = {match.source: match.target for match in known.matched}
+        open_layers += [
+            (
+                calls.get(targets.get(parts.layer, ""), -1),
+                [Decided(pairs, (*orders, (parts, each))) for each in parts.orders],
+            )
+            for parts in known.assumed_parts
+        ]
+        yield from min(open_layers, key=lambda row: row[0])[1]
 
     def _try(self, decided: Decided) -> tuple[FillResult, int, bool] | None:
-        """Return the filling with these pairs and what the model computes then, None if it does not fit."""
+        """Return the filling with these choices and what the model computes then, None if it does not fit."""
         try:
             result = self.trials.fill(decided)
             if result.misfits:
@@ -264,23 +322,30 @@ class _Search:
             undo()
 
     def _is_only(self, decided: Decided, first: FillResult, result: FillResult) -> bool:
-        """Return whether the outputs differ if a layer is filled with another one of its candidates."""
-        candidates = {target: group.sources for group in first.ambiguous for target in group.targets}
-        pairs = {match.target: match.source for match in result.matched if match.target in candidates}
-        counts = Counter(pairs.values())
-        assert set(counts.values()) <= {1} or decided  # noqa: S101 - a source may be shared
-        for target, source in pairs.items():
-            for other in candidates[target]:
-                if other == source:
-                    continue
-                holder = next((name for name, held in pairs.items() if held == other), None)
-                if holder is not None and holder < target:
-                    continue  # exchanged already
-                changed = {**pairs, target: other, **({holder: source} if holder is not None else {})}
-                tried = self._try(tuple((theirs, ours) for ours, theirs in changed.items()))
-                if tried is not None and tried[2] and not _same_values(tried[0], result):
-                    return False
+        """Return whether the outputs differ with another choice for a layer, or two layers exchanged."""
+        for other in _other_choices(decided, first, result):
+            tried = self._try(other)
+            if tried is not None and tried[2] and not _same_values(tried[0], result):
+                return False
         return True
+
+
+def _other_choices(decided: Decided, first: FillResult, result: FillResult) -> Iterator[Decided]:
+    candidates = {target: group.sources for group in first.ambiguous for target in group.targets}
+    pairs = {match.target: match.source for match in result.matched if match.target in candidates}
+    for target, source in pairs.items():
+        for other in candidates[target]:
+            holder = next((name for name, held in pairs.items() if held == other), None)
+            if other == source or (holder is not None and holder < target):
+                continue
+            changed = {**pairs, target: other, **({holder: source} if holder is not None else {})}
+            yield Decided(tuple((theirs, ours) for ours, theirs in changed.items()), decided.orders)
+    whole = tuple((source, target) for target, source in pairs.items())
+    for place, (parts, order) in enumerate(decided.orders):
+        for other_order in parts.orders:
+            if other_order != order:
+                orders = (*decided.orders[:place], (parts, other_order), *decided.orders[place + 1 :])
+                yield Decided(whole, orders)
 
 
 def _same_values(one: FillResult, other: FillResult) -> bool:

@@ -16,6 +16,7 @@ from ckpttool.core.kinds import list_kinds
 from ckpttool.core.tree import Container, Leaf, Path, Tree, ValueLeaf, attr
 from ckpttool.mapping import flattening, user_rules
 from ckpttool.mapping.flattening import (
+    AssumedParts,
     FeatureReordering,
     describe_image_sized_inputs,
     describe_pixel_shuffles,
@@ -40,7 +41,7 @@ from ckpttool.mapping.layers import (
     propose_options,
     selectable_kinds,
 )
-from ckpttool.mapping.rules import KEEP, Cast, Move, Plan, Rule, apply_plan, compose_rules
+from ckpttool.mapping.rules import KEEP, Cast, Move, Plan, Rule, apply_plan, chain_rules, compose_rules
 from ckpttool.mapping.solver import (
     Ambiguity,
     By,
@@ -336,21 +337,23 @@ class MatchOptions:
     Args:
         choices: the user's options for layers, the source's and the model's.
         pairs: names of layers or modules to be paired.
-        decided: pairs of layers that the outputs of both models decided (see conversion/filling_by_outputs).
         rules: the user's own rules, which take precedence.
         strict: raise MappingError for the first layer that does not fit; otherwise add it to the misfits.
         accept_order: pair layers by order if no other evidence decides (see solver.solve).
         cast: round numbers to the types of the model.
+        decided: pairs of layers that the outputs of both models decided (see conversion/filling_by_outputs).
+        part_orders: orders of parts that the outputs of both models decided.
 
     """
 
     choices: Sequence[LayerOption] = ()
     pairs: Sequence[tuple[str, str]] = ()
-    decided: Sequence[tuple[str, str]] = ()
     rules: RuleFile | None = None
     strict: bool = True
     accept_order: bool = False
     cast: bool = False
+    decided: Sequence[tuple[str, str]] = ()
+    part_orders: Sequence[tuple[AssumedParts, tuple[int, ...]]] = ()
 
 
 def fill(source: FillSource, skeleton: Skeleton, options: MatchOptions) -> FillResult:
@@ -390,7 +393,7 @@ def _fill_by_layers(source: FillSource, skeleton: Skeleton, options: MatchOption
     ]
     if misfits and options.strict:
         raise misfits[0].error
-    made = _FillBuilder(theirs, ours, places, (source.framework, skeleton.framework))
+    made = _FillBuilder(theirs, ours, places, (source.framework, skeleton.framework), options.part_orders)
     for pair in made.known(solution.pairs):
         made.add(pair)
     needs = made.describe_layers()
@@ -424,6 +427,7 @@ def _fill_by_layers(source: FillSource, skeleton: Skeleton, options: MatchOption
         (*made.notes, *needs, *_describe_unmatched(theirs, ours, solution, source.framework)),
         (*misfits, *different, *unfit.values()),
         made.evidence,
+        tuple(made.assumed_parts),
     )
 
 
@@ -813,9 +817,16 @@ class _FillBuilder:
     """Result of the pairs; targets are paths in the skeleton's tree."""
 
     def __init__(
-        self, theirs: MatchSide, ours: MatchSide, places: Mapping[Path, Path], frameworks: tuple[str, str]
+        self,
+        theirs: MatchSide,
+        ours: MatchSide,
+        places: Mapping[Path, Path],
+        frameworks: tuple[str, str],
+        part_orders: Sequence[tuple[AssumedParts, tuple[int, ...]]] = (),
     ) -> None:
         self.theirs, self.ours, self.places = theirs, ours, places
+        self._part_orders = part_orders
+        self.assumed_parts: list[AssumedParts] = []
         self._frameworks, self._foreign = frameworks, frameworks[0] != frameworks[1]
         self._reordered: dict[int, FeatureReordering] = {}
         self._partners: dict[int, int] = {}
@@ -881,7 +892,15 @@ class _FillBuilder:
             part._replace(number=self._partners.get(part.number, -1)) if part.origin == "call" else part
             for part in layer.facts.parts
         )
-        return flattening.arrange_parts(layer, kind, made, theirs, target.facts)
+        shapes = {name: leaf.shape for name, leaf in canonical_tensors(self.theirs.tree, layer, kind).items()}
+        if "kernel" not in shapes:
+            return made
+        found = flattening.arrange_parts(layer, kind, made, theirs, target.facts, shapes["kernel"])
+        for parts, order in self._part_orders:
+            if parts in found.assumed_parts:
+                found = _with_parts_in_order(found, parts, order, shapes)
+        self.assumed_parts += found.assumed_parts
+        return found
 
     def _calls_of_partners(self, pairs: Sequence[LayerPair]) -> Iterator[tuple[int, int]]:
         """Yield the calls of the source's layers, each with that of the paired layer in the target."""
@@ -991,6 +1010,22 @@ class _FillBuilder:
         if self._is_first(place, [move]):
             self.moves.append(move)
             self.evidence[place] = pair.by
+
+
+def _with_parts_in_order(
+    made: FeatureReordering, parts: AssumedParts, order: Sequence[int], shapes: Mapping[str, tuple[int, ...]]
+) -> FeatureReordering:
+    """Return the reordering with that of parts whose order in the source is known."""
+    rank, rules = len(shapes["kernel"]), dict(made.rules)
+    places = {"kernel": rank - 2} if parts.side == "takes" else {"kernel": rank - 1, "bias": 0}
+    for name, axis in places.items():
+        if name in shapes:
+            rules[name] = chain_rules(*filter(None, (rules.get(name),)), parts.rule(order, axis))
+    return made._replace(
+        rules=rules,
+        assumed=tuple(each for each in made.assumed if each != parts.sentence),
+        assumed_parts=tuple(each for each in made.assumed_parts if each != parts),
+    )
 
 
 def _read_value(tree: Tree, moves: list[Move]) -> bytes:
