@@ -45,10 +45,6 @@ class Decided(NamedTuple):
     pairs: tuple[tuple[str, str], ...] = ()
     orders: tuple[tuple[AssumedParts, tuple[int, ...]], ...] = ()
 
-    def __len__(self) -> int:
-        """Return the number of choices."""
-        return len(self.pairs) + len(self.orders)
-
 
 class FillTrials(NamedTuple):
     """How a model is filled with some choices decided, and how values are put in it (returns the undoing).
@@ -283,7 +279,9 @@ class _Search:
                     continue
                 result, occurring, equal = tried
                 if result.ambiguous or result.assumed_parts:
-                    heapq.heappush(queue, (-occurring, -len(choice), next(order), choice, result))
+                    heapq.heappush(
+                        queue, (-occurring, -len(choice.pairs + choice.orders), next(order), choice, result)
+                    )
                 elif equal and not result.unfilled:
                     return result if self._is_only(choice, filling, result) else None
         return None
