@@ -20,20 +20,20 @@ import numpy as np
 
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.deferred import NamedTuple, dataclass
-from ckpttool.core.errors import CkpttoolError, UsageError
+from ckpttool.core.errors import CkpttoolError, UsageError, WorkerError
 from ckpttool.core.source import Shape
 from ckpttool.graphs.graph import Graph, Value, read_graph
 from ckpttool.graphs.interpreter import evaluate
 from ckpttool.mapping.flattening import AssumedParts
 from ckpttool.mapping.solver import FillResult
-from ckpttool.networks.model_child import model_framework
+from ckpttool.networks.model_child import last_error_line, model_framework
 from ckpttool.networks.tracing import CallRecorder, list_tensors, to_array
 from ckpttool.verification.inputs import InputPair, InputResolver, draw_inputs, move_channels
 from ckpttool.verification.output_comparison import RoundingBound, measure_output, pair_outputs
 from ckpttool.verification.proof import LiveHost, preserve_state
 
-_MOST_TRIALS = 400
-_MOST_NUMBERS = 1 << 31  # that all trials together may assign
+_MOST_TRIALS = 200
+_MOST_NUMBERS = 1 << 30  # that all trials together may assign
 # A traced program may have the number of rows with which it was traced in its code.
 _BATCHES = (6, 1, 2, 3, 4, 8)
 _NEAR = 1e-4
@@ -74,10 +74,9 @@ def decide_by_outputs(
             return filling
         with tempfile.TemporaryDirectory(prefix="ckpttool-") as folder, preserve_state(model):
             both = _BothModels((graph, trials.framework), LiveHost(Path(folder), model), shapes)
-            found = _Search(both, trials).run(filling)
+            return _Search(both, trials).run(filling) or filling
     except CkpttoolError:
         return filling  # one of the models cannot be run: the choice stays open
-    return filling if found is None else found
 
 
 # What both models compute for the same inputs.
@@ -103,7 +102,8 @@ def _describe(array: np.ndarray) -> np.ndarray:
     x = np.asarray(array, np.float64).reshape(-1)
     if array.dtype.kind != "f" or x.size < 2:
         return np.zeros(6)
-    return np.array([x.size, x.mean(), np.abs(x).mean(), np.sqrt((x * x).mean()), x.max(), x.min()])
+    with np.errstate(all="ignore"):
+        return np.array([x.size, x.mean(), np.abs(x).mean(), np.sqrt((x * x).mean()), x.max(), x.min()])
 
 
 class _BothModels:
@@ -137,8 +137,7 @@ class _BothModels:
         pairs = [replace(each, dtype=accepted[each.b][0], below=accepted[each.b][1]) for each in pairs]
         self._moves = {pair.transposed for pair in pairs} - {""}
         self._layout = str(opened["channels"])
-        fixed = _batch(graph)
-        batches = (fixed,) if fixed is not None else _BATCHES
+        batches = _batches(graph)
         for batch in batches:
             arrays = [each[:batch] for each in draw_inputs(pairs, batch, self.size)]
             self._given = _own_order(self._names, pairs, arrays)
@@ -155,8 +154,7 @@ class _BothModels:
         names = [pair.a if known else value.name for pair, value in zip(pairs, graph.inputs, strict=True)]
         # A model of Keras also takes the numbers of words as floats.
         given = [
-            array if pair.below is None else array.astype(np.int64)
-            for array, pair in zip(arrays, pairs, strict=True)
+            x if pair.below is None else x.astype(np.int64) for x, pair in zip(arrays, pairs, strict=True)
         ]
         used = {name for node in graph.nodes for name in node.inputs}
         inner = [Value(name) for node in graph.nodes for name in node.outputs if name in used]
@@ -174,17 +172,19 @@ class _BothModels:
     def run(self) -> tuple[int, bool]:
         """Return how many results of layers occur in the source, and whether all outputs are its own."""
         recorder, runner = _NumbersRecorder(), self._host.runner
-        with runner.observe(recorder):
-            made = runner.call(self._names, self._given)
-        outputs = dict(runner.outputs(made))
+        try:
+            with runner.observe(recorder):
+                outputs = dict(runner.outputs(runner.call(self._names, self._given)))
+        except Exception as error:  # whatever the model's own code raises for these numbers
+            raise WorkerError(f"calling the model raises {last_error_line(error)}") from error
         return sum(map(self._occurs, recorder.made)), self._equal(outputs)
 
     def _occurs(self, row: np.ndarray) -> bool:
         there = self._by_size.get(row[0]) if row[0] else None
         if there is None:
             return False
-        scale = np.abs(row[4:]).max()
-        return bool((np.abs(there - row[1:]).max(1) <= _NEAR * scale).any())
+        with np.errstate(all="ignore"):
+            return bool((np.abs(there - row[1:]).max(1) <= _NEAR * np.abs(row[4:]).max()).any())
 
     def _equal(self, outputs: Mapping[str, np.ndarray]) -> bool:
         if len(outputs) != len(self._outputs):
@@ -242,10 +242,10 @@ def _pair_inputs(
     return fitting[0]
 
 
-def _batch(graph: Graph) -> int | None:
-    """Return the batch that a graph's inputs fix."""
+def _batches(graph: Graph) -> Sequence[int]:
+    """Return the batch that a graph's inputs fix, otherwise those to try."""
     first = [value.shape[0] for value in graph.inputs if value.shape]
-    return next((each for each in first if isinstance(each, int)), None)
+    return [each for each in first if isinstance(each, int)][:1] or _BATCHES
 
 
 def _own_order(
