@@ -39,7 +39,7 @@ _BATCHES = (6, 1, 2, 3, 4, 8)
 _NEAR = 1e-4
 
 
-class Decided(NamedTuple):
+class FillChoices(NamedTuple):
     """Pairs of layers, of the source and the model, and orders of parts in the source."""
 
     pairs: tuple[tuple[str, str], ...] = ()
@@ -52,7 +52,7 @@ class FillTrials(NamedTuple):
     `calls` are the numbers of the calls of the model's modules by their names, `framework` is the source's.
     """
 
-    fill: Callable[[Decided], FillResult]
+    fill: Callable[[FillChoices], FillResult]
     assign: Callable[[FillResult], Callable[[], None]]
     calls: Mapping[str, int]
     framework: str
@@ -269,7 +269,9 @@ class _Search:
         """Return the only complete filling with the source's outputs."""
         left = min(_MOST_TRIALS, _MOST_NUMBERS // max(self.both.size, 1))
         order = itertools.count()
-        queue: list[tuple[int, int, int, Decided, FillResult]] = [(0, 0, next(order), Decided(), filling)]
+        queue: list[tuple[int, int, int, FillChoices, FillResult]] = [
+            (0, 0, next(order), FillChoices(), filling)
+        ]
         while queue and left > 0:
             *_, decided, known = heapq.heappop(queue)
             for choice in self._choices(decided, known):
@@ -286,12 +288,15 @@ class _Search:
                     return result if self._is_only(choice, filling, result) else None
         return None
 
-    def _choices(self, decided: Decided, known: FillResult) -> Iterator[Decided]:
+    def _choices(self, decided: FillChoices, known: FillResult) -> Iterator[FillChoices]:
         """Yield the choices for the layer that is called first, of those that are open."""
         calls = self.trials.calls
         pairs, orders = decided
-        open_layers: list[tuple[int, list[Decided]]] = [
-            (calls.get(target, -1), [Decided((*pairs, (source, target)), orders) for source in group.sources])
+        open_layers: list[tuple[int, list[FillChoices]]] = [
+            (
+                calls.get(target, -1),
+                [FillChoices((*pairs, (source, target)), orders) for source in group.sources],
+            )
             for group in known.ambiguous
             for target in group.targets
         ]
@@ -299,13 +304,13 @@ class _Search:
         open_layers += [
             (
                 calls.get(targets.get(parts.layer, ""), -1),
-                [Decided(pairs, (*orders, (parts, each))) for each in parts.orders],
+                [FillChoices(pairs, (*orders, (parts, each))) for each in parts.orders],
             )
             for parts in known.assumed_parts
         ]
         yield from min(open_layers, key=lambda row: row[0])[1]
 
-    def _try(self, decided: Decided) -> tuple[FillResult, int, bool] | None:
+    def _try(self, decided: FillChoices) -> tuple[FillResult, int, bool] | None:
         """Return the filling with these choices and what the model computes then, None if it does not fit."""
         try:
             result = self.trials.fill(decided)
@@ -319,7 +324,7 @@ class _Search:
         finally:
             undo()
 
-    def _is_only(self, decided: Decided, first: FillResult, result: FillResult) -> bool:
+    def _is_only(self, decided: FillChoices, first: FillResult, result: FillResult) -> bool:
         """Return whether the outputs differ with another choice for a layer, or two layers exchanged."""
         for other in _other_choices(decided, first, result):
             tried = self._try(other)
@@ -328,7 +333,7 @@ class _Search:
         return True
 
 
-def _other_choices(decided: Decided, first: FillResult, result: FillResult) -> Iterator[Decided]:
+def _other_choices(decided: FillChoices, first: FillResult, result: FillResult) -> Iterator[FillChoices]:
     candidates = {target: group.sources for group in first.ambiguous for target in group.targets}
     pairs = {match.target: match.source for match in result.matched if match.target in candidates}
     for target, source in pairs.items():
@@ -337,13 +342,13 @@ def _other_choices(decided: Decided, first: FillResult, result: FillResult) -> I
             if other == source or (holder is not None and holder < target):
                 continue
             changed = {**pairs, target: other, **({holder: source} if holder is not None else {})}
-            yield Decided(tuple((theirs, ours) for ours, theirs in changed.items()), decided.orders)
+            yield FillChoices(tuple((theirs, ours) for ours, theirs in changed.items()), decided.orders)
     whole = tuple((source, target) for target, source in pairs.items())
     for place, (parts, order) in enumerate(decided.orders):
         for other_order in parts.orders:
             if other_order != order:
                 orders = (*decided.orders[:place], (parts, other_order), *decided.orders[place + 1 :])
-                yield Decided(whole, orders)
+                yield FillChoices(whole, orders)
 
 
 def _same_values(one: FillResult, other: FillResult) -> bool:
