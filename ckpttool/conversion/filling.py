@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any, TypedDict, Unpack
 
 from ckpttool.conversion import layer_options, parts, targets
-from ckpttool.conversion.filling_by_outputs import FillChoices, FillTrials, decide_by_outputs
+from ckpttool.conversion.filling_by_outputs import Choice, FillTrials, decide_by_outputs
 from ckpttool.conversion.general import describe_sources, read_state_dicts
 from ckpttool.conversion.ledger import ModelLedger, account_for_tensors
 from ckpttool.conversion.options import ConversionOptions, with_keywords
@@ -1160,7 +1160,7 @@ def _decide_by_outputs(
     linked = {*skeleton.named()[1].values()}
     names = skeleton.tree.names
 
-    def fill(decided: FillChoices) -> FillResult:
+    def fill(decided: Choice) -> FillResult:
         options = replace(matching, decided=decided.pairs, part_orders=decided.orders)
         return fill_model.fill(given.fills, skeleton, options)
 

@@ -39,7 +39,7 @@ _BATCHES = (6, 1, 2, 3, 4, 8)
 _NEAR = 1e-4
 
 
-class FillChoices(NamedTuple):
+class Choice(NamedTuple):
     """Pairs of layers, of the source and the model, and orders of parts in the source."""
 
     pairs: tuple[tuple[str, str], ...] = ()
@@ -52,7 +52,7 @@ class FillTrials(NamedTuple):
     `calls` are the numbers of the calls of the model's modules by their names, `framework` is the source's.
     """
 
-    fill: Callable[[FillChoices], FillResult]
+    fill: Callable[[Choice], FillResult]
     assign: Callable[[FillResult], Callable[[], None]]
     calls: Mapping[str, int]
     framework: str
@@ -269,9 +269,7 @@ class _Search:
         """Return the only complete filling with the source's outputs."""
         left = min(_MOST_TRIALS, _MOST_NUMBERS // max(self.both.size, 1))
         order = itertools.count()
-        queue: list[tuple[int, int, int, FillChoices, FillResult]] = [
-            (0, 0, next(order), FillChoices(), filling)
-        ]
+        queue: list[tuple[int, int, int, Choice, FillResult]] = [(0, 0, next(order), Choice(), filling)]
         while queue and left > 0:
             *_, decided, known = heapq.heappop(queue)
             for choice in self._choices(decided, known):
@@ -288,15 +286,12 @@ class _Search:
                     return result if self._is_only(choice, filling, result) else None
         return None
 
-    def _choices(self, decided: FillChoices, known: FillResult) -> Iterator[FillChoices]:
+    def _choices(self, decided: Choice, known: FillResult) -> Iterator[Choice]:
         """Yield the choices for the layer that is called first, of those that are open."""
         calls = self.trials.calls
         pairs, orders = decided
-        open_layers: list[tuple[int, list[FillChoices]]] = [
-            (
-                calls.get(target, -1),
-                [FillChoices((*pairs, (source, target)), orders) for source in group.sources],
-            )
+        open_layers: list[tuple[int, list[Choice]]] = [
+            (calls.get(target, -1), [Choice((*pairs, (source, target)), orders) for source in group.sources])
             for group in known.ambiguous
             for target in group.targets
         ]
@@ -304,13 +299,13 @@ class _Search:
         open_layers += [
             (
                 calls.get(targets.get(parts.layer, ""), -1),
-                [FillChoices(pairs, (*orders, (parts, each))) for each in parts.orders],
+                [Choice(pairs, (*orders, (parts, each))) for each in parts.orders],
             )
             for parts in known.assumed_parts
         ]
         yield from min(open_layers, key=lambda row: row[0])[1]
 
-    def _try(self, decided: FillChoices) -> tuple[FillResult, int, bool] | None:
+    def _try(self, decided: Choice) -> tuple[FillResult, int, bool] | None:
         """Return the filling with these choices and what the model computes then, None if it does not fit."""
         try:
             result = self.trials.fill(decided)
@@ -324,7 +319,7 @@ class _Search:
         finally:
             undo()
 
-    def _is_only(self, decided: FillChoices, first: FillResult, result: FillResult) -> bool:
+    def _is_only(self, decided: Choice, first: FillResult, result: FillResult) -> bool:
         """Return whether the outputs differ with another choice for a layer, or two layers exchanged."""
         for other in _other_choices(decided, first, result):
             tried = self._try(other)
@@ -333,7 +328,7 @@ class _Search:
         return True
 
 
-def _other_choices(decided: FillChoices, first: FillResult, result: FillResult) -> Iterator[FillChoices]:
+def _other_choices(decided: Choice, first: FillResult, result: FillResult) -> Iterator[Choice]:
     candidates = {target: group.sources for group in first.ambiguous for target in group.targets}
     pairs = {match.target: match.source for match in result.matched if match.target in candidates}
     for target, source in pairs.items():
@@ -342,13 +337,13 @@ def _other_choices(decided: FillChoices, first: FillResult, result: FillResult) 
             if other == source or (holder is not None and holder < target):
                 continue
             changed = {**pairs, target: other, **({holder: source} if holder is not None else {})}
-            yield FillChoices(tuple((theirs, ours) for ours, theirs in changed.items()), decided.orders)
+            yield Choice(tuple((theirs, ours) for ours, theirs in changed.items()), decided.orders)
     whole = tuple((source, target) for target, source in pairs.items())
     for place, (parts, order) in enumerate(decided.orders):
         for other_order in parts.orders:
             if other_order != order:
                 orders = (*decided.orders[:place], (parts, other_order), *decided.orders[place + 1 :])
-                yield FillChoices(whole, orders)
+                yield Choice(whole, orders)
 
 
 def _same_values(one: FillResult, other: FillResult) -> bool:
