@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import sys
+import warnings
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -549,3 +550,74 @@ def test_a_grouped_convolution_before_a_depthwise_one_is_no_pixel_shuffle(tmp_pa
     with pytest.raises(MappingError) as caught:
         ckpttool.load_into(net, tmp_path / "g.npz", from_="tf")
     assert "unflatten={'g': 'no'}" in (caught.value.hint or "")
+
+
+class Gated(nn.Module):
+    """Two layers of one shape that take the same input, and a norm before and after them."""
+
+    def __init__(self, names: tuple[str, ...], *, halves: bool = False, alike: bool = False) -> None:
+        super().__init__()
+        self.names, self.halves, self.alike = names, halves, alike
+        for name in names:
+            layer = nn.LayerNorm(6) if "n" in name else nn.Linear(6, 6)
+            for tensor in layer.parameters():
+                nn.init.normal_(tensor)
+            self.add_module(name, layer)
+
+    def forward(self, x: Any) -> Any:
+        first, gate, value, last = (self.get_submodule(name) for name in self.names)
+        x = first(x)
+        if self.alike:
+            return last(gate(x) + value(x))
+        joined = torch.sigmoid(gate(x)) * value(x)
+        return last(torch.flip(joined, (-1,)) if self.halves else joined)
+
+
+def trace(model: Any, file: Path) -> Path:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        torch.jit.trace(model.eval(), torch.ones(2, 6)).save(file)
+    return file
+
+
+def test_outputs_decide_which_layer_of_the_same_shape_is_which(tmp_path: Path) -> None:
+    # The order of creation and the names say the opposite of what the calls do.
+    source, model = Gated(("n_u", "q", "p", "n_v")), Gated(("n_j", "r", "s", "n_i"))
+    done = ckpttool.load_into(model, trace(source, tmp_path / "gated.pt"), shapes=[(6,)], verify=False)
+    x = torch.randn(5, 6)
+    assert torch.equal(model(x), source(x))
+    by = {(match.source, match.target): match.by for match in done.matched}
+    assert by.keys() == {("n_u", "n_j"), ("q", "r"), ("p", "s"), ("n_v", "n_i")}
+    assert "outputs" in by.values()
+
+
+@pytest.mark.parametrize(
+    "settings", [{"alike": True}, {"halves": True}], ids=["both choices compute it", "no choice does"]
+)
+def test_what_outputs_do_not_decide_stays_refused(settings: dict[str, bool], tmp_path: Path) -> None:
+    source = Gated(("n_u", "q", "p", "n_v"), alike="alike" in settings)
+    model = Gated(("n_j", "r", "s", "n_i"), **settings)
+    before = state(model)
+    with pytest.raises(MappingError) as caught:
+        ckpttool.load_into(model, trace(source, tmp_path / "gated.pt"), shapes=[(6,)], verify=False)
+    assert "match=" in str(caught.value.hint)
+    assert unchanged(model, before)
+
+
+def test_equal_values_need_no_decision_between_them(tmp_path: Path) -> None:
+    source = Gated(("n_u", "q", "p", "n_v"))
+    source.n_v.load_state_dict(source.n_u.state_dict())
+    model = Gated(("n_j", "r", "s", "n_i"))
+    ckpttool.load_into(model, trace(source, tmp_path / "gated.pt"), shapes=[(6,)], verify=False)
+    x = torch.randn(5, 6)
+    assert torch.equal(model(x), source(x))
+
+
+def test_a_live_model_keeps_its_values_in_a_dry_run_that_outputs_decide(tmp_path: Path) -> None:
+    source, model = Gated(("n_u", "q", "p", "n_v")), Gated(("n_j", "r", "s", "n_i"))
+    before, mode = state(model), model.train().training
+    file = trace(source, tmp_path / "gated.pt")
+    done = ckpttool.load_into(model, file, shapes=[(6,)], dry_run=True, verify=False)
+    assert not done.ambiguous
+    assert unchanged(model, before)
+    assert model.training is mode

@@ -61,12 +61,13 @@ def test_parts_that_two_models_join_or_use_in_other_orders_are_arranged_or_named
     rows = {tuple(line.split("\t")[:2]): line.split("\t")[2:] for line in done.stdout.splitlines()}
     # Both computations record which part comes from which layer.
     assert [rows[names[0], form][0] for form in ("keras", "script")] == ["right"] * 2
-    # A state_dict does not, and no computation names the halves of a product.
+    # Neither a state_dict does, nor a .keras file of custom classes.
     named = {("ddpg_critic_action_first", "pt"): "joint"}
     named |= {
-        ("geglu_swapped_halves", form): "gate_up" if form == "keras" else "proj"
-        for form in ("keras", "script")
+        ("geglu_swapped_halves", form): "gate_up" if form == "keras" else "proj" for form in ("keras", "pt")
     }
+    # Where a file records the whole computation, outputs decide.
+    assert rows["geglu_swapped_halves", "script"][0] == "right"
     for key, layer in named.items():
         state, sentence = rows[key]
         assert state == "WRONG ASSUMED"
@@ -114,12 +115,18 @@ JOINED = (FeaturePart(2, "input", 1), FeaturePart(3, "call", 0))
 def test_joined_parts_are_the_same_moved_or_assumed(theirs, ours, rules, assumed):
     tree = Tree({(attr("l"), attr("kernel")): Leaf("float32", (5, 4), Inline(bytes(80)), "l/kernel")})
     only = find_layers(tree, "tensorflow")[0]
-    made = arrange_parts(only, only.kinds[0], FeatureReordering(), theirs, LayerFacts(parts=ours))
+    made = arrange_parts(only, only.kinds[0], FeatureReordering(), theirs, LayerFacts(parts=ours), (5, 4))
     assert made.rules == rules
     assert len(made.assumed) == assumed
     assert all("l takes" in sentence for sentence in made.assumed)
-    cut = arrange_parts(only, only.kinds[0], FeatureReordering(), (), LayerFacts(cut=True))
+    cut = arrange_parts(only, only.kinds[0], FeatureReordering(), (), LayerFacts(cut=True), (5, 4))
     assert len(cut.assumed) == 1
+    assert [parts.orders for parts in cut.assumed_parts] == [((0, 1), (1, 0))]
+    # One rule for each order of the parts.
+    for parts in made.assumed_parts:
+        rows = np.arange(sum(parts.sizes))
+        moved = {tuple(rows[[*parts.rule(order, 0).order]]) for order in parts.orders}
+        assert len(moved) == len(parts.orders)
 
 
 def test_calls_that_join_other_results_leave_no_origin():
@@ -160,7 +167,7 @@ def test_images_tell_joined_parts_apart(images, theirs, ours, assumed):
     only = find_layers(tree, "tensorflow")[0]
     only = only._replace(facts=only.facts._replace(takes=order))
     facts = LayerFacts(parts=ours, takes=order)
-    made = arrange_parts(only, only.kinds[0], FeatureReordering(), theirs, facts)
+    made = arrange_parts(only, only.kinds[0], FeatureReordering(), theirs, facts, (count, 4))
     assert not made.rules
     assert len(made.assumed) == assumed
 

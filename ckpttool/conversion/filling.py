@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Any, TypedDict, Unpack
 
 from ckpttool.conversion import layer_options, parts, targets
+from ckpttool.conversion.filling_by_outputs import Choice, FillTrials, decide_by_outputs
 from ckpttool.conversion.general import describe_sources, read_state_dicts
 from ckpttool.conversion.ledger import ModelLedger, account_for_tensors
 from ckpttool.conversion.options import ConversionOptions, with_keywords
@@ -412,6 +413,7 @@ _BY = {
     "numbers": "by numbers",
     "calls": "by calls",
     "words": "by words",
+    "outputs": "by outputs",
     "only fit": "as the only fit",
 }
 _COUNTED = {**_BY, "given": "as given"}
@@ -732,12 +734,12 @@ Pairs = Mapping[str, str] | Sequence[tuple[str, str]]
 class ModelLoadResult:
     """Result of filling a model: `filled` of its tensors have the checkpoint's values, or would have.
 
-    `matched` lists by layer its source and how it was found ("given", "name", "words", "numbers",
-    "only fit", "order"), `report` the rule of every tensor, the model tensors that are `missing`, the
-    checkpoint tensors that are `unused`, and assumptions. `left_out` are those that fill nothing for a
-    reason. `different` pairs belong together but do not fit; `ambiguous` ones have no evidence which is
-    which. `cast` are tensors whose number type changes in the model. `loaded` is false for a dry run.
-    The `ledger` lists what else in or beside the checkpoint may affect the model's outputs
+    `matched` lists by layer its source and how it was found ("given", "name", "outputs", "words",
+    "numbers", "calls", "only fit", "order"), `report` the rule of every tensor, the model tensors that are
+    `missing`, the checkpoint tensors that are `unused`, and assumptions. `left_out` are those that fill
+    nothing for a reason. `different` pairs belong together but do not fit; `ambiguous` ones have no evidence
+    which is which. `cast` are tensors whose number type changes in the model. `loaded` is false for a
+    dry run. The `ledger` lists what else in or beside the checkpoint may affect the model's outputs
     (evaluation/evidence.py); see `decides`. `proof` is whether the filled model computes what the
     checkpoint's model computes, where that runs.
     """
@@ -1133,6 +1135,9 @@ def plan_fill(
     skeleton = target.skeleton(given.guessed(), given.framework)
     try:
         filling = _fill_without(given, skeleton, matching, patterns)
+        undecided = filling.ambiguous or filling.assumed_parts
+        if undecided and not filling.misfits and isinstance(target, LiveModel):
+            filling = _decide_by_outputs(target, checkpoint, given, skeleton, matching, filling)
     except CkpttoolError as error:
         raise error.located(file=error.file or checkpoint.path) from error.__cause__
     linked = set(skeleton.named()[1].values())
@@ -1141,6 +1146,32 @@ def plan_fill(
     filling = replace(filling, unfilled=(*filling.unfilled, *alone))
     report = build_fill_report(given.ready, skeleton, filling)
     return ModelFillPlan(target.title, given, skeleton, filling, report)
+
+
+def _decide_by_outputs(
+    target: LiveModel,
+    checkpoint: Checkpoint,
+    given: ModelSource,
+    skeleton: Skeleton,
+    matching: MatchOptions,
+    filling: FillResult,
+) -> FillResult:
+    """Return the filling in which outputs decide what names and shapes leave ambiguous."""
+    linked = {*skeleton.named()[1].values()}
+    names = skeleton.tree.names
+
+    def fill(decided: Choice) -> FillResult:
+        options = replace(matching, decided=decided.pairs, part_orders=decided.orders)
+        return fill_model.fill(given.fills, skeleton, options)
+
+    def assign_values(filling: FillResult) -> Callable[[], None]:
+        kept = linked - {*filling.unfilled}
+        leaves = ((path, leaf) for path, leaf in filling.tree.tensors() if path in kept)
+        return assign([(names[path], target.tensors[path], leaf) for path, leaf in leaves])
+
+    calls = {"/".join(part.name): part.call.number for part in skeleton.parts}
+    trials = FillTrials(fill, assign_values, calls, given.framework)
+    return decide_by_outputs(checkpoint, target.model, target.shapes, trials, filling)
 
 
 def _select_source(checkpoint: Checkpoint, options: FillOptions, shapes: Sequence[Shape]) -> ModelSource:

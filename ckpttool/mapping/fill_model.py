@@ -16,6 +16,7 @@ from ckpttool.core.kinds import list_kinds
 from ckpttool.core.tree import Container, Leaf, Path, Tree, ValueLeaf, attr
 from ckpttool.mapping import flattening, user_rules
 from ckpttool.mapping.flattening import (
+    AssumedParts,
     FeatureReordering,
     describe_image_sized_inputs,
     describe_pixel_shuffles,
@@ -40,7 +41,7 @@ from ckpttool.mapping.layers import (
     propose_options,
     selectable_kinds,
 )
-from ckpttool.mapping.rules import KEEP, Cast, Move, Plan, Rule, apply_plan, compose_rules
+from ckpttool.mapping.rules import KEEP, Cast, Move, Plan, Rule, apply_plan, chain_rules, compose_rules
 from ckpttool.mapping.solver import (
     Ambiguity,
     By,
@@ -340,6 +341,8 @@ class MatchOptions:
         strict: raise MappingError for the first layer that does not fit; otherwise add it to the misfits.
         accept_order: pair layers by order if no other evidence decides (see solver.solve).
         cast: round numbers to the types of the model.
+        decided: pairs of layers that the outputs of both models decided (see conversion/filling_by_outputs).
+        part_orders: orders of parts that the outputs of both models decided.
 
     """
 
@@ -349,6 +352,8 @@ class MatchOptions:
     strict: bool = True
     accept_order: bool = False
     cast: bool = False
+    decided: Sequence[tuple[str, str]] = ()
+    part_orders: Sequence[tuple[AssumedParts, tuple[int, ...]]] = ()
 
 
 def fill(source: FillSource, skeleton: Skeleton, options: MatchOptions) -> FillResult:
@@ -372,9 +377,11 @@ def _fill_by_layers(source: FillSource, skeleton: Skeleton, options: MatchOption
         theirs.candidates,
         ours.candidates,
         in_order=source.in_order,
-        given=options.pairs,
+        given=(*options.pairs, *options.decided),
         accept_order=options.accept_order,
     )
+    if options.decided:
+        solution = _name_decided(solution, theirs, ours, {*options.decided})
     misfits = [
         Misfit(
             theirs.title(pair.source),
@@ -386,7 +393,7 @@ def _fill_by_layers(source: FillSource, skeleton: Skeleton, options: MatchOption
     ]
     if misfits and options.strict:
         raise misfits[0].error
-    made = _FillBuilder(theirs, ours, places, (source.framework, skeleton.framework))
+    made = _FillBuilder(theirs, ours, places, (source.framework, skeleton.framework), options.part_orders)
     for pair in made.known(solution.pairs):
         made.add(pair)
     needs = made.describe_layers()
@@ -420,7 +427,21 @@ def _fill_by_layers(source: FillSource, skeleton: Skeleton, options: MatchOption
         (*made.notes, *needs, *_describe_unmatched(theirs, ours, solution, source.framework)),
         (*misfits, *different, *unfit.values()),
         made.evidence,
+        tuple(made.assumed_parts),
     )
+
+
+def _name_decided(
+    solution: Solution, theirs: MatchSide, ours: MatchSide, decided: Collection[tuple[str, str]]
+) -> Solution:
+    """Return the solution with the evidence of the pairs that outputs decided."""
+    pairs = (
+        pair._replace(by="outputs")
+        if pair.by == "given" and (theirs.title(pair.source), ours.title(pair.target)) in decided
+        else pair
+        for pair in solution.pairs
+    )
+    return solution._replace(pairs=tuple(pairs))
 
 
 def _add_calls(
@@ -796,9 +817,16 @@ class _FillBuilder:
     """Result of the pairs; targets are paths in the skeleton's tree."""
 
     def __init__(
-        self, theirs: MatchSide, ours: MatchSide, places: Mapping[Path, Path], frameworks: tuple[str, str]
+        self,
+        theirs: MatchSide,
+        ours: MatchSide,
+        places: Mapping[Path, Path],
+        frameworks: tuple[str, str],
+        part_orders: Sequence[tuple[AssumedParts, tuple[int, ...]]] = (),
     ) -> None:
         self.theirs, self.ours, self.places = theirs, ours, places
+        self._part_orders = part_orders
+        self.assumed_parts: list[AssumedParts] = []
         self._frameworks, self._foreign = frameworks, frameworks[0] != frameworks[1]
         self._reordered: dict[int, FeatureReordering] = {}
         self._partners: dict[int, int] = {}
@@ -864,7 +892,15 @@ class _FillBuilder:
             part._replace(number=self._partners.get(part.number, -1)) if part.origin == "call" else part
             for part in layer.facts.parts
         )
-        return flattening.arrange_parts(layer, kind, made, theirs, target.facts)
+        shapes = {name: leaf.shape for name, leaf in canonical_tensors(self.theirs.tree, layer, kind).items()}
+        if "kernel" not in shapes:
+            return made
+        found = flattening.arrange_parts(layer, kind, made, theirs, target.facts, shapes["kernel"])
+        for parts, order in self._part_orders:
+            if parts in found.assumed_parts:
+                found = _with_parts_in_order(found, parts, order, shapes)
+        self.assumed_parts += found.assumed_parts
+        return found
 
     def _calls_of_partners(self, pairs: Sequence[LayerPair]) -> Iterator[tuple[int, int]]:
         """Yield the calls of the source's layers, each with that of the paired layer in the target."""
@@ -974,6 +1010,22 @@ class _FillBuilder:
         if self._is_first(place, [move]):
             self.moves.append(move)
             self.evidence[place] = pair.by
+
+
+def _with_parts_in_order(
+    made: FeatureReordering, parts: AssumedParts, order: Sequence[int], shapes: Mapping[str, tuple[int, ...]]
+) -> FeatureReordering:
+    """Return the reordering with that of parts whose order in the source is known."""
+    rank, rules = len(shapes["kernel"]), dict(made.rules)
+    places = {"kernel": rank - 2} if parts.side == "takes" else {"kernel": rank - 1, "bias": 0}
+    for name, axis in places.items():
+        if name in shapes:
+            rules[name] = chain_rules(*filter(None, (rules.get(name),)), parts.rule(order, axis))
+    return made._replace(
+        rules=rules,
+        assumed=tuple(each for each in made.assumed if each != parts.sentence),
+        assumed_parts=tuple(each for each in made.assumed_parts if each != parts),
+    )
 
 
 def _read_value(tree: Tree, moves: list[Move]) -> bytes:

@@ -8,7 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, permutations
 from math import prod
 from types import MappingProxyType
 
@@ -1125,12 +1125,46 @@ _OWN = {"torch": "PyTorch's", "tensorflow": "TensorFlow's"}
 class FeatureReordering(NamedTuple):
     """Rules for a layer's canonical tensors between two frameworks, and the assumptions made for it.
 
-    `flatten` is the image of a dense layer that each framework flattens in its own order.
+    `flatten` is the image of a dense layer that each framework flattens in its own order. `assumed_parts`
+    are the orders of parts that the source may have instead of the one that is assumed.
     """
 
     rules: Mapping[str, Rule] = MappingProxyType({})
     flatten: Shape | None = None
     assumed: tuple[str, ...] = ()
+    assumed_parts: tuple[AssumedParts, ...] = ()
+
+
+class AssumedParts(NamedTuple):
+    """Parts of a layer's input ("takes") or output ("makes") whose order in the source is assumed.
+
+    `orders` are the possible ones: the numbers of the target's parts, in the source's order, the assumed one
+    first. `sentence` is the assumption.
+    """
+
+    sentence: str
+    layer: str
+    side: str
+    sizes: tuple[int, ...]
+    orders: tuple[tuple[int, ...], ...]
+
+    def rule(self, order: Sequence[int], axis: int) -> Rule:
+        """Return the rule that puts the parts of an axis, which has them in this order, in the target's."""
+        starts = dict(zip(order, accumulate((self.sizes[part] for part in order), initial=0), strict=False))
+        blocks = (range(starts[part], starts[part] + size) for part, size in enumerate(self.sizes))
+        return BlockOrder(axis, tuple(position for block in blocks for position in block))
+
+
+_MOST_PARTS = 4
+
+
+def _possible_orders(sizes: Sequence[int], theirs: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+    """Return the orders of parts of these sizes that give the source's sizes, where these are known."""
+    if len(sizes) > _MOST_PARTS or 0 in sizes:
+        return ()
+    known = list(theirs) if sorted(theirs) == sorted(sizes) else None
+    orders = permutations(range(len(sizes)))
+    return tuple(each for each in orders if known is None or [sizes[part] for part in each] == known)
 
 
 def plan_reordering(
@@ -1178,18 +1212,26 @@ def plan_reordering(
 
 
 def arrange_parts(
-    layer: Layer, kind: LayerKind, made: FeatureReordering, theirs: Parts, ours: LayerFacts
+    layer: Layer,
+    kind: LayerKind,
+    made: FeatureReordering,
+    theirs: Parts,
+    ours: LayerFacts,
+    kernel: Shape,
 ) -> FeatureReordering:
     """Return the reordering of a layer with that of the parts that its input and output have.
 
-    `theirs` are the parts of the input in the source, with the calls of the target. If both models record
+    `theirs` are the parts of the input in the source, with the calls of the target, `kernel` is the shape of
+    the canonical kernel [..., inputs, outputs]. If both models record
     where the parts come from, they decide, and so do images that only one part can be; otherwise the order
     is assumed, and so is that of an output that the target uses in parts.
     """
     if kind.name not in ("dense", "convolution", "depthwise"):
         return made
     assumed = []
+    parts: list[AssumedParts] = []
     rules = dict(made.rules)
+    divided = kind.name != "depthwise" and not made.rules and made.flatten is None
     if max(len(theirs), len(ours.parts)) > 1 and not _are_told_apart(layer.facts, theirs, ours):
         followed = all(part.origin and part.number >= 0 for part in (*theirs, *ours.parts))
         whole = len({*theirs}) == len(theirs) and len({*ours.parts}) == len(ours.parts)
@@ -1203,9 +1245,16 @@ def arrange_parts(
             sizes = [f"{part.size:,}" for part in ours.parts or theirs if part.size]
             many = f" of {abbreviate_list(sizes, _MOST)} numbers" if len(sizes) > 1 else ""
             assumed.append(f"{layer.title} takes joined parts{many}, in the same order in both models")
+            own, other = ([part.size for part in side] for side in (ours.parts or theirs, theirs))
+            orders = _possible_orders(own, other) if divided and sum(own) == kernel[-2] else ()
+            if orders:
+                parts.append(AssumedParts(assumed[-1], layer.title, "takes", tuple(own), orders))
     if ours.cut:
         assumed.append(f"{layer.title} makes numbers that the models use in parts, in the same order")
-    return made._replace(rules=rules, assumed=(*made.assumed, *assumed))
+        if divided and kernel[-1] % 2 == 0:
+            halves = (kernel[-1] // 2,) * 2
+            parts.append(AssumedParts(assumed[-1], layer.title, "makes", halves, ((0, 1), (1, 0))))
+    return made._replace(rules=rules, assumed=(*made.assumed, *assumed), assumed_parts=tuple(parts))
 
 
 def _are_told_apart(facts: LayerFacts, theirs: Parts, ours: LayerFacts) -> bool:

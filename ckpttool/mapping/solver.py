@@ -13,6 +13,7 @@ from ckpttool.core.activations import NO_CALL, CallPlace
 from ckpttool.core.deferred import NamedTuple, dataclass, field
 from ckpttool.core.errors import MappingError, UsageError, abbreviate_list
 from ckpttool.core.tree import Path, Tree
+from ckpttool.mapping.flattening import AssumedParts
 from ckpttool.mapping.layers import DIRECTION_NAME
 from ckpttool.mapping.rules import Move
 
@@ -473,11 +474,12 @@ def _refine_marks(
 # modules whose other layers are matched, and by numbers that count the layers on both sides. The order in
 # which the two sides list layers is not evidence: it decides only if the user accepts it.
 
-By = Literal["given", "name", "words", "numbers", "calls", "only fit", "order"]
+By = Literal["given", "name", "outputs", "words", "numbers", "calls", "only fit", "order"]
 # Confidence in a match, in words.
 CONFIDENCE: dict[By, str] = {
     "given": "given",
     "name": "high",
+    "outputs": "high",
     "words": "medium",
     "numbers": "medium",
     "calls": "medium",
@@ -1311,7 +1313,7 @@ class FillResult:
 
     `unfilled` are places in the skeleton that keep the values from their own program, `unused` source
     leaves, `misfits` pairs that were omitted because they do not fit. `evidence` is the evidence for
-    each pair, by place.
+    each pair, by place. `assumed_parts` are the parts whose order is one of `assumed`.
     """
 
     tree: Tree
@@ -1324,3 +1326,4 @@ class FillResult:
     notes: tuple[str, ...]
     misfits: tuple[Misfit, ...] = ()
     evidence: Mapping[Path, By] = field(default_factory=dict)
+    assumed_parts: tuple[AssumedParts, ...] = ()

@@ -29,7 +29,7 @@ from ckpttool.core.urls import format_command
 from ckpttool.mapping.rules import Move, Scale, SumTerm, rule_steps
 from ckpttool.networks import model_runner
 from ckpttool.networks.live import set_value
-from ckpttool.networks.model_child import model_framework
+from ckpttool.networks.model_child import ModelRunner, model_framework
 from ckpttool.networks.tracing import to_array
 from ckpttool.networks.worker import ModelSpec
 from ckpttool.verification.output_comparison import OWN_ERROR, Parity
@@ -281,6 +281,11 @@ class LiveHost:
     def __init__(self, folder: Path, model: Any) -> None:
         self.folder, self._model = folder, model
         self._session = model_runner.ModelSession(folder, model)
+
+    @property
+    def runner(self) -> ModelRunner:
+        """What calls the model."""
+        return self._session.runner
 
     def request(self, do: str, **values: Any) -> dict[str, Any]:
         """Answer a request; the values are in the model already."""

@@ -431,7 +431,8 @@ _USUAL_PAGE = """
 ### Architectures
 
 {pairs} whole networks with the shapes that they usually have, in six forms: agents, image models, language
-models, recommenders. Hints were not tried. `.keras` files of custom classes record no computation.
+models, recommenders. Hints were not tried. `.keras` files of custom classes record no computation; beside
+the other recorded computations, outputs decide what names and shapes leave open.
 
 """
 _FORMS = {
