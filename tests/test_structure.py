@@ -42,7 +42,7 @@ MOST = {
     "evaluation": (11_900, 117),
     "listing": (4_300, 38),
     "verification": (6_100, 55),
-    "conversion": (9_000, 55),
+    "conversion": (9_500, 56),
     "commands": (8_000, 64),
     "report": (3_000, 37),
     "browser": (2_800, 33),
