@@ -116,7 +116,9 @@ class _Binder:
         """Yield how a constant may be computed from tensors: the negative one, joined rows, a sum of two."""
         if np.signbit(numbers).all():
             yield "Neg", [-numbers]
-        for row in range(1, len(numbers)):
+        column = np.ascontiguousarray(numbers.reshape(numbers.shape[0] if numbers.ndim else 1, -1)[:, 0])
+        owners = np.searchsorted(self.firsts, column.view(np.int32), "right")
+        for row in np.flatnonzero(np.diff(owners)) + 1:
             yield "Concat", [np.ascontiguousarray(each) for each in (numbers[:row], numbers[row:])]
         if array.ndim == 1:
             sums = numbers.view(np.int32)
