@@ -9,8 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+import ckpttool
+from ckpttool.evaluation.agent_networks import ActionBounds, derive_network_settings
+from ckpttool.evaluation.restore import restore_agent
 from ckpttool.formats import open_checkpoint
 from ckpttool.graphs import evaluate, read_graph
+from ckpttool.networks import numpy_backend, policy_network
 from tests.conftest import in_process, refused
 
 torch = pytest.importorskip("torch")
@@ -46,7 +50,10 @@ def write(folder: Path, nodes: list[Any], extents: tuple[int, ...], /, **values:
     """Write an ONNX file with the input x, the output y, and these tensors."""
     helper = onnx.helper
     tensors = [onnx.numpy_helper.from_array(np.asarray(each), name) for name, each in values.items()]
-    made = [helper.make_node(op, names, [out], **settings) for op, names, out, settings in nodes]
+    made = [
+        helper.make_node(op, names, [out] if isinstance(out, str) else out, **settings)
+        for op, names, out, settings in nodes
+    ]
     ends = [helper.make_tensor_value_info("x", 1, extents), helper.make_tensor_value_info("y", 1, None)]
     graph = helper.make_graph(made, "g", ends[:1], ends[1:], tensors)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
@@ -97,6 +104,26 @@ AFTER = {
     "unsqueeze": ("Unsqueeze", {}, {"axes": ints(1, 3)}),
     "scale": ("Mul", {}, {"factor": np.float32(0.1)}),
     "divide": ("Div", {}, {"divisor": np.float32(3)}),
+    **{op.lower(): (op, {}, {"other": np.float32(0.25)}) for op in ("Max", "Min")},
+    **{op.lower(): (op, {}, {}) for op in ("Softplus", "Sin", "Cos", "Floor", "Sign", "Selu")},
+    "power": ("Pow", {}, {"exponent": np.float32(2)}),
+    "own selu": ("Selu", {"alpha": 1.5, "gamma": 1.25}, {}),
+    "celu": ("Celu", {"alpha": 0.5}, {}),
+    "hard sigmoid": ("HardSigmoid", {"alpha": 0.3, "beta": 0.25}, {}),
+    "slopes": ("PRelu", {}, {"slopes": weights(4, 1, 1)}),
+    "position": ("ArgMax", {"axis": 1, "keepdims": 0}, {}),
+    "layer norm": ("LayerNormalization", {"epsilon": 1e-3}, {"scale": weights(8), "offset": weights(8)}),
+    "instance norm": (
+        "InstanceNormalization",
+        {"epsilon": 1e-3},
+        {"s": weights(4), "b": ints(1, 2, 3, 4).astype("f")},
+    ),
+    "entries": ("Gather", {"axis": 1}, {"indices": ints(2, -1, 2)}),
+    "last entry": ("Gather", {"axis": -1}, {"index": np.array(-1)}),
+    "shape": ("Shape", {"start": 1, "end": -1}, {}),
+    "size": ("Size", {}, {}),
+    "expand": ("Expand", {}, {"shape": ints(3, 1, 1, 1, 1)}),
+    "product": ("Einsum", {"equation": "bchw->bhc"}, {}),
 }
 
 
@@ -140,12 +167,77 @@ def test_settings_of_products(settings: dict[str, Any], tmp_path: Path) -> None:
     require_equal(expected, result)
 
 
+CELLS = {
+    "LSTM": {},
+    "GRU": {"linear_before_reset": 1},
+    "LSTM reverse": {"direction": "reverse"},
+    "GRU bidirectional": {"direction": "bidirectional", "linear_before_reset": 1},
+}
+
+
+@pytest.mark.parametrize("name", CELLS)
+def test_recurrent_layers(name: str, tmp_path: Path) -> None:
+    op, settings = name.split()[0], CELLS[name]
+    directions, gates = 1 + ("bidirectional" in name), 4 if op == "LSTM" else 3
+    values = {"w": weights(directions, gates * 5, 3), "r": weights(directions, gates * 5, 5)}
+    values["b"] = weights(directions, 2 * gates * 5)
+    nodes = [(op, ["x", "w", "r", "b"], "y", {"hidden_size": 5, **settings})]
+    expected, result, _ = outputs_of(write(tmp_path, nodes, (4, 2, 3), **values), [weights(4, 2, 3)])
+    require_equal(expected, result)
+
+
+def test_a_split_gives_several_values(tmp_path: Path) -> None:
+    nodes = [
+        ("MatMul", ["x", "kernel"], "h", {}),
+        ("Split", ["h", "sizes"], ["a", "b", "c"], {"axis": -1}),
+        ("Concat", ["c", "a"], "y", {"axis": -1}),
+    ]
+    source = write(tmp_path, nodes, (2, 3), kernel=weights(3, 6), sizes=ints(1, 2, 3))
+    expected, result, _ = outputs_of(source, [weights(2, 3)])
+    require_equal(expected, result)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_attention(causal: bool, tmp_path: Path) -> None:
+    class Attention(torch.nn.Module):
+        """One head of attention between two layers."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.q, self.k, self.v, self.last = (torch.nn.Linear(8, size) for size in (8, 8, 8, 2))
+
+        def forward(self, x: Any) -> Any:
+            q, k, v = self.q(x), self.k(x), self.v(x)
+            return self.last(torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal))
+
+    torch.jit.trace(Attention().eval(), torch.zeros(1, 5, 8)).save(str(tmp_path / "model.pt"))
+    expected, result, _ = outputs_of(tmp_path / "model.pt", [weights(2, 5, 8)])
+    require_equal(expected, result)
+
+
+@pytest.mark.parametrize("kind", ["LSTM", "GRU"])
+def test_scripted_memory_that_asks_for_its_rank(kind: str, tmp_path: Path) -> None:
+    class Memory(torch.nn.Module):
+        """A memory that begins with zeros, and a layer."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.memory, self.out = getattr(torch.nn, kind)(3, 4), torch.nn.Linear(4, 2)
+
+        def forward(self, x):  # TorchScript reads annotations
+            y, _ = self.memory(x)
+            return self.out(torch.tanh(y[-1]))
+
+    torch.jit.script(Memory().eval()).save(str(tmp_path / "model.pt"))
+    expected, result, _ = outputs_of(tmp_path / "model.pt", [weights(5, 2, 3)])
+    require_equal(expected, result)
+
+
 REFUSED = {
     "operator": [("Mod", ["h", "two"], "y", {"fmod": 1})],
-    "attribute": [("Softplus", ["h"], "y", {})],
+    "attribute": [("LSTM", ["x", "two", "two"], "y", {"clip": 1.0})],
     "window": [("MaxPool", ["h"], "y", {"kernel_shape": [2, 2], "ceil_mode": 1})],
     "padding": [("Conv", ["h", "kernel"], "y", {"auto_pad": "SAME_UPPER", "strides": [2, 2]})],
-    "whole numbers": [("Shape", ["h"], "s", {}), ("Div", ["s", "s"], "y", {})],
     "all axes": [("ReduceMean", ["h"], "y", {})],
 }
 
@@ -217,3 +309,150 @@ def test_keras_layers_in_channels_last_order_use_the_reordered_weights(tmp_path:
     file = write_functional(tmp_path, layers, ["image"], "out", arrays)
     expected, result, _ = outputs_of(file, [weights(2, 5, 5, 2)])
     require_equal(expected, result)
+
+
+def test_keras_memory_has_the_batch_first(tmp_path: Path) -> None:
+    from tests.test_computation import node, write_functional
+
+    gates = {"activation": "tanh", "recurrent_activation": "sigmoid", "use_bias": True}
+    layers = [
+        node("steps", [], "InputLayer", batch_shape=[None, 4, 3]),
+        node("layer", ["steps"], "LSTM", units=5, return_sequences=True, **gates),
+        node("out", ["layer"], "Dense", units=2, activation="tanh", use_bias=True),
+    ]
+    arrays = {"dense": [weights(5, 2), weights(2)]}
+    arrays["lstm/cell"] = [weights(3, 20), weights(5, 20), weights(20)]
+    source = write_functional(tmp_path, layers, ["steps"], "out", arrays)
+    expected, result, _ = outputs_of(source, [weights(2, 4, 3)])
+    require_equal(expected, result)
+
+
+def test_whole_numbers_are_divided_without_a_rest(tmp_path: Path) -> None:
+    nodes = [
+        ("MatMul", ["x", "kernel"], "h", {}),
+        ("Shape", ["h"], "s", {}),
+        ("Div", ["s", "two"], "y", {}),
+    ]
+    source = write(tmp_path, nodes, (3, 3), kernel=weights(3, 5), two=ints(2, 2))
+    expected, result, _ = outputs_of(source, [weights(3, 3)])
+    assert expected.tolist() == result.tolist() == [1, 2]
+
+
+# Policies with an encoder or memory, whose written weights alone are no policy.
+
+
+def write_atari(folder: Path) -> tuple[Path, Any]:
+    nn = torch.nn
+    layers = [
+        nn.Conv2d(4, 32, 8, 4),
+        nn.ReLU(),
+        nn.Conv2d(32, 64, 4, 2),
+        nn.ReLU(),
+        nn.Conv2d(64, 64, 3),
+        nn.ReLU(),
+    ]
+    network = nn.Sequential(*layers, nn.Flatten(), nn.Linear(3136, 512), nn.ReLU())
+    model = nn.ModuleDict({"network": network, "actor": nn.Linear(512, 3), "critic": nn.Linear(512, 1)})
+    torch.save(model.state_dict(), folder / "ppo.cleanrl_model")
+    return folder / "ppo.cleanrl_model", np.random.default_rng(0).integers(0, 256, (3, 4, 84, 84))
+
+
+def write_sb3(name: str, kind: str) -> Any:
+    def write_agent(folder: Path) -> tuple[Path, Any]:
+        library = pytest.importorskip("stable_baselines3")
+        spaces, env = pytest.importorskip("gymnasium").spaces, pytest.importorskip("gymnasium").Env()
+        rng = np.random.default_rng(0)
+        image, actions = spaces.Box(0, 255, (3, 36, 36), np.uint8), spaces.Box(-2, 2, (2,), np.float32)
+        pixels = rng.integers(0, 256, (3, 3, 36, 36)).astype(np.uint8)
+        env.observation_space, env.action_space, observations = image, actions, pixels
+        if kind == "MultiInputPolicy":
+            row = spaces.Box(-1, 1, (5,), np.float32)
+            env.observation_space = spaces.Dict({"image": image, "row": row})
+            observations = {"image": pixels, "row": rng.normal(size=(3, 5)).astype(np.float32)}
+        if name == "DQN":
+            env.action_space = spaces.Discrete(4, start=2)
+        settings = {"n_steps": 8, "batch_size": 8} if name == "PPO" else {"buffer_size": 10}
+        getattr(library, name)(kind, env, **settings).save(folder / "agent.zip")
+        return folder / "agent.zip", observations
+
+    return write_agent
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    "write_agent",
+    [
+        write_atari,
+        *(
+            write_sb3(*each)
+            for each in (("PPO", "CnnPolicy"), ("DQN", "CnnPolicy"), ("PPO", "MultiInputPolicy"))
+        ),
+    ],
+    ids=["atari", "cnn", "discrete cnn", "several inputs"],
+)
+def test_code_of_a_policy_with_an_encoder_acts_as_the_source(write_agent: Any, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    source, observations = write_agent(tmp_path)
+    done = ckpttool.convert(str(source), str(tmp_path / "out.pt"), to="torch", code="-")
+    scope: dict[str, Any] = {}
+    exec(str(done.code), scope)
+    model = scope["load"](done.target)
+    given = observations.values() if isinstance(observations, dict) else [observations]
+    actions, expected = scope["act"](model, *given), ckpttool.load_agent(str(source)).act(observations)
+    assert actions.shape == expected.shape
+    assert actions.dtype.kind == expected.dtype.kind
+    np.testing.assert_allclose(actions, expected, rtol=0, atol=1e-5)
+    state = torch.load(done.target, weights_only=True)
+    nested = (
+        next(value for value in state.values() if isinstance(value, dict))
+        if source.suffix == ".zip"
+        else state
+    )
+    nested.pop(next(iter(nested)))
+    torch.save(state, tmp_path / "less.pt")
+    with pytest.raises(RuntimeError):
+        scope["load"](str(tmp_path / "less.pt"))
+
+
+@pytest.mark.parametrize("kind", ["LSTM", "GRU"])
+def test_code_of_a_policy_with_memory_returns_its_states(kind: str, tmp_path: Path) -> None:
+    nn = torch.nn
+    torch.manual_seed(0)
+    actor = nn.ModuleDict({"memory": getattr(nn, kind)(3, 6), "l1": nn.Linear(6, 5), "l2": nn.Linear(5, 2)})
+    bounds = {"action_scale": torch.ones(2), "action_bias": torch.zeros(2)}
+    source = str(tmp_path / "a_agent.pt")
+    torch.save({"actor": {**actor.state_dict(), **bounds}, "total_it": 5}, source)
+    done = ckpttool.convert(source, str(tmp_path / "out.pt"), to="torch", code="-")
+    scope: dict[str, Any] = {}
+    exec(str(done.code), scope)
+    model, agent = scope["load"](done.target), restore_agent(source)
+    part = agent.playable("actor")
+    assert part is not None
+    settings, _ = derive_network_settings(agent, ActionBounds((), (), None))
+    network = policy_network(agent.tree, part, settings, agent.front("actor"))
+    policy = numpy_backend.build(network, "cpu")
+    states: Any = [np.zeros((7, *slot.shape), np.float32) for slot in network.states]
+    own = states
+    for step in range(3):
+        observations = np.random.default_rng(step).normal(size=(7, 3)).astype(np.float32)
+        expected, states = policy.step(observations, tuple(states))
+        actions, *own = scope["act"](model, observations, *own)
+        np.testing.assert_allclose(actions, expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_code_of_a_policy_with_batch_norms_computes_them_from_the_stored_statistics(tmp_path: Path) -> None:
+    from tests.test_fronts import crossq, sb3
+
+    module = crossq()
+    data = sb3.settings(sb3.SAC_POLICY, policy_kwargs={"net_arch": [5, 4]})
+    source = str(sb3.put(tmp_path / "a.zip", sb3.members({"policy": module.state_dict()}, data)))
+    done = ckpttool.convert(source, str(tmp_path / "out.pt"), to="torch", code="-")
+    scope: dict[str, Any] = {}
+    exec(str(done.code), scope)
+    model, observations = scope["load"](done.target), weights(7, sb3.OBS)
+    with torch.no_grad():
+        squashed = torch.tanh(module.actor.mu(module.actor.latent_pi(torch.tensor(observations)))).numpy()
+    low, high = np.array(sb3.LOW), np.array(sb3.HIGH)
+    actions = scope["act"](model, observations)
+    np.testing.assert_allclose(actions, low + (squashed + 1) / 2 * (high - low), rtol=1e-5, atol=1e-5)

@@ -493,7 +493,8 @@ class _TargetWriter:
         try:
             return self._agent_code(made, digests, found, source)
         except (UnsupportedError, UsageError):
-            if (graph := self._graph()) is None:
+            graph, act = self._graph()
+            if graph is None:
                 raise
         from ckpttool.conversion.graph_code import write_graph_code
 
@@ -502,7 +503,7 @@ class _TargetWriter:
             f"for {os.path.basename(self.target)} (sha256 {digests[1]}).",
         )
         try:
-            return write_graph_code(graph, self.plan.ready.tree, self.plan.moves, found.tree, about)
+            return write_graph_code(graph, self.plan.ready.tree, self.plan.moves, found.tree, about, act)
         except CkpttoolError as error:
             raise error.located(file=self.target) from error.__cause__
 
@@ -528,13 +529,22 @@ class _TargetWriter:
             )
         return write_code(replace(agent, checkpoint=file), self.request.kind, source, digests)
 
-    def _graph(self) -> Graph | None:
-        """Return what the source computes, if the target is a state dictionary under the source's names."""
-        if self.plan.binding is not None or self.request.kind is not TARGETS["torch"]:
-            return None
+    def _graph(self) -> tuple[Graph | None, str | None]:
+        """Return what the source computes, and for a policy what turns its output into actions.
+
+        The target is a file of tensors under the source's names, or of the agent's.
+        """
+        if self.request.kind is not TARGETS["torch"]:
+            return None, None
         from ckpttool.graphs.graph import read_graph
 
-        return read_graph(self.checkpoint)
+        graph = read_graph(self.checkpoint) if self.plan.binding is None else None
+        binding = None if graph is not None else recognize_playable_agent(self.checkpoint)
+        if binding is None:
+            return graph, None
+        from ckpttool.conversion.policy_graph import read_policy_graph
+
+        return read_policy_graph(build_agent(self.checkpoint, binding, self.own))
 
     def _statistics(self) -> list[Output]:
         """Return the statistics file that the target's library reads beside its own file, if any."""

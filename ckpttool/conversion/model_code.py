@@ -29,7 +29,7 @@ from ckpttool.evaluation.agent_networks import (
 from ckpttool.evaluation.restore import Agent
 from ckpttool.libraries.schema import NORMALIZER, AgentNetwork
 from ckpttool.mapping.rules import KEEP, SEQUENTIAL_EDGES, Move, Permute, Rule
-from ckpttool.networks.build import UNBOUNDED, policy_network
+from ckpttool.networks.build import UNBOUNDED, NetworkSettings, policy_network
 from ckpttool.networks.network import (
     Activation,
     Affine,
@@ -250,7 +250,7 @@ def _is_safe(name: str) -> bool:
     return is_word(name) and name.isascii() and name not in _RESERVED and not name.startswith("_")
 
 
-class _NumberedTree(NamedTuple):
+class NumberedTree(NamedTuple):
     """The canonical tree with numbers instead of weights, and the move of each tensor by its first number."""
 
     tree: Tree
@@ -264,14 +264,21 @@ class _NumberedTree(NamedTuple):
         first = int(numbers.flat[0])
         move = self.moves.get(first)
         expected = np.arange(first, first + array.size, dtype=np.int32).reshape(array.shape)
-        leaf = None if move is None else self.tree[move.target]
-        whole = isinstance(leaf, Leaf) and leaf.shape == array.shape and np.array_equal(numbers, expected)
-        return move if whole else None
+        if move is None or self.leaf(move).shape != array.shape:
+            return None
+        return move if np.array_equal(numbers, expected) else None
+
+    def leaf(self, move: Move) -> Leaf:
+        """Return the tensor that a move makes."""
+        leaf = self.tree[move.target]
+        assert isinstance(leaf, Leaf)  # noqa: S101 - only tensors have numbers
+        return leaf
 
 
-def _number_tensors(agent: Agent) -> _NumberedTree:
+def number_tensors(agent: Agent) -> NumberedTree:
     """Return the agent's tree with numbers: bits of float32, which are moved but never rounded."""
-    by_target = {move.target: move for move in reversed(agent.binding.moves.moves)}
+    moves = [*agent.binding.moves.moves, *(m for front in agent.binding.fronts.values() for m in front.moves)]
+    by_target = {move.target: move for move in reversed(moves)}
     leaves = dict(agent.tree.items())
     owners: dict[int, Move] = {}
     firsts: dict[tuple[Path, str], int] = {}
@@ -286,7 +293,7 @@ def _number_tensors(agent: Agent) -> _NumberedTree:
         owners.setdefault(first, move)
         data = np.arange(first, first + leaf.size, dtype=np.int32).tobytes()
         leaves[path] = replace(leaf, dtype="float32", source=Inline(data), of=None)
-    return _NumberedTree(Tree(leaves), owners)
+    return NumberedTree(Tree(leaves), owners)
 
 
 class _StateDict(NamedTuple):
@@ -346,6 +353,20 @@ def write_code(agent: Agent, kind: TargetKind, source: str, digests: tuple[str |
     return _Writer(agent, kind).text(source, digests)
 
 
+def derive_code_settings(agent: Agent) -> tuple[NetworkSettings, sidecar.LedgerEntries]:
+    """Return the settings of the agent's networks; raise UsageError without action bounds that they need."""
+    settings, assumed = derive_network_settings(agent, ActionBounds((), (), None))
+    if settings.choices is None and settings.action_low:
+        require_even_bounds(agent, settings)
+    elif settings.choices is None and settings.head not in UNBOUNDED:
+        raise UsageError(
+            "--code needs the action bounds, which no file contains",
+            file=agent.checkpoint.path,
+            hint="add --env ID, or --bounds LOW HIGH",
+        )
+    return settings, assumed
+
+
 class _AgentModules:
     """The modules of a written agent's file, and the networks that compute with them."""
 
@@ -353,21 +374,13 @@ class _AgentModules:
         self.agent, self.file = agent, agent.checkpoint.path
         self.target = next(name for name, each in TARGETS.items() if each is kind)
         self.framework = _FRAMEWORKS[self.target]
-        settings, assumed = derive_network_settings(agent, ActionBounds((), (), None))
-        if settings.choices is None and settings.action_low:
-            require_even_bounds(agent, settings)
         if agent.binding.facts.one_hot:
             raise self.refuse("policies of discrete observations")
-        if settings.choices is None and not settings.action_low and settings.head not in UNBOUNDED:
-            raise UsageError(
-                "--code needs the action bounds, which no file contains",
-                file=self.file,
-                hint="add --env ID, or --bounds LOW HIGH",
-            )
+        settings, assumed = derive_code_settings(agent)
         self.settings = settings
         self.ledger = sidecar.merge_entries(agent.ledger, assumed)
         self.skipped: list[str] = []
-        self.numbered = _number_tensors(agent)
+        self.numbered = number_tensors(agent)
         moved = [display(move.source).rpartition("/")[2] for move in self.numbered.moves.values()]
         self.arrays = self.target in ("safetensors", "npz")
         if self.arrays and any(name.rpartition(".")[2] in ("kernel", "_kernel") for name in moved):
