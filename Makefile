@@ -55,13 +55,14 @@ golden: $(VENV)/.installed
 
 # What takes minutes and changes with few commits: tests of many cases (tests/nightly.py), all cells of docs/everyday.md against the recorded ones, the
 # agents of the RL libraries that are installed, every kind of layer with every hyper-parameter in both frameworks, and
-# the pairs of models of docs/model_pairs.md.
+# the pairs of models of docs/model_pairs.md; then how the time of every command grows with the tensors.
 nightly: $(VENV)/.installed
 	$(BIN)/pytest -n auto -m "slow or hypothesis" --hypothesis-profile explore
 	$(BIN)/python -m tests.everyday --check
 	$(BIN)/python -m tests.agent_truth
 	$(BIN)/python -m tests.layer_grid
 	$(BIN)/python -m tests.model_pairs --check
+	$(BIN)/python -m benchmarks.scaling tensors 1000 10000 100000
 
 bench: $(VENV)/.installed
 	$(BIN)/python -m benchmarks

@@ -135,7 +135,7 @@ def _print_conversion(
     done: ConversionResult, options: ConversionOptions, output: ConvertOutputOptions
 ) -> None:
     if output.as_json:
-        console.print_text(console.render_document(done.document()))
+        console.print_document(done.document())
         return
     from ckpttool.cli import tables
     from ckpttool.conversion.reverse import is_unavoidable_note

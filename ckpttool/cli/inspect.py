@@ -184,7 +184,7 @@ def inspect(
         name = "dataflow" if drawing.dataflow else "graph"
         described = {"architecture": [each.document() for each in models]}
         document = {**found.document(), **described, **({name: drawn} if drawn else {})}
-        console.print_text(console.render_document(document))
+        console.print_document(document)
     else:
         steps = next_steps.format_next_steps(
             next_steps.after_inspect, found, quiet=quiet or drawn is not None
@@ -204,7 +204,7 @@ def overview(path: PathArgument, as_json: AsJson = False, quiet: Quiet = False) 
 
     found = load_listing(path, None, None)
     if as_json:
-        console.print_text(console.render_document(found.document()))
+        console.print_document(found.document())
         return 0
     view = parse_view(TreeOptions(), names=False, quiet=quiet)
     if not isinstance(found, CheckpointSummary):
@@ -406,7 +406,7 @@ def digest(
     found = digest.filter_digest(found, glob)
     if as_json:
         against = {} if compared is None else {"check": compared._asdict()}
-        console.print_text(console.render_document({**found.document(), **against}))
+        console.print_document({**found.document(), **against})
     else:
         console.print_text(tables.render_digest(found, compared, quiet=quiet))
         next_steps.print_next_steps(next_steps.after_digest, path, quiet=quiet)
@@ -448,7 +448,7 @@ def stats(
     with show_progress("stats", quiet=quiet or as_json) as moving:
         found = stats.stats(path, glob, layout, moving, jobs=jobs)
     if as_json:
-        console.print_text(console.render_document(found.document()))
+        console.print_document(found.document())
     else:
         console.print_text(tables.render_stats(found, depth, sort, quiet=quiet))
         next_steps.print_next_steps(next_steps.after_stats, path, found, quiet=quiet)
@@ -499,7 +499,7 @@ def diff(
             progress=moving,
         )
     if as_json:
-        console.print_text(console.render_document(found.document()))
+        console.print_document(found.document())
     else:
         height = console.terminal_height()
         # The last lines are the next command and the prompt.
@@ -548,7 +548,7 @@ def doctor(
             part=model.part,
         )
     if as_json:
-        console.print_text(console.render_document(found.document()))
+        console.print_document(found.document())
     else:
         console.print_text(tables.render_diagnosis(found, quiet=quiet))
         next_steps.print_next_steps(next_steps.after_doctor, path, found, quiet=quiet)
@@ -653,7 +653,7 @@ def report(
             else _report_checkpoint(path, other, options, quiet=quiet)
         )
     if as_json:
-        console.print_text(console.render_document(made.document()))
+        console.print_document(made.document())
     else:
         console.print_text(render_page_text(made, quiet=quiet))
     if failed:
@@ -844,7 +844,7 @@ def check(
     if only is not None and only.error is not None and not only.findings:
         raise only.error
     if as_json:
-        console.print_text(console.render_document(found.document()))
+        console.print_document(found.document())
     else:
         console.print_text("\n".join(_check_lines(found, quiet=quiet)))
     for each in found.failed:
@@ -901,7 +901,10 @@ def textconv(
     if place != file and not filesystem.lexists(place):
         place = f"{place}.index"  # of a TensorFlow prefix
     lines = check.textconv(place)
-    console.print_text(console.render_document({"lines": lines}) if as_json else "\n".join(map(clean, lines)))
+    if as_json:
+        console.print_document({"lines": lines})
+    else:
+        console.print_text("\n".join(map(clean, lines)))
     return 0
 
 
@@ -954,7 +957,7 @@ def backends(as_json: AsJson = False, quiet: Quiet = False) -> int:  # noqa: ARG
 def limits(as_json: AsJson = False, quiet: Quiet = False) -> int:  # noqa: ARG001
     """List the parser limits and the names for --limit."""
     if as_json:
-        console.print_text(console.render_document({"limits": parser_limits.document()}))
+        console.print_document({"limits": parser_limits.document()})
     else:
         console.print_text(tables.render_limits(parser_limits.document()))
     return 0
@@ -963,7 +966,7 @@ def limits(as_json: AsJson = False, quiet: Quiet = False) -> int:  # noqa: ARG00
 def _print_plugins(kind: Any, *, as_json: bool) -> int:
     found = list_plugins(kind)
     if as_json:
-        console.print_text(console.render_document({kind: [row.document() for row in found]}))
+        console.print_document({kind: [row.document() for row in found]})
     else:
         console.print_text(tables.render_plugins(kind, found))
     return 0
@@ -981,14 +984,14 @@ def schema(
     if name is None:
         rows = list_schemas()
         if as_json:
-            console.print_text(console.render_document({"schemas": [row.document() for row in rows]}))
+            console.print_document({"schemas": [row.document() for row in rows]})
         else:
             console.print_text(tables.render_schemas(rows))
         return 0
     content = read_schema(name)
     if as_json:
         (row,) = (row for row in list_schemas() if row.name == name)
-        console.print_text(console.render_document({"schemas": [{**row.document(), "content": content}]}))
+        console.print_document({"schemas": [{**row.document(), "content": content}]})
     else:
         console.print_text(json.dumps(content, indent=1))
     return 0

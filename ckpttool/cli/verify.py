@@ -105,7 +105,7 @@ def verify(
     with show_progress("verify", quiet=quiet or as_json) as moving:
         found = verify.verify(first, second, options, progress=moving)
     if as_json:
-        console.print_text(console.render_document(found.document()))
+        console.print_document(found.document())
     else:
         from ckpttool.cli import tables
 
