@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ckpttool.core import deferred, search_paths
-from ckpttool.core.errors import UnsupportedError, UsageError
+from ckpttool.core.errors import CkpttoolError, UnsupportedError, UsageError
 from ckpttool.networks.messages import Message
 from ckpttool.networks.tracing import (
     ROOT,
@@ -606,6 +606,8 @@ def refusals(reader: str, file: str, hint: str | None = None) -> Iterator[None]:
     """Raise UsageError for whatever a library's reader raises."""
     try:
         yield
+    except CkpttoolError:
+        raise
     except Exception as error:
         raise UsageError(f"{reader}: {_all_lines(error)}", file=file, hint=hint) from error
 
