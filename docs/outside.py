@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent
 DOCS, BELOW = "docs", "project"
 CHANGES, RELEASES = "CHANGELOG.md", f"{BELOW}/changes"
 _EMPTY_HEADER = re.compile(r"<th(\b[^>]*)></th>")
-# Factors of the search's scores by the start of a page's path. The theme counts a word in a title 1,000 times:
+# Factors of the scores of the search by the start of a path. The theme counts a word in a title 1,000 times:
 # pages that contain a word precede decisions about it, and reference pages about it precede how-tos.
 _SEARCH_BOOSTS = (
     ("howto/", 80_000),
