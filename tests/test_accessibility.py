@@ -9,8 +9,6 @@ import functools
 import importlib.util
 import os
 import shutil
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,9 +16,10 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import ROOT, TF_SAMPLE, TORCH_SAMPLE, in_process
+from tests.conftest import TF_SAMPLE, TORCH_SAMPLE, in_process
 from tests.report_pages import write_gif, write_hostile, write_results
 from tests.test_report_browser import CHROMIUM, DRIVER, Browser
+from tests.test_site import build_site
 
 pytestmark = pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="chromium and chromedriver are not here")
 
@@ -218,13 +217,7 @@ def test_every_report_can_be_used_by_all(
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Build the site."""
-    pytest.importorskip("material", reason="the extra docs is not installed")
-    folder = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--site-dir", str(folder)]
-    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1", "PYTHONDONTWRITEBYTECODE": "1"}
-    subprocess.run(command, cwd=ROOT, env=environment, check=True, timeout=300)
-    return folder
+    return build_site(tmp_path_factory.mktemp("site"))
 
 
 PAGES = ("index", "tutorial", "comparison", "cli", "howto/see_an_agent", "howto/live_objects", "gpu")

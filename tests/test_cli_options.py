@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Annotated, Any
 
 import pytest
@@ -16,7 +17,10 @@ from typer.testing import CliRunner
 from ckpttool.cli.app import COMMANDS, CommandEntry
 from ckpttool.cli.app import app as program
 from ckpttool.cli.panels import given_options, takes_panels
+from ckpttool.conversion.options import ConversionOptions
 from ckpttool.core import UsageError
+from ckpttool.verification.options import VerificationOptions
+from docs.faces import ENTRY
 from tests.conftest import ROOT, in_process
 
 
@@ -26,6 +30,7 @@ class SpeedOptions:
 
     Speed:
         steps (N): Step count.
+            Longer runs take more steps.
         engine (NAME, --engine -e, steam|diesel):
             What drives.
         sync (--sync/--no-sync): Wait for the disk.
@@ -129,6 +134,19 @@ def test_help_shows_each_panel_under_its_title(run: Callable[..., Any]) -> None:
     assert text.index(" Options ") < speed < text.index("--steps") < names < text.index("--match")
     assert "Step count." in text
     assert "[default: 10]" in text
+
+
+def test_help_ends_where_the_explanation_for_the_reference_begins(run: Callable[..., Any]) -> None:
+    assert "Longer" not in run("--help").output
+
+
+@pytest.mark.parametrize("record", [ConversionOptions, VerificationOptions])
+def test_the_reference_shows_the_whole_explanation_of_options(record: type) -> None:
+    page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8").replace("\\", "")
+    meanings = {name: meaning.split() for name, _, meaning in ENTRY.findall(inspect.getdoc(record) or "")}
+    assert {each.name for each in fields(record)} == {*meanings}
+    assert sum(" ".join(words).count(". ") for words in meanings.values()) > 5
+    assert not [name for name, words in meanings.items() if " ".join(words).rstrip(".") not in page]
 
 
 @pytest.mark.parametrize("words", [("--steps", "0"), ("--steps", "many"), ("--sync=1",), ("--unknown",)])

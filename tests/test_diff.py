@@ -150,11 +150,25 @@ def test_a_conversion_is_identical_after_mapping_and_one_changed_value_is_found(
     assert (found["by"], found["identical"], found["equal"]) == ("agent", False, 77)
 
 
+def test_measures_of_changes_are_explained_once(tmp_path: Path) -> None:
+    """No line explains them where no change has them."""
+    paths = [tmp_path / f"{name}.npz" for name in "abc"]
+    for path, tensors in zip(
+        paths, ({"x": [1, 2], "y": [3]}, {"x": [2, 1], "y": [4]}, {"x": [1, 2]}), strict=True
+    ):
+        np.savez(path, **{name: np.array(values, np.float32) for name, values in tensors.items()})
+    legends = []
+    for words in ((paths[1],), (paths[1], "--quiet"), (paths[0],), (paths[2],)):
+        lines = in_process("diff", paths[0], *words).out.splitlines()
+        legends.append(sum("relative:" in line and "cosine:" in line for line in lines))
+    assert legends == [1, 0, 0, 0]
+
+
 def test_two_checkpoints_of_one_run_differ_by_path(golden: Golden) -> None:
     ran = in_process("diff", TORCH_SAMPLE, TORCH_SAMPLE.with_name("ckpt-2500.pt"))
     assert ran.status == 1
     golden("\n".join(line for line in ran.out.splitlines() if "--all" in line))
-    assert ran.out.splitlines()[1].startswith(("actor", "critic"))
+    assert ran.out.splitlines()[2].startswith(("actor", "critic"))
     assert all(len(line) <= 80 for line in ran.out.splitlines())
 
 

@@ -6,20 +6,27 @@ import os
 import re
 import subprocess
 import sys
+import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import quote
 
 import pytest
 
 from docs.blocks import DOCS, ROOT, Block, differs, fitted
 
+if TYPE_CHECKING:
+    from tests.test_report_browser import Browser
+
 # What a browser fetches by itself; links that people follow are `<a href>`.
 FETCHED = re.compile(r"<(?:link|script|img|iframe|source)\b[^>]*?(?:href|src)=\"?((?:https?:)?//[^\"\s>]+)")
 
 
-def test_the_site_is_built_and_fetches_nothing(tmp_path: Path) -> None:
-    """Strictly: a link that leads nowhere fails it, as does a page that the menu does not name."""
+def build_site(folder: Path) -> Path:
+    """Build the site strictly: links that lead nowhere and pages outside the menu are errors."""
     pytest.importorskip("material", reason="the extra docs is not installed")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
     done = subprocess.run(
         command,
         cwd=ROOT,
@@ -30,13 +37,115 @@ def test_the_site_is_built_and_fetches_nothing(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_site(tmp_path_factory.mktemp("site"))
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    pytest.importorskip("selenium", reason="selenium drives the browser")
+    from tests.test_report_browser import CHROMIUM, DRIVER, Browser
+
+    if not (CHROMIUM and DRIVER):
+        pytest.skip("chromium and chromedriver are not here")
+    opened = Browser(tmp_path_factory.mktemp("profile"))
+    yield opened
+    opened.driver.quit()
+
+
+def test_the_site_is_built_and_fetches_nothing(site: Path) -> None:
     for page in DOCS.rglob("*.md"):
-        assert (tmp_path / page.relative_to(DOCS).with_suffix(".html")).is_file()
-    built = {page: page.read_text(encoding="utf-8") for page in tmp_path.rglob("*.html")}
+        assert (site / page.relative_to(DOCS).with_suffix(".html")).is_file()
+    built = {page: page.read_text(encoding="utf-8") for page in site.rglob("*.html")}
     assert not {page.name: found for page, text in built.items() if (found := FETCHED.findall(text))}
-    styles = "".join(style.read_text(encoding="utf-8") for style in tmp_path.rglob("*.css"))
+    styles = "".join(style.read_text(encoding="utf-8") for style in site.rglob("*.css"))
     assert styles
     assert not re.findall(r"(?:url\(|@import)\s*[\"']?(?:https?:)?//", styles)
+
+
+# The last pages that a reader wants: reasons, histories and measurements.
+BACKGROUND = ("decisions/", "project/", "roadmap.html")
+
+
+def search_site(browser: Browser, site: Path, query: str) -> list[str]:
+    """Return the pages that the site's search lists, best first."""
+    shown = "return [...document.querySelectorAll('.md-search-result__item > a')].map(each => each.pathname)"
+    browser.driver.get(f"{(site / 'index.html').as_uri()}?q={quote(query)}")
+    deadline = time.monotonic() + 60
+    while not (paths := browser.run(shown)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return [path.removeprefix(f"{site.as_posix()}/") for path in paths]
+
+
+@pytest.mark.parametrize(
+    ("query", "first"),
+    [
+        ("gif", "howto/see_an_agent"),
+        ("discrete", "libraries"),
+        ("is it safe", "howto/inspect_safely"),
+        ("jupyter", "howto/in_a_notebook"),
+        ("notebook", "howto/in_a_notebook"),
+        ("onnx", "howto/onnx"),
+        ("sandbox", "security"),
+    ],
+)
+def test_the_search_lists_how_tos_before_decisions_and_changes(
+    query: str, first: str, browser: Browser, site: Path
+) -> None:
+    pages = search_site(browser, site, query)
+    assert pages[:1] == [f"{first}.html"]
+    background = [page.startswith(BACKGROUND) for page in pages]
+    assert background == sorted(background)
+
+
+# Widths of the page and of what it shows, and elements beyond the edge that no box of their own scrolls.
+OVERFLOW = """
+const limit = document.documentElement.clientWidth;
+const clipped = (each) => each && !each.matches('.md-content') &&
+  (getComputedStyle(each).overflowX !== 'visible' || clipped(each.parentElement));
+return [document.scrollingElement.scrollWidth > limit, ...[...document.querySelectorAll('.md-content *')]
+  .filter((each) => each.getBoundingClientRect().right > limit + 1 && !clipped(each.parentElement))
+  .map((each) => each.outerHTML.slice(0, 80))]
+"""
+WIDE_PAGES = ("cli", "api", "layouts", "libraries", "kinds", "model_pairs", "json", "howto/what_would_it_do")
+
+
+def overflowing(browser: Browser, pages: Iterable[Path]) -> dict[str, list[object]]:
+    """Return what is beyond the edge of a phone's screen, by page."""
+    overflows = {}
+    for page in pages:
+        browser.open(page, 390, 844)
+        overflows[page.name] = browser.run(OVERFLOW)
+    return {name: found for name, found in overflows.items() if found != [False]}
+
+
+def test_wide_pages_fit_a_phone(browser: Browser, site: Path) -> None:
+    assert overflowing(browser, (site / f"{page}.html" for page in WIDE_PAGES)) == {}
+
+
+@pytest.mark.slow
+def test_every_page_fits_a_phone(browser: Browser, site: Path) -> None:
+    assert overflowing(browser, sorted(site.rglob("*.html"))) == {}
+
+
+def test_each_release_has_a_page_with_sections() -> None:
+    pytest.importorskip("mkdocs", reason="the extra docs is not installed")
+    from docs.outside import release_pages
+
+    sections = "### Fixed\n\n- One,\n  and more:\n  - below\n- Two\n\n### Added\n\n- Three [x](docs/x.md)\n"
+    releases = f"## 1.1 - unreleased\n\nNew.\n\n{sections}\n## 1.0\n\n{sections}"
+    pages = release_pages(f"# Changes\n\nHead.\n\n{releases}")
+    assert [*pages] == ["project/CHANGELOG.md", "project/changes/1.1.md", "project/changes/1.0.md"]
+    index, newest, oldest = pages.values()
+    assert "[Fixed](changes/1.1.md#fixed): 2\n" in index
+    assert "[Added](changes/1.0.md#added): 1\n" in index
+    assert "Three" not in index
+    assert re.findall("^#.*", newest, re.MULTILINE) == ["# 1.1 - unreleased", "## Fixed", "## Added"]
+    assert oldest.count("- ") == 4
 
 
 def test_a_page_keeps_its_links_to_files_beside_the_folder(tmp_path: Path) -> None:
@@ -52,6 +161,7 @@ def test_a_page_keeps_its_links_to_files_beside_the_folder(tmp_path: Path) -> No
         "[c](project/CHANGELOG.md#a) [t](tutorial.md)"
     )
     assert turned("project/CHANGELOG.md", "[w](docs/sidecar.md)") == "[w](../sidecar.md)"
+    assert turned("project/changes/1.0.md", "[w](docs/sidecar.md)") == "[w](../../sidecar.md)"
     assert turned("index.md", "[gone](../absent.md) [far](https://a.b/c.md)") == (
         "[gone](../absent.md) [far](https://a.b/c.md)"
     )

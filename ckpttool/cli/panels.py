@@ -11,7 +11,8 @@ The docstring of a dataclass declares its options, under the titles of one or se
 
 In parentheses are the placeholder of the value, the names of the option if another one than the field's, the
 range of a number (from 1 by default for whole ones) and the words that a shell completes. A flag `--no-NAME`
-of a field NAME that is true by default turns it off. Fields described without parentheses are no options. A
+of a field NAME that is true by default turns it off. Fields described without parentheses are no options. The
+help ends with the first line that ends with a full stop; docs/api.md also shows the lines below it. A
 field whose type is annotated like a parameter of a typer command needs no line: it is in the first panel.
 Mutually exclusive options raise UsageError in `__post_init__`.
 """
@@ -137,7 +138,7 @@ def _declarations(panel: Any) -> dict[str, _Declaration]:
             elif title and (entry := _ENTRY.fullmatch(line)):
                 name = entry[1]
                 declared[name] = _Declaration(title, entry[2], entry[3] or "")
-            elif name and line.startswith(" " * 8):
+            elif name and line.startswith(" " * 8) and not declared[name].help.endswith("."):
                 declared[name] = declared[name]._replace(help=f"{declared[name].help} {line.strip()}".strip())
     if not declared:
         raise UsageError("docstrings declare the options, and python -OO has none", hint="use python -O")

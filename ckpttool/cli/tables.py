@@ -495,6 +495,7 @@ _BARS = "▁▂▃▄▅▆▇█"
 _HISTOGRAM, _NUMBER, _SHARE = 8, 9, 5
 # Numbers of changes to try, from a pipe's to a small terminal's.
 _MOST_CHANGES = (20, 12, 8, 5, 3)
+_MEASURES = "relative: largest |a - b| / max(|a|, |b|); cosine: 1 for equal directions"
 _HEADS = ("min", "max", "mean", "std")
 
 
@@ -559,11 +560,13 @@ def _histogram_bars(histogram: Sequence[int]) -> str:
 
 
 def render_diff(found: Diff, *, whole: bool, quiet: bool, screen: int | None = None) -> str:
-    """Return the verdict, the changes (all if `whole`), the entries on one side only, and notes.
+    """Return verdict, measures, changes (all if `whole`), entries on one side only, and notes.
 
     `screen` is the number of lines that the text may have; None in a pipe.
     """
     head = [] if quiet else [_diff_verdict(found)]
+    if not quiet and any(each.values is not None for each in found.changed):
+        head.append(wrap_sentence(_MEASURES))
     notes = merge_default_sentences(() if quiet else found.notes)
     tail = [] if quiet else _declared_lines(found, whole=whole)
     tail += [wrap_sentence(f"note: {clean(note)}") for note in notes]

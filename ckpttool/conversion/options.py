@@ -30,10 +30,11 @@ class ConversionOptions:
     """The options of `convert`, on the command line and as keywords of the function.
 
     In parentheses are the placeholders of values, and the names of options of the command line other than the
-    field's. Facts about an agent and models have more options there. The result has the text of `code`.
+    field's. Facts about an agent and models have more options there.
 
     Target:
-        to (WORD): Target (see above). Default: from the suffix of DST.
+        to (WORD): Target, e.g. torch or tf. Default: from the suffix of DST.
+            `ckpttool convert --help` lists the targets.
         network (NAME): For onnx: a network, e.g. critic/q1. Default: actor.
         shard_size (SIZE): For safetensors, tf, dcp: files of at most SIZE (5GB).
         shards (N): For tf: N files of about equal size.
@@ -47,14 +48,19 @@ class ConversionOptions:
         restore (--restore): Restore the prefixes that SRC's sidecar lists.
         fold_weight_norm (--fold-weight-norm): Fold weight_g and weight_v into a single weight.
         fold_normalizer (--fold-normalizer): Fold observation statistics into the first layers.
+            This is for libraries that keep no statistics.
 
     Mapping:
         rules (FILE, --map): TOML file of your own mapping rules.
+            docs/mapping.md describes them.
         kinds (PATTERN=KIND, --kind): Kind of an ambiguous layer: 'attn=attention:8' (heads).
         flatten (PATTERN=H,W,C): Image that a layer receives flattened: 'actor/l1=7,7,64'.
+            `PATTERN=no`: no image, or one with equal order in both models.
         unflatten (PATTERN=H,W,C): Image that a dense output is reshaped to: 'fc=7,7,64'.
         from_ (FRAMEWORK, --from): Orientation of SRC's matrices: torch or tf.
+            It is used where no name or shape shows the orientation.
         l2 (PATTERN=FACTOR): Keras l2 penalty of weights: 'critic/**/kernel=0.01'.
+            It is the FACTOR of `l2(FACTOR)` in the program.
         optimizer (NAME/SETTING=VALUE): Hyperparameter that SRC lacks; 'none' leaves out optimizers.
 
     Agent:
@@ -65,19 +71,25 @@ class ConversionOptions:
     Your own model:
         like: Fill this model (`package.module:factory` or a ModelSpec) and write what it loads.
         match (SOURCE=TARGET): For --like: a pair of corresponding layers.
+            SOURCE and TARGET are two layers or two modules.
         cast (--cast): For --like: round values to your model's dtypes.
         accept_order (--accept-order): For --like: pair ambiguous layers by their order.
+            It is used where no other evidence decides.
         allow_unused (PATTERN): For --like: leave out unused tensors of SRC; repeatable.
         like_source: Code that builds SRC's model, to run it; it also shows the order of flattened images.
         run_code (--run-code): For --like: run SRC although its file contains code.
+            Code is in SavedModel, TorchScript and Lambda layers.
 
     Output:
         code (FILE.py): Also write the networks' code; '-' prints it.
+            The file defines their modules, `load` and `act`. In Python, '-' writes no file; the result
+            has the text as `code`.
         dry_run (--dry-run): Show the mapping without writing anything.
         force (--force): Replace DST if it exists.
         allow_missing (--allow-missing): Write even if entries are unmapped or missing.
         sync (--no-sync): Do not flush to disk before the rename (faster).
         verify (--no-verify): Skip comparing network outputs after writing.
+            With the comparison, nothing is written if an output differs.
 
     """
 

@@ -17,28 +17,36 @@ class VerificationOptions:
     """The options of `verify`, on the command line and as keywords of the function.
 
     In parentheses are the placeholders of values, and the names of options of the command line other than the
-    field's. Errors are relative to the largest output. A loss is called with the model's outputs and targets;
-    by default it is the mean of 0.5 * (output - target)^2. Without `transpose_inputs`, declared shapes and
-    convolutions decide.
+    field's.
 
     Comparison:
-        tolerance (ERROR, 0..): Maximum error of B vs. float64. Default: see above.
+        tolerance (ERROR, 0..): Maximum error of B vs. float64. Default: from A's error.
+            It is relative to the largest output. The default is twice A's error, or that of rounding the
+            largest sum in a layer.
         steps: Train both sides for that many updates, and compare the updates.
         whole (--all): Also compare optimizers, counters, facts, settings, receipt.
+            Checkpoints without an agent are compared by their entries.
         python (INTERPRETER): Python interpreter that runs the frameworks.
 
     Models:
         like_a: Code that builds A's model: `package.module:factory`, or a ModelSpec with arguments.
+            The checkpoint is loaded into the model strictly.
         like_b: Code that builds B's model.
         python_a (INTERPRETER): Python interpreter that runs A.
+            Default: `python`.
         python_b (INTERPRETER): Python interpreter that runs B.
+            Default: `python`.
         input_shapes ([NAME=]3,32,32, --input-shape): Shape of an input of A without batch; repeatable.
         inputs (FILE.npz): Your own inputs, instead of random ones.
         transpose_inputs (--transpose-inputs/--no-transpose-inputs):
             Move the channel axis of A's images for B.
+            By default, declared shapes and convolutions decide.
         run_code (--run-code): Run models whose file contains code.
+            Code is in SavedModel, TorchScript and Lambda layers.
         loss_a (MODULE:LOSS): Loss of A alone.
+            It is called with the model's outputs and targets. Default: mean of 0.5 * (output - target)^2.
         loss_b (MODULE:LOSS): Loss of B alone.
+            As for A.
         optimizer_a (NAME): Optimizer of A, if its file has several.
         optimizer_b (NAME): Optimizer of B, if its file has several.
 
