@@ -15,7 +15,8 @@ import pytest
 
 from ckpttool.cli.app import CommandEntry
 from ckpttool.conversion.targets import TargetKind
-from ckpttool.core.plugins import FormatSignature, Plugin
+from ckpttool.core import Plugin
+from ckpttool.core.plugins import FormatSignature
 from docs.blocks import DOCS, blocks
 from docs.screens import Folder
 from tests.conftest import ROOT
