@@ -59,10 +59,10 @@ def agent() -> Tree:
     return Tree(leaves)
 
 
-def build_leaf(array: np.ndarray, name: str = "", **facts: object) -> Leaf:
-    """Return a leaf of an array, stored in little-endian order; `facts` are further fields of the leaf."""
+def build_leaf(array: np.ndarray, native: str = "", **facts: object) -> Leaf:
+    """Return a leaf of an array in little-endian order; `native` is its name, `facts` are further fields."""
     little = np.ascontiguousarray(array).astype(array.dtype.newbyteorder("<"))
-    return Leaf(array.dtype.name, array.shape, Inline(little.tobytes()), name, **facts)  # type: ignore[arg-type]
+    return Leaf(array.dtype.name, array.shape, Inline(little.tobytes()), native, **facts)  # type: ignore[arg-type]
 
 
 def build_tree(entries: Mapping[str, np.ndarray | int | float | bool | None]) -> Tree:
