@@ -1,84 +1,148 @@
-"""The toys of docs/architecture.md: its format, library and backend keep their contracts."""
+"""The toys of docs/architecture.md: the tests of that page pass, and its rows are those of the tables."""
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
+import os
+import re
+import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 
-from ckpttool.core import Tree
-from ckpttool.testing.backends import BackendContract
-from ckpttool.testing.formats import WritingContract
-from ckpttool.testing.layouts import LayoutContract
+from ckpttool.cli.app import CommandEntry
+from ckpttool.conversion.targets import TargetKind
+from ckpttool.core import Plugin
+from ckpttool.core.plugins import FormatSignature
 from docs.blocks import DOCS, blocks
 from docs.screens import Folder
 from tests.conftest import ROOT
 from tests.conftest import ckpttool as run
-from tests.test_layouts import adam_state
-from tests.trees import torch_dense, torch_tree
 
-TOYS = ("crate", "toylab", "einsum")
+PAGE = DOCS / "architecture.md"
+TOYS = ["crate", "toylab", "einsum"]
 
 
-@pytest.fixture(scope="module", autouse=True)
+@pytest.fixture(scope="module")
 def toys(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Install the page's files as a package of somebody else."""
     folder = Folder(tmp_path_factory.mktemp("toys"))
-    for block in blocks(DOCS / "architecture.md"):
+    for block in blocks(PAGE):
         if "file" in block.notes:
             folder.write(block)
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(folder.path)
         yield folder.path
-    for name in TOYS:
+    for name in (*TOYS, "test_toys"):
         sys.modules.pop(name, None)
 
 
-def toylab_agent() -> Tree:
-    generator = np.random.default_rng(0)
-    entries: dict[str, Any] = {"updates": 9}
-    for name, inputs, outputs in (("brain", 3, 2), ("judge", 5, 1)):
-        first = torch_dense(generator, "first", inputs, 8)
-        weights = {**first, **torch_dense(generator, "last", 8, outputs)}
-        entries |= {f"{name}/{path}": array for path, array in weights.items()}
-        entries |= {f"{name}_adam/{path}": value for path, value in adam_state(weights).items()}
-    return torch_tree(entries)
+@pytest.fixture(scope="module")
+def environment(toys: Path) -> dict[str, str]:
+    return {"PYTHONPATH": f"{ROOT}:{toys}"}
 
 
-class TestCrate(WritingContract):
-    @property
-    def module(self) -> Any:  # type: ignore[override]  # importable once the toys are installed
-        return importlib.import_module("crate")
-
-    def make(self, folder: Path) -> str:
-        arrays = {f"w{n}": np.arange(n + 1, dtype=np.float32) for n in range(6)}
-        return self.put(torch_tree(arrays), folder / "toy.crate")
+def pytest_run(toys: Path, environment: dict[str, str], *options: str) -> subprocess.CompletedProcess[str]:
+    """Run pytest as the author of a plug-in does, outside this project's settings."""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--strict-markers", *options]
+    return subprocess.run(  # this interpreter
+        command, cwd=toys, env={**os.environ, **environment, "COLUMNS": "400"}, capture_output=True, text=True
+    )
 
 
-class TestToylab(LayoutContract):
+def test_the_tests_of_the_page_pass(toys: Path, environment: dict[str, str]) -> None:
+    done = pytest_run(toys, environment, "-m", "not slow", "test_toys.py")
+    assert done.returncode == 0, done.stdout
+    passed = re.search(r"(\d+) passed", done.stdout)
+    assert passed is not None
+    assert int(passed[1]) > 85
+    assert "warning" not in done.stdout
+
+
+UNFINISHED = """
+import types
+import crate
+from ckpttool.testing import BackendContract, FormatContract, LayoutContract, WritingContract, build_tree
+
+class TestBackendOfNoPackage(BackendContract):
+    module = types.SimpleNamespace(NAME="lost")
+
+class TestFormatOfNoPackage(FormatContract):
+    module = types.SimpleNamespace(NAME="lost")
+
+class TestLayoutOfNoPackage(LayoutContract):
+    name = "lost"
+
+class TestNoBackend(BackendContract): ...
+
+class TestNoFile(FormatContract):
+    module = crate
+
+class TestNoTree(LayoutContract):
     name = "toylab"
 
-    @pytest.fixture
-    def tree(self) -> Tree:
-        return toylab_agent()
+class TestFewTensors(WritingContract):
+    module = crate
+
+    def make(self, folder):
+        return self.put(build_tree({"value": 3}), folder / "one")
+"""
 
 
-class TestEinsum(BackendContract):
-    @pytest.fixture
-    def backend(self) -> Any:
-        return importlib.import_module("einsum")
+def test_an_unfinished_contract_says_what_it_lacks(toys: Path, environment: dict[str, str]) -> None:
+    (toys / "test_unfinished.py").write_text(UNFINISHED, encoding="utf-8")
+    laws = "test_it_is_registered or test_the_record_is_whole or test_every_leaf_has_a_way"
+    done = pytest_run(toys, environment, "test_unfinished.py", "-k", laws, "-rfE")
+    errors = {
+        name: "".join(re.findall(rf"(?m)^(?:FAILED|ERROR) test_unfinished.py::{name}::(.*)$", done.stdout))
+        for name in re.findall(r"class (Test\w+)", UNFINISHED)
+    }
+    expected = {
+        "TestBackendOfNoPackage": "ckpttool.backends",
+        "TestFormatOfNoPackage": "ckpttool.formats",
+        "TestLayoutOfNoPackage": "ckpttool.layouts",
+        "TestNoBackend": "define module",
+        "TestNoFile": "define make",
+        "TestNoTree": "define the fixture tree",
+        # pytest shows the values of the assertion.
+        "TestFewTensors": "assert 1 > 5",
+    }
+    assert {name for name, part in expected.items() if part not in errors[name]} == set(), done.stdout
 
 
-def test_the_command_line_lists_and_uses_them(tmp_path: Path, toys: Path) -> None:
-    environment = {"PYTHONPATH": f"{ROOT}:{toys}"}
-    tensors = Tree(dict(toylab_agent().tensors()))
+def test_the_package_installs_the_modules_that_it_registers(toys: Path) -> None:
+    package = tomllib.loads((toys / "pyproject.toml").read_text(encoding="utf-8"))
+    registered = [
+        module for group in package["project"]["entry-points"].values() for module in group.values()
+    ]
+    assert package["tool"]["setuptools"]["py-modules"] == registered == TOYS
+
+
+def test_the_rows_of_the_page_are_rows() -> None:
+    names = {row.__name__: row for row in (CommandEntry, FormatSignature, Plugin, TargetKind)}
+    quoted = re.findall(
+        r"`[^`]*?((?:Plugin|CommandEntry|TargetKind|FormatSignature)\(.+\))`",
+        PAGE.read_text(encoding="utf-8"),
+    )
+    rows = [eval(text, dict(names)) for text in quoted]  # the project's own page
+    assert {type(row) for row in rows} == {CommandEntry, Plugin, TargetKind}
+    for row in rows:
+        if isinstance(row, CommandEntry):
+            assert importlib.util.find_spec(row.target.partition(":")[0])
+        elif isinstance(row, Plugin):
+            assert importlib.util.find_spec(row.module.rpartition(".")[0])
+
+
+def test_the_command_line_lists_and_uses_them(
+    tmp_path: Path, toys: Path, environment: dict[str, str]
+) -> None:
+    test_toys, testing = importlib.import_module("test_toys"), importlib.import_module("ckpttool.testing")
+    agent = testing.build_tree({**test_toys.trained("brain", 3, 2), **test_toys.trained("judge", 5, 1)})
     with open(tmp_path / "agent.crate", "wb") as stream:
-        importlib.import_module("crate").pieces(tensors)[0].write(stream)
+        importlib.import_module("crate").pieces(agent)[0].write(stream)
     found = run("inspect", tmp_path / "agent.crate", "--json", env=environment).json()
     assert (found["format"], found["layout"]) == ("crate", "toylab")
     for command, toy in (("formats", "crate"), ("layouts", "toylab"), ("backends", "einsum")):

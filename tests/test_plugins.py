@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -59,15 +60,35 @@ def test_of_two_packages_of_one_name_the_first_counts(tmp_path: Path) -> None:
         assert ("shout_format" in listed) == (order[0] == 1)
 
 
-def test_a_broken_package_is_named(tmp_path: Path, golden: Golden) -> None:
+BROKEN = {
+    "a module that is missing": "import nowhere_at_all",
+    "an error while it is imported": "print(1 / 0)",
+    "a name that a module lacks": "from ckpttool.formats import Crate",
+    "broken syntax": "def claims(probe:",
+    "no claims": "NAME, TITLE, WRITES, FRAMEWORK = 'shout', '', False, 'numpy'\ndef read(location): ...",
+    "an error in claims": "{}['head']",
+}
+
+
+@pytest.mark.parametrize("code", BROKEN.values(), ids=BROKEN)
+def test_a_broken_package_is_named(tmp_path: Path, code: str, golden: Golden) -> None:
     info = tmp_path / "shout-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: shout\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[ckpttool.formats]\nshout = nowhere_at_all\n")
+    (info / "entry_points.txt").write_text("[ckpttool.formats]\nshout = shout_format\n")
+    in_claims = STRANGER.replace("return probe.path if", f"return {code} if")
+    (tmp_path / "shout_format.py").write_text(in_claims if "head" in code else code + "\n")
     (tmp_path / "x.shout").write_bytes(b"SHOUT" + bytes(8))
     ran = run("inspect", tmp_path / "x.shout", env={"PYTHONPATH": f"{ROOT}:{tmp_path}"})
     assert ran.status == 2
     golden(ran)
+    # The command of the hint shows where the module fails.
+    if shown := re.search("python -c '(.*?)'", ran.err):
+        program = [sys.executable, "-c", shown[1]]
+        done = subprocess.run(
+            program, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True
+        )
+        assert b"shout_format.py" in done.stderr
 
 
 @pytest.mark.long

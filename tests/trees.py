@@ -6,12 +6,11 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from ckpttool.core import Inline, Leaf, Path, Tree, ValueLeaf, attr, index, key
+from ckpttool.core import Path, Tree, attr, index, key
+from ckpttool.testing.formats import build_leaf as leaf
+from ckpttool.testing.formats import build_tree as torch_tree
 
-
-def leaf(array: np.ndarray, native: str = "", **facts: object) -> Leaf:
-    little = np.ascontiguousarray(array).astype(array.dtype.newbyteorder("<"))
-    return Leaf(array.dtype.name, array.shape, Inline(little.tobytes()), native, **facts)  # type: ignore[arg-type]
+__all__ = ["attributes", "dense", "keys", "leaf", "tensorflow_tree", "torch_dense", "torch_tree"]
 
 
 def attributes(name: str) -> Path:
@@ -26,13 +25,6 @@ def keys(name: str) -> Path:
 
 def tensorflow_tree(arrays: Mapping[str, np.ndarray]) -> Tree:
     return Tree({attributes(name): leaf(array, name) for name, array in arrays.items()})
-
-
-def torch_tree(entries: Mapping[str, np.ndarray | int | float | bool | None]) -> Tree:
-    found: dict[Path, Leaf | ValueLeaf] = {}
-    for name, value in entries.items():
-        found[keys(name)] = leaf(value, name) if isinstance(value, np.ndarray) else ValueLeaf(value)
-    return Tree(found)
 
 
 def dense(generator: np.random.Generator, name: str, n_in: int, n_out: int) -> dict[str, np.ndarray]:

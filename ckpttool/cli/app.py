@@ -497,7 +497,10 @@ def _exit_status(error: BaseException, *, as_json: bool) -> int:
     if ended or (isinstance(error, BrokenPipeError) and console.is_reader_gone()):
         console.silence_stdout()
         return 0
-    if isinstance(error, SystemExit) and _raising_module(error).partition(".")[0] in ("typer", "click"):
+    if isinstance(error, SystemExit) and _modules_in_traceback(error)[-1].partition(".")[0] in (
+        "typer",
+        "click",
+    ):
         return int(error.code or 0)  # shell completion was installed or requested
     try:
         console.print_error(_complete_hint(_convert_error(error)), as_json=as_json)
@@ -588,12 +591,25 @@ def _handle_signal(signum: int, frame: object) -> None:  # noqa: ARG001
     raise _SignalExit(signum)
 
 
-def _raising_module(error: BaseException) -> str:
-    """Return the name of the module that raised an error."""
-    name, frame = "", error.__traceback__
+def _modules_in_traceback(error: BaseException) -> list[str]:
+    """Return the names of the modules of an error's traceback; the last one raised it."""
+    names, frame = [""], error.__traceback__
     while frame is not None:
-        name, frame = str(frame.tb_frame.f_globals.get("__name__", "")), frame.tb_next
-    return name
+        names.append(str(frame.tb_frame.f_globals.get("__name__", "")))
+        frame = frame.tb_next
+    return names
+
+
+def _owner_of_bug(error: BaseException) -> str:
+    """Return the package with the bug: that of a plug-in whose code was running, else ckpttool."""
+    from ckpttool.core import plugins
+
+    modules = _modules_in_traceback(error)
+    for kind in plugins.BUILT_IN:
+        for plugin in plugins.installed(kind):
+            if plugin.owner != "ckpttool" and plugin.module.partition(":")[0] in modules:
+                return f"package {plugin.owner}, which provides {kind[:-1]} {plugin.name}"
+    return "ckpttool"
 
 
 def _convert_error(error: BaseException) -> CkpttoolError:
@@ -610,5 +626,5 @@ def _convert_error(error: BaseException) -> CkpttoolError:
         raise error
     return from_system_error(error) or CkpttoolError(
         f"unexpected {type(error).__name__}: {error}",
-        hint=f"this is a bug in ckpttool; set {_TRACEBACK}=1 to show the traceback",
+        hint=f"this is a bug in {_owner_of_bug(error)}; set {_TRACEBACK}=1 to show the traceback",
     )

@@ -23,6 +23,13 @@ if TYPE_CHECKING:
 
 Kind = Literal["formats", "layouts", "backends"]
 
+# What every module of a kind defines.
+_DEFINES: dict[Kind, tuple[str, ...]] = {
+    "formats": ("NAME", "TITLE", "WRITES", "FRAMEWORK", "claims", "read"),
+    "layouts": ("TABLE", "recognise"),
+    "backends": ("NAME", "build", "versions"),
+}
+
 # Errors that importlib.metadata treats as a package without entry points.
 _UNREADABLE = (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError)
 
@@ -75,6 +82,8 @@ class Plugin(NamedTuple):
     files: str = ""
     owner: str = "ckpttool"
     signature: FormatSignature | None = None
+    # Names that the module of another package must define.
+    defines: tuple[str, ...] = ()
 
     def available(self) -> bool:
         """Return whether everything that the plugin needs is installed."""
@@ -94,14 +103,25 @@ class Plugin(NamedTuple):
         try:
             module, _, name = self.module.partition(":")
             found = importlib.import_module(module)
-            return cast(ModuleType, getattr(found, name)) if name else found
-        except ImportError as error:
+            found = cast(ModuleType, getattr(found, name)) if name else found
+        except Exception as error:  # the module of another package may raise anything
             if self.owner == "ckpttool":
                 raise
-            raise UsageError(
-                f"cannot load {self.name} from package {self.owner}: {error}",
-                hint=f"install its dependencies, or run pip uninstall {self.owner}",
-            ) from error
+            if isinstance(error, ModuleNotFoundError):
+                raise self._load_error(str(error), "install its dependencies") from error
+            traceback = f"run python -c 'import {module}' to show the traceback"
+            raise self._load_error(f"{type(error).__name__}: {error}", traceback) from error
+        undefined = [name for name in self.defines if not hasattr(found, name)]
+        if undefined:
+            reason = f"{self.module} does not define {', '.join(undefined)}"
+            raise self._load_error(reason, f"define {' and '.join(undefined)} there")
+        return found
+
+    def _load_error(self, reason: str, repair: str) -> UsageError:
+        return UsageError(
+            f"cannot load {self.name} from package {self.owner}: {reason}",
+            hint=f"{repair}, or run pip uninstall {self.owner}",
+        )
 
 
 # The state file of a TensorFlow folder is text that may begin with white space or a comment.
@@ -343,7 +363,7 @@ def installed(kind: Kind) -> tuple[Plugin, ...]:
                 f"two packages provide {kind[:-1]} {point.name!r}: {found[point.name].owner} and {owner}",
                 hint="uninstall one of them",
             )
-        found[point.name] = Plugin(point.name, point.value, owner=owner)
+        found[point.name] = Plugin(point.name, point.value, owner=owner, defines=_DEFINES[kind])
     return tuple(found.values())
 
 

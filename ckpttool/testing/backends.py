@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from types import ModuleType
 from typing import Any, Literal
 
 import numpy as np
@@ -37,6 +38,7 @@ from ckpttool.networks import (
     StateSlot,
     stack_networks,
 )
+from ckpttool.testing.formats import check_registration
 
 SCALAR: dict[str, Callable[[float], float]] = {
     "relu": lambda x: max(x, 0.0),
@@ -226,11 +228,18 @@ FRACTIONS = {
 
 
 class BackendContract:
-    """Promises of every backend; a subclass provides it."""
+    """Promises of every backend; a subclass names the module, or provides the backend by the fixture."""
+
+    module: ModuleType | None = None
 
     @pytest.fixture
     def backend(self) -> Any:
-        raise NotImplementedError
+        if self.module is None:
+            raise NotImplementedError(f"{type(self).__name__} must define module, the module of the backend")
+        return self.module
+
+    def test_it_is_registered(self, backend: Backend) -> None:
+        check_registration("backends", backend.NAME)
 
     def check(self, policy: Policy, network: Network, batch: int, tolerance: float = 1e-5) -> None:
         obs = {name: normal(batch, width) for name, width in network.inputs}

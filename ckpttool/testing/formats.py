@@ -6,6 +6,7 @@ import io
 import os
 import pickle
 import tracemalloc
+from collections.abc import Mapping
 from pathlib import Path as Folder
 from types import ModuleType
 
@@ -47,10 +48,10 @@ def agent() -> Tree:
     weight = np.arange(6, dtype=np.float32).reshape(2, 3)
     slots = (key("optimizer"), key("state"), key(0))
     leaves: dict[Path, Leaf | ValueLeaf] = {
-        (key("actor"), key("l1.weight")): _leaf(weight, "actor.l1.weight"),
-        (key("actor"), key("l1.bias")): _leaf(weight[:, 0], "actor.l1.bias"),
-        (*slots, key("step")): _leaf(np.array(7.0, np.float32), "step"),
-        (*slots, key("exp_avg")): _leaf(weight / 2, "exp_avg"),
+        (key("actor"), key("l1.weight")): build_leaf(weight, "actor.l1.weight"),
+        (key("actor"), key("l1.bias")): build_leaf(weight[:, 0], "actor.l1.bias"),
+        (*slots, key("step")): build_leaf(np.array(7.0, np.float32), "step"),
+        (*slots, key("exp_avg")): build_leaf(weight / 2, "exp_avg"),
         (key("optimizer"), key("param_groups"), index(0), key("lr")): ValueLeaf(1e-3),
         (key("optimizer"), key("param_groups"), index(0), key("params"), index(0)): ValueLeaf(0),
         (key("total_it"),): ValueLeaf(14_000),
@@ -58,8 +59,19 @@ def agent() -> Tree:
     return Tree(leaves)
 
 
-def _leaf(array: np.ndarray, name: str) -> Leaf:
-    return Leaf(array.dtype.name, array.shape, Inline(np.ascontiguousarray(array).tobytes()), name)
+def build_leaf(array: np.ndarray, native: str = "", **facts: object) -> Leaf:
+    """Return a leaf of an array in little-endian order; `native` is its name, `facts` are further fields."""
+    little = np.ascontiguousarray(array).astype(array.dtype.newbyteorder("<"))
+    return Leaf(array.dtype.name, array.shape, Inline(little.tobytes()), native, **facts)  # type: ignore[arg-type]
+
+
+def build_tree(entries: Mapping[str, np.ndarray | int | float | bool | None]) -> Tree:
+    """Return a tree of arrays and plain values by name: `/` separates keys, and a dot belongs to one."""
+    leaves: dict[Path, Leaf | ValueLeaf] = {}
+    for name, value in entries.items():
+        path = tuple(key(part) for part in name.split("/"))
+        leaves[path] = build_leaf(value, name) if isinstance(value, np.ndarray) else ValueLeaf(value)
+    return Tree(leaves)
 
 
 def read_so_far() -> int:
@@ -71,14 +83,21 @@ def read_so_far() -> int:
         return 0
 
 
+def check_registration(kind: plugins.Kind, name: str) -> None:
+    """Fail with what is missing if no row and no installed package provides the name."""
+    assert name in [plugin.name for plugin in plugins.installed(kind)], (
+        f"add a row to core/plugins.py, or the entry point ckpttool.{kind} to pyproject.toml and install it"
+    )
+
+
 class FormatContract:
-    """Promises of every format; a subclass names the module and writes a checkpoint of six tensors."""
+    """Promises of every format; a subclass names the module and writes six tensors or more."""
 
     module: ModuleType
 
     def make(self, folder: Folder) -> str:
         """Put a whole checkpoint into the folder and return the path to open."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} must define make(folder), which returns a path")
 
     @pytest.fixture
     def path(self, tmp_path: Folder) -> str:
@@ -91,9 +110,10 @@ class FormatContract:
         return found
 
     def test_it_is_registered_under_its_name(self) -> None:
+        check_registration("formats", self.module.NAME)
         assert plugins.find("formats", self.module.NAME).load() is self.module
         assert self.module.TITLE
-        assert self.module.FRAMEWORK in [plugin.name for plugin in plugins.BUILT_IN["backends"]]
+        assert self.module.FRAMEWORK in [plugin.name for plugin in plugins.installed("backends")]
         assert self.module.WRITES is hasattr(self.module, "pieces")
 
     def test_it_alone_claims_its_checkpoint(self, path: str) -> None:
@@ -173,7 +193,11 @@ class FormatContract:
 
 
 class WritingContract(FormatContract):
-    """Promises of a format that also writes."""
+    """Promises of a format that also writes; `make` is for a format that needs a suffix or other tensors."""
+
+    def make(self, folder: Folder) -> str:
+        arrays = {f"w{n}": np.arange(n + 1, dtype=np.float32) for n in range(6)}
+        return self.put(build_tree(arrays), folder / "six")
 
     def put(self, tree: Tree, target: Folder) -> str:
         """Write the tree and return the path to open."""

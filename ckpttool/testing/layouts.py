@@ -8,13 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ckpttool.core import Leaf, Tree, ValueLeaf, display
+from ckpttool.core import Leaf, Tree, ValueLeaf, display, plugins
 from ckpttool.formats import tf_bundle
 from ckpttool.libraries import RecognizedAgent, recognize_tree
 from ckpttool.libraries.schema import ALL_OPTIMIZED
 from ckpttool.libraries.td3 import TF, TORCH
 from ckpttool.mapping import apply_plan
 from ckpttool.mapping.rules import canonical_tree
+from ckpttool.testing.formats import check_registration
 
 
 def canonical_names(tree: Tree, binding: RecognizedAgent) -> dict[str, Leaf | ValueLeaf]:
@@ -48,7 +49,11 @@ class LayoutContract:
 
     @pytest.fixture
     def tree(self) -> Tree:
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} must define the fixture tree, a whole agent")
+
+    def test_it_is_registered(self) -> None:
+        check_registration("layouts", self.name)
+        assert plugins.find("layouts", self.name).load().TABLE.name == self.name
 
     def test_it_is_recognised_as_itself_and_nothing_else(self, tree: Tree) -> None:
         binding = recognize_tree(tree, "agent")
