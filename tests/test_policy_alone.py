@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import runpy
 import shlex
 from collections import OrderedDict
 from itertools import pairwise
@@ -21,6 +22,8 @@ from ckpttool.commands.convert import convert
 from ckpttool.commands.evaluate import evaluate
 from ckpttool.conversion.export import export
 from ckpttool.core import CkpttoolError, EnvironmentMismatchError, Tree, UnsupportedError, UsageError
+from ckpttool.core.sidecar import NORMS_BEFORE
+from ckpttool.evaluation.agent_networks import ActionBounds, build_part_network, derive_network_settings
 from ckpttool.evaluation.evidence import NO_FACTS, AgentFacts
 from ckpttool.evaluation.playing import choose_environment, prepare_agent
 from ckpttool.evaluation.protocol import Protocol
@@ -340,6 +343,140 @@ def test_a_layer_norm_behind_an_activation_needs_the_module(tmp_path: Path) -> N
     with pytest.raises(UnsupportedError):
         played(saved(tmp_path / "a.pth", model.state_dict()), GIVEN)
     close(played(saved(tmp_path / "b.pt", model))[0], wanted(model))
+
+
+class Normed(nn.Module):
+    """An actor with batch norms behind its hidden layers, and before the first one if `first`."""
+
+    def __init__(self, sizes: tuple[int, ...] = (3, 16, 16, 1), *, first: bool = False) -> None:
+        super().__init__()
+        self.first = nn.BatchNorm1d(sizes[0]) if first else None
+        for number, (one, two) in enumerate(pairwise(sizes), start=1):
+            self.add_module(f"fc{number}", nn.Linear(one, two))
+            if number < len(sizes) - 1:
+                self.add_module(f"bn{number}", nn.BatchNorm1d(two))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x if self.first is None else self.first(x)
+        x = torch.relu(self.bn1(self.fc1(x)))
+        return 2 * torch.tanh(self.fc3(torch.relu(self.bn2(self.fc2(x)))))
+
+
+def after_training(model: nn.Module) -> nn.Module:
+    """Return the model with statistics, factors and offsets that each change the output."""
+    generator = torch.Generator().manual_seed(3)
+    for layer in model.modules():
+        if isinstance(layer, nn.BatchNorm1d):
+            for row in (layer.running_mean, layer.running_var, layer.weight, layer.bias):
+                if row is not None:
+                    row.data.uniform_(0.1, 2.0, generator=generator)
+    return model.eval()
+
+
+def in_sequence(*layers: nn.Module) -> nn.Sequential:
+    return nn.Sequential(*layers, nn.ReLU(), nn.Linear(8, 1))
+
+
+NORMED = {
+    "named": Normed(),
+    "before the first layer": Normed(first=True),
+    "of other sizes": Normed((3, 16, 8, 1)),
+    "numbered": in_sequence(nn.Linear(3, 8, bias=False), nn.BatchNorm1d(8)),
+    "numbered, first": in_sequence(nn.BatchNorm1d(3), nn.Linear(3, 8)),
+    "of one width": in_sequence(nn.Linear(8, 8), nn.BatchNorm1d(8)),
+    "without factors": in_sequence(nn.BatchNorm1d(3, affine=False), nn.Linear(3, 8)),
+}
+
+
+@pytest.mark.parametrize("name", NORMED)
+def test_batch_norms_compute_as_torch_does_in_evaluation(name: str, tmp_path: Path) -> None:
+    model = after_training(NORMED[name])
+    path = saved(tmp_path / "a.pth", {"model": model.state_dict(), "epoch": 1})
+    head = "tanh" if isinstance(model, Normed) else "linear"
+    agent = restore_agent(str(path), facts=AgentFacts(activations="relu", head=head))
+    settings, entries = derive_network_settings(agent, ActionBounds([-2.0], [2.0], None))
+    network = build_part_network(agent, agent.binding.parts[0], settings)
+    inputs = np.random.default_rng(5).normal(size=(50, network.inputs[0][1])).astype(np.float32)
+    with torch.no_grad():
+        expected = model(torch.from_numpy(inputs)).numpy()
+    close(run_network(numpy_backend.build(network), inputs), expected)
+    assert any(NORMS_BEFORE in line for line in agent.binding.moves.assumed)
+    assert any(each.what == "architecture" and "1e-05" in each.value for each in entries)
+
+
+def test_batch_norms_of_tensorflow_have_its_epsilon(tmp_path: Path) -> None:
+    generator = np.random.default_rng(0)
+    sizes = {"dense": (3, 8), "dense_1": (8, 8), "dense_2": (8, 1)}
+    tensors = {f"{name}/kernel": generator.normal(size=size) for name, size in sizes.items()}
+    rows = ("gamma", "beta", "moving_mean", "moving_variance")
+    norms = {
+        number: {f"batch_normalization{number}/{row}": generator.uniform(0.001, 0.1, 8) for row in rows}
+        for number in ("_1", "")
+    }
+    np.savez(
+        tmp_path / "a.npz", **{n: v.astype("f4") for n, v in {**tensors, **norms["_1"], **norms[""]}.items()}
+    )
+    x = observations().astype(np.float64)
+    for kernel, norm in zip(tensors.values(), ("", "_1", None), strict=True):
+        x = x @ kernel
+        if norm is not None:
+            gamma, beta, mean, variance = norms[norm].values()
+            x = np.maximum((x - mean) / np.sqrt(variance + 1e-3) * gamma + beta, 0)
+    output, assumed = played(tmp_path / "a.npz", AgentFacts(activations="relu", head="linear"))
+    close(output, x)
+    assert any("0.001" in line for line in assumed)
+
+
+def test_moving_averages_are_no_observation_statistics(tmp_path: Path) -> None:
+    tensors = {"dense/kernel": np.ones((3, 8), "f4"), "dense_1/kernel": np.ones((8, 1), "f4")}
+    moving = {f"batch_normalization/moving_{name}": np.ones(3, "f4") for name in ("mean", "variance")}
+    np.savez(tmp_path / "a.npz", **tensors, **moving)
+    with pytest.raises(UnsupportedError) as error:
+        played(tmp_path / "a.npz", GIVEN)
+    assert "batch_normalization/moving_mean" in str(error.value.found)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.BatchNorm1d(8), nn.Linear(8, 1)),
+        nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 1), nn.BatchNorm1d(1)),
+        nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 3), nn.BatchNorm1d(3)),
+        nn.ModuleDict({"fc1": nn.Linear(3, 8), "fc2": nn.Linear(8, 3), "bn": nn.BatchNorm1d(3)}),
+        nn.ModuleDict({"fc1": nn.Linear(8, 8), "fc2": nn.Linear(8, 1), "bn1": nn.BatchNorm1d(8)}),
+        nn.ModuleDict({**dict(Normed(first=True).named_children()), "bn2": nn.Identity()}),
+        nn.ModuleDict({**dict(Normed().named_children()), "bn2": nn.LayerNorm(16)}),
+        nn.ModuleDict({**dict(Normed().named_children()), "bn3": nn.BatchNorm1d(16)}),
+    ],
+)
+def test_batch_norms_with_several_places_are_refused(model: nn.Module, tmp_path: Path) -> None:
+    with pytest.raises((UnsupportedError, UsageError)) as error:
+        played(saved(tmp_path / "a.pth", model.state_dict()), GIVEN)
+    assert error.value.path or error.value.found
+
+
+def test_batch_norms_are_exported_and_written_as_code(tmp_path: Path) -> None:
+    model = after_training(Normed(first=True))
+    path, code = str(saved(tmp_path / "a.pth", model.state_dict())), tmp_path / "normed_actor.py"
+    facts = AgentFacts(activations="relu", head="tanh", action_low=-2.0, action_high=2.0)
+    export(path, str(tmp_path / "a.onnx"), facts=facts)
+    close(played(tmp_path / "a.onnx")[0], wanted(model))
+    convert(path, str(tmp_path / "b.pt"), to="torch", code=str(code), facts=facts)
+    written = runpy.run_path(str(code))
+    actions = written["act"](written["load"](str(tmp_path / "b.pt")), torch.from_numpy(observations()))
+    close(np.asarray(actions), wanted(model))
+
+
+@pytest.mark.parametrize("heads", [("mean", "log_std"), ("mu", "sigma"), ("mean/dense", "log_std/dense")])
+def test_the_mean_head_of_tensorflow_1_acts(heads: tuple[str, str], tmp_path: Path) -> None:
+    generator = np.random.default_rng(0)
+    sizes = {"dense": (3, 8), heads[1]: (8, 1), heads[0]: (8, 1)}
+    tensors = {name: generator.normal(size=size).astype("f4") for name, size in sizes.items()}
+    np.savez(tmp_path / "a.npz", **{f"pi/{name}/kernel": kernel for name, kernel in tensors.items()})
+    output, _ = played(tmp_path / "a.npz", AgentFacts(activations="tanh", head="linear"))
+    close(output, np.tanh(observations() @ tensors["dense"]) @ tensors[heads[0]])
+    notes = restore_agent(str(tmp_path / "a.npz"), facts=GIVEN).binding.moves.notes
+    assert any(f"pi/{heads[1]}" in note for note in notes)
 
 
 # --- Models that hold their activations -------------------------------------------------------------

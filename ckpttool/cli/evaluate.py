@@ -763,7 +763,7 @@ def _assumption_lines(one: Evaluation) -> list[str]:
         for each in assumed
         if each.hint
         or each.what == "custom code"
-        or each.value.startswith((sidecar.NORMS_BEFORE, sidecar.NO_RESIDUALS))
+        or any(words in each.value for words in (sidecar.NORMS_BEFORE, sidecar.NO_RESIDUALS))
     }
     if not decisive:
         return []

@@ -382,7 +382,7 @@ class LoadedAgent:
         if not part.acts:
             whole = agent.runnable(part.title)
             return make(build_part_network(agent, whole or part, settings).cast(self._how.dtype))
-        if front is not None and front.norms:
+        if (front is not None and front.norms) or any(layer.kind == "batch_norm" for layer in part.layers):
             raise UnsupportedError(
                 f"{part.title} has batch norms, whose training changes statistics: it cannot be trained here",
                 file=self.path,

@@ -128,6 +128,7 @@ def name_nodes(network: Network, part: AgentNetwork, agent: Tree) -> list[str]:
         for chain in part.chains
         for shared in [0 if chain is part else schema.count_shared_layers(agent, part, chain)]
         for position in range(shared, len(chain.layers))
+        if chain.layers[position].kind != "batch_norm"  # no node is the whole of it
     ]
     # An encoder's layers come before.
     layers = layers[len(layers) - len(places) :]

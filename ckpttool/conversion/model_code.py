@@ -506,7 +506,8 @@ class _AgentModules:
             whole = agent.runnable(part.title) or part
             return lambda each: build_part_network(each, whole, settings)
         chosen = agent.playable(part.title) or part
-        if chosen.program is not None or agent.front(part.title) is not None:
+        normed = any(layer.kind == "batch_norm" for layer in chosen.layers)
+        if normed or chosen.program is not None or agent.front(part.title) is not None:
             what = "a policy with an encoder, memory, batch norms or a graph in the file"
             raise self.refuse(what, part.title, "use --to onnx, which runs the policy")
         scored = settings if settings.choices is None else settings.scores

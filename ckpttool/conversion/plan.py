@@ -1023,7 +1023,7 @@ def _with_known_facts(binding: RecognizedAgent, known: Sidecar) -> RecognizedAge
         choices=schema.known_choices(known) or layer_facts.choices,
         distribution=schema.known_distribution(known, layer_facts),
         norm=restore.known_statistics(known) or layer_facts.norm,
-        epsilon=known.norm_epsilon(layer_facts.epsilon),
+        epsilon=known.norm_epsilon(binding.norm_kind, layer_facts.epsilon),
     )
     return replace(binding, facts=facts)
 

@@ -21,7 +21,7 @@ from ckpttool.core.tree import Leaf, Path, attr
 from ckpttool.evaluation.restore import Agent
 from ckpttool.formats import open_checkpoint
 from ckpttool.graphs.graph import Constant, Graph, OperatorNode, inline_constant, read_graph
-from ckpttool.libraries.schema import batch_norm_path
+from ckpttool.libraries.schema import batch_norm_path, canonical_weight_path
 from ckpttool.mapping.rules import AxisSlice, Move, Permute, Rule, chain_rules
 from ckpttool.networks.build import policy_network
 from ckpttool.networks.network import Network
@@ -166,19 +166,30 @@ class _Binder:
         return Constant(leaf, move.source, chain_rules(move.rule, *steps) if steps else move.rule)
 
     def _norms(self) -> Iterator[tuple[dict[str, Constant], float]]:
-        """Yield the tensors of the batch norms before the layers, and their epsilon."""
+        """Yield the tensors of the batch norms before or among the layers, and their epsilon."""
         moves = {move.target: move for move in self.numbered.moves.values()}
-        for component, front in self.agent.binding.fronts.items():
-            for number, epsilon in front.norms:
-                path: Path = batch_norm_path(component, number)
-                found = {each: moves.get((*path, attr(each))) for each in ("scale", "var")}
-                leaves = {
-                    each: Constant(leaf, move.source, move.rule)
-                    for each, move in found.items()
-                    if move is not None and isinstance(leaf := self.agent.checkpoint.tree[move.source], Leaf)
-                }
-                if len(leaves) == 2:
-                    yield leaves, epsilon
+        binding = self.agent.binding
+        own = self.agent.known.norm_epsilon(binding.norm_kind, binding.facts.epsilon)
+        places: list[tuple[Path, str, float]] = [
+            (batch_norm_path(component, number), "var", epsilon)
+            for component, front in binding.fronts.items()
+            for number, epsilon in front.norms
+        ]
+        places += [
+            (canonical_weight_path(part, position, "scale")[:-1], "variance", own)
+            for part in binding.parts
+            for position, layer in enumerate(part.layers)
+            if layer.kind == "batch_norm"
+        ]
+        for path, variance, epsilon in places:
+            found = {"scale": moves.get((*path, attr("scale"))), "var": moves.get((*path, attr(variance)))}
+            leaves = {
+                each: Constant(leaf, move.source, move.rule)
+                for each, move in found.items()
+                if move is not None and isinstance(leaf := self.agent.checkpoint.tree[move.source], Leaf)
+            }
+            if len(leaves) == 2:
+                yield leaves, epsilon
 
     def _add_factor(self, name: str, scale: Constant, variance: Constant, epsilon: float) -> None:
         """Add the nodes that compute scale / sqrt(variance + epsilon) in float64."""

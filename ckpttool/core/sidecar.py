@@ -65,7 +65,7 @@ class Sidecar:
     `activations` follow the hidden layers, and `network_activations` those of networks (by component) with
     other ones than the policy; `obs_norm` has `mean`, `var`, `epsilon`, `clip`, and with several
     inputs the sizes of the normalised ones by name in `parts`;
-    `epsilon` has `layer_norm` and `adam` where they are known; `optimizers` has settings by
+    `epsilon` has `layer_norm`, `batch_norm` and `adam` where they are known; `optimizers` has settings by
     optimizer that the checkpoint's format does not store; `objects` the objects whose variables the
     checkpoint identifies by name alone (libraries/tf_names.py); `stripped` the parts removed from
     names (mapping/wrappers.py); `computation` the computation where the source records one that is
@@ -119,9 +119,9 @@ class Sidecar:
         """Return whether a user gave a fact."""
         return getattr(self, name) is not None and self.provenance.get(name) == "given"
 
-    def norm_epsilon(self, default: float) -> float:
-        """Return the epsilon of the layer norms, or the default if it is not known."""
-        return float((self.epsilon or {}).get("layer_norm", default))
+    def norm_epsilon(self, kind: str | None, default: float) -> float:
+        """Return the epsilon of the norms of a kind (`layer_norm`), or the default if it is not known."""
+        return float((self.epsilon or {}).get(kind or "layer_norm", default))
 
     def origin(self, name: str) -> str:
         """Return the origin of a fact: the file or the default; empty if the sidecar records none."""
@@ -569,8 +569,8 @@ NO_STATISTICS = unknown_fact("observation statistics", "the observation statisti
 # Ending of the origin of action bounds that are no space's: an environment's own may differ.
 OUTPUT_RANGE = "(range of the policy's outputs)"
 
-# Beginnings of assumptions on the position of layers; a wrong one changes every action.
-NORMS_BEFORE = "layer norms before the activations"
+# Parts of assumptions on the position of layers; a wrong one changes every action.
+NORMS_BEFORE = "norms before the activations"
 NO_RESIDUALS = "no residual sums"
 
 

@@ -152,7 +152,7 @@ def derive_network_settings(
         )
     sidecars = [each.sidecar for each in (agent, other) if each is not None]
     assumed = list(restore.assumed_entries(agent.binding, known, *sidecars))
-    epsilon = known.norm_epsilon(facts.epsilon) if agent.binding.has_norms else facts.epsilon
+    epsilon = known.norm_epsilon(agent.binding.norm_kind, facts.epsilon)
     low, high = known.action_low, known.action_high
     choices = known_choices(known)
     if choices is None and known.head == "argmax":

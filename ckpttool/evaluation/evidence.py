@@ -841,9 +841,8 @@ class _PolicyUsage(NamedTuple):
         ):
             return None
         name = found.name.lower()
-        kinds = {layer.kind for part in self.binding.parts for layer in part.layers}
         normed = "norm" in name or _last_word(name).removeprefix("use_") in ("ln", "bn")
-        if "dropout" in name or (normed and ("layer_norm" in kinds or self.binding.fronts)):
+        if "dropout" in name or (normed and (self.binding.norm_kind or self.binding.fronts)):
             return None  # dropout is inactive when an agent is played
         return _entry(found, decides=value is True and "critic" not in name)
 

@@ -222,6 +222,7 @@ def assumed_entries(
     yield from sidecar.assumption_entries("architecture", binding.moves.assumed)
     facts = binding.facts
     hidden = ", ".join(dict.fromkeys(known.activations or facts.activations or (facts.hidden,)))
+    kind = binding.norm_kind
     rows: tuple[tuple[str, Topic, str], ...] = (
         ("activations", "activation", f"hidden activations {hidden}"),
         (
@@ -230,10 +231,14 @@ def assumed_entries(
             f"hidden activations {_describe_fact('network_activations', [known.network_activations or {}])}",
         ),
         ("head", "action map", f"action map {known.head or facts.head}"),
-        ("epsilon", "architecture", f"layer norm epsilon {known.norm_epsilon(facts.epsilon):g}"),
+        (
+            "epsilon",
+            "architecture",
+            _describe_fact("epsilon", [{kind: known.norm_epsilon(kind, facts.epsilon)}]),
+        ),
     )
     for name, what, value in rows:
-        if not known.is_assumed(name) or (name == "epsilon" and not binding.has_norms):
+        if not known.is_assumed(name) or (name == "epsilon" and kind is None):
             continue
         stated = [each is not None and each.is_assumed(name) for each in sidecars]
         owner = "the sidecar" if stated[:1] == [True] else "the other checkpoint's sidecar"
@@ -387,7 +392,7 @@ def _used_fact_entries(
     """Yield an entry for each fact in a file, a sidecar or on the command line."""
     for names, what in _TOPICS.items():
         name = names[0]
-        if name == "epsilon" and not binding.has_norms:
+        if name == "epsilon" and binding.norm_kind is None:
             continue
         value, origin = getattr(known, name), known.origin(name)
         # A network without hidden layers has no activations.
@@ -413,7 +418,8 @@ def _describe_fact(name: str, values: Sequence[Any]) -> str:
     if name == "env":
         return str(value.get("id"))
     if name == "epsilon":
-        return f"layer norm epsilon {value.get('layer_norm', 0):g}"
+        kinds = [kind for kind in schema.NORM_LAYERS if kind in value]
+        return ", ".join(f"{kind.replace('_', ' ')} epsilon {value[kind]:g}" for kind in kinds)
     if name == "network_activations":
         return "; ".join(f"of {part}: {', '.join(dict.fromkeys(own))}" for part, own in value.items())
     return ", ".join(dict.fromkeys(value)) if isinstance(value, list | tuple) else str(value)
@@ -483,7 +489,7 @@ def read_metadata(binding: RecognizedAgent, agent: Tree) -> Sidecar:
         if facts.hidden
         else None,
         "network_activations": {name: list(own) for name, own in facts.network_activations.items()} or None,
-        "epsilon": {"layer_norm": facts.epsilon} if binding.has_norms else None,
+        "epsilon": {binding.norm_kind: facts.epsilon} if binding.norm_kind else None,
         "obs_dim": layer_widths(agent, policy)[0]
         if policy is not None and policy.component not in binding.fronts
         else None,

@@ -82,8 +82,8 @@ class ComponentLayer(NamedTuple):
 
     @property
     def width_norm(self) -> int:
-        """The width of a layer norm."""
-        return self.tensors[self.kind.weights[0].name].leaf.shape[0]
+        """The width of a norm, whose tensors are all as long."""
+        return next(iter(self.tensors.values())).leaf.shape[0]
 
     def _kernel_shape(self) -> tuple[int, ...]:
         first = self.kind.weights[0]

@@ -232,6 +232,10 @@ def mapped_by_sidecar(path: Path) -> bool:
     )
 
 
+NORM_LAYERS = ("layer_norm", "batch_norm")
+"""Kinds of layers after a dense one and before its activation; those of an agent are of one kind."""
+
+
 class AgentLayer(NamedTuple):
     """One layer: the module's name within its component, in torch's notation, and its kind."""
 
@@ -313,13 +317,13 @@ class AgentNetwork(NamedTuple):
     def activation_numbers(self) -> tuple[int | None, ...]:
         """The number of the hidden activation after each layer, None where none follows.
 
-        The last dense layer has none; a layer norm comes before the activation.
+        The last dense layer has none; a norm comes before the activation, or before the first layer.
         """
         kinds = [layer.kind for layer in self.layers]
         dense = [position for position, kind in enumerate(kinds) if kind == "dense"]
         return tuple(
             sum(each <= position for each in dense) - 1
-            if position < dense[-1] and kinds[position + 1 : position + 2] != ["layer_norm"]
+            if dense[0] <= position < dense[-1] and kinds[position + 1] not in NORM_LAYERS
             else None
             for position in range(len(kinds))
         )
@@ -709,9 +713,10 @@ class RecognizedAgent:
         return next((part for part in self.parts if part.acts), None)
 
     @property
-    def has_norms(self) -> bool:
-        """Whether a network has a layer norm, whose epsilon matters."""
-        return any(layer.kind == "layer_norm" for part in self.parts for layer in part.layers)
+    def norm_kind(self) -> str | None:
+        """The kind of the networks' norms, whose epsilon matters; None without one."""
+        kinds = (layer.kind for part in self.parts for layer in part.layers)
+        return next((kind for kind in kinds if kind in NORM_LAYERS), None)
 
     def moved(self, place: Callable[[Path], Path]) -> RecognizedAgent:
         """Return the binding with sources replaced by `place`."""
@@ -862,10 +867,13 @@ def canonical_weight_path(part: AgentNetwork, position: int | str, name: str) ->
     return (*part.prefix, step, attr(name))
 
 
+_LAYER_TENSORS = ("kernel", "bias", "scale", "offset", "mean", "variance")
+
+
 def read_layer_arrays(agent: Tree, part: AgentNetwork, position: int) -> dict[str, np.ndarray]:
     """Return the tensors of the layer at a position of the canonical agent by their names, float32."""
     found = {}
-    for name in ("kernel", "bias", "scale", "offset", KERNEL_DEVIATION, BIAS_DEVIATION):
+    for name in (*_LAYER_TENSORS, KERNEL_DEVIATION, BIAS_DEVIATION):
         leaf = agent.get(canonical_weight_path(part, position, name))
         if isinstance(leaf, Leaf):
             found[name] = leaf.array().astype("f4")
@@ -1175,6 +1183,8 @@ _OTHER = deferred.compile(
 )
 # Siblings that identify a batch norm, which is a layer of the network.
 _LAYER = frozenset(("weight", "bias", "gamma", "beta", "scale", "offset", "kernel", "num_batches_tracked"))
+# The statistics of Keras's and TensorFlow 1's batch norms, whose epsilon no file has.
+_OF_BATCHES = frozenset(("moving_mean", "moving_variance"))
 _MOST_ENTRIES = 1 << 16
 
 
@@ -1298,7 +1308,7 @@ def _group_statistics(tree: Tree, taken: Collection[Path]) -> list[_StatisticsGr
         if last in _LAYER:
             layers.add(segments[:-1])
         at, name = _split_statistic_name(segments[:-1], last)
-        if not _is_observed(at):
+        if not _is_observed(at) or last in _OF_BATCHES:
             continue
         group = groups.setdefault(at, _StatisticsGroup("/".join(at if at == segments[:-1] else segments)))
         what = _STATISTIC.get(name.lstrip("_"))

@@ -84,12 +84,14 @@ _CHANGES = deferred.compile(
 _STATISTICS = deferred.compile(
     r"(obs|observation|state|input|feature)[a-z]*[_/]([a-z]+[_/])?(running_)?(mean|var|std|rms|variance)"
 )
+_UNNAMED = deferred.compile(r"(dense|fully_connected)(_\d+)?")
 _TRUNK = deferred.compile(
     r"trunk|body|base|shared|encoder|features?|hidden|backbone|torso|net|mlp|head|out|output|last"
 )
 # Formats of RL libraries: what their layouts do not recognise is another algorithm, not a single policy.
 _LIBRARIES = frozenset(("stable_baselines3", "stable_baselines2", "rllib", "d3rlpy", "keras_rl"))
 _NUMBERS = deferred.compile(r"\d+")
+_COUNTED = deferred.compile(r"_?\d+")
 _MOST = 200  # layers; far more than any policy of dense layers has
 
 
@@ -361,7 +363,8 @@ def _bind_by_names(
     framework = _find_framework(checkpoint.format, tree)
     normalisers = schema.find_statistics(tree)
     within = frozenset(path for each in normalisers for path in each.paths)
-    found = _group_tensors(tree, framework, within)
+    # A model that records its computation is read with its own batch norms, as a program.
+    found = _group_tensors(tree, framework, within, batch_norms=module is None and steps is None)
     if not any(each.kind is not None and each.kind.name == "dense" for each in found):
         return None
     if len(found) > _MOST:
@@ -538,15 +541,23 @@ def _find_framework(format_: str, tree: Tree) -> str:
     return "torch" if "weight" in lasts else "tensorflow"
 
 
-def _group_tensors(tree: Tree, framework: str, without: Collection[Path] = ()) -> list[_TensorGroup]:
-    """Return the tensors under each module as groups, except the entries in `without`."""
+def _group_tensors(
+    tree: Tree, framework: str, without: Collection[Path] = (), *, batch_norms: bool = False
+) -> list[_TensorGroup]:
+    """Return the tensors under each module as groups, except the entries in `without`.
+
+    A batch norm has a scale or an offset, or a count of batches: two rows alone may be anything's statistics.
+    """
     groups: dict[Name, dict[str, NamedLeaf]] = {}
+    counted: set[Name] = set()
     for path, leaf in tree.tensors():
+        segments = tuple(tree.names[path].removesuffix(":0").split("/"))
+        if segments[-1] == "num_batches_tracked":
+            counted.add(segments[:-1])
         if leaf.role not in ("parameter", "buffer") or leaf.dtype in ("string", "bool") or path in without:
             continue
         if not leaf.shape and "int" in leaf.dtype:
-            continue  # a count: no layer has such a tensor
-        segments = tuple(tree.names[path].removesuffix(":0").split("/"))
+            continue  # a count: no layer computes with such a tensor
         # model.export() of Keras 3 saves every variable a second time, under this name.
         if segments[0] == "_all_variables" and framework == "tensorflow":
             continue
@@ -555,6 +566,9 @@ def _group_tensors(tree: Tree, framework: str, without: Collection[Path] = ()) -
     for name, tensors in groups.items():
         leaves = {n: e.leaf for n, e in tensors.items()}
         kind = recognize_kind(leaves, framework)
+        norm = next((k for k in candidate_kinds(leaves, framework) if k.name == "batch_norm"), None)
+        if batch_norms and norm is not None and (len(tensors) > 2 or name in counted):
+            kind = norm
         embeds = any("emb" in segment.lower() for segment in name)
         if kind is None and framework == "torch" and tensors.keys() == {"weight"} and not embeds:
             # A single matrix may also be an embedding, which no policy with numeric observations has.
@@ -843,7 +857,7 @@ def _sort_loose_tensors(
     if strange:
         outside = not any(name.startswith(surroundings.prefix) for name in strange)
         raise UnsupportedError(
-            "the policy contains tensors that belong to no dense layer or layer norm",
+            "the policy contains tensors that belong to no dense layer or norm",
             file=file,
             found=abbreviate_list(strange, 4),
             hint=surroundings.hint(file) if outside else None,
@@ -863,7 +877,9 @@ def _is_of_actions(name: str, entry: NamedLeaf, layers: Sequence[ComponentLayer]
 
 
 def _is_deviation(layer: ComponentLayer, dense: Sequence[ComponentLayer]) -> bool:
-    last = layer.name[-1] if layer.name else ""
+    # tf.layers.dense in the scope of its head is named pi/log_std/dense.
+    named = [each for each in layer.name if not _UNNAMED.fullmatch(each)]
+    last = named[-1] if named else ""
     if last not in LOG_STD and not _DEVIATION.search(last.lower()):
         return False
     sizes = [(each.width_in, each.width_out) for each in dense if each is not layer]
@@ -935,22 +951,79 @@ def _describe_layer(module: ComponentLayer) -> str:
 def _insert_norms(
     chain: list[ComponentLayer], norms: Sequence[ComponentLayer], file: str
 ) -> tuple[tuple[ComponentLayer, ...], tuple[str, ...]]:
-    """Return the chain with each layer norm after the dense layer with its number, or its width."""
-    placed: list[ComponentLayer] = list(chain)
-    for norm in norms:
-        owners = [m for m in chain[:-1] if m.width_out == norm.width_norm]
-        exact = [m for m in owners if _norm_follows(m, norm)]
-        owners = exact or owners
-        if len(owners) != 1 or any(m in norms for m in placed[placed.index(owners[0]) + 1 :][:1]):
+    """Return the chain with each norm after the dense layer with its number, or its width.
+
+    A batch norm may also come before the first layer, or after the last, which is not supported.
+    """
+    if not norms:
+        return tuple(chain), ()
+    kinds = {norm.kind.name for norm in norms}
+    if len(kinds) > 1:
+        raise UnsupportedError(
+            "layer norms and batch norms in one chain",
+            file=file,
+            found=abbreviate_list(["/".join(norm.name) for norm in norms], 4),
+        )
+    word = kinds.pop().partition("_")[0]
+    owners = [_find_owners(chain, norm) for norm in norms]
+    placed: dict[int, ComponentLayer] = {}
+    for norm, own in zip(norms, _choose_by_names(chain, norms, owners), strict=True):
+        if len(own) != 1 or own[0] in placed or own[0] == len(chain) - 1:
             raise UsageError(
-                "it is unknown which layer a layer norm follows",
+                f"it is unknown which layer a {word} norm follows",
                 file=file,
                 path="/".join(norm.name),
-                found=abbreviate_list([_describe_layer(m) for m in owners or chain], 4),
+                found=abbreviate_list([_describe_layer(chain[n]) for n in own or range(len(chain))], 4),
             )
-        placed.insert(placed.index(owners[0]) + 1, norm)
-    titles = ", ".join("/".join(norm.name) for norm in norms)
-    return tuple(placed), (f"{NORMS_BEFORE}: {titles}",) if norms else ()
+        placed[own[0]] = norm
+    titles = [
+        f"{'/'.join(norm.name)} {'after' if n >= 0 else 'before'} {'/'.join(chain[max(n, 0)].name)}"
+        for n, norm in sorted(placed.items())
+    ]
+    layers = [each for n, dense in enumerate([None, *chain], -1) for each in (dense, placed.get(n))]
+    return tuple(each for each in layers if each is not None), (
+        f"{word} {NORMS_BEFORE}: {', '.join(titles)}",
+    )
+
+
+def _find_owners(chain: Sequence[ComponentLayer], norm: ComponentLayer) -> list[int]:
+    """Return the positions of the dense layers that a norm may follow, -1 if it may be the first layer."""
+    batch, last = norm.kind.name == "batch_norm", len(chain) - 1
+    owners = [
+        n for n, dense in enumerate(chain) if dense.width_out == norm.width_norm and (batch or n < last)
+    ]
+    if batch and chain[0].width_in == norm.width_norm:
+        owners.append(-1)
+    beside = (norm, *chain)
+    if not all(map(_is_numbered, beside)) or len({each.name[:-1] for each in beside}) > 1:
+        return owners
+    before = sum(int(dense.name[-1]) < int(norm.name[-1]) for dense in chain) - 1
+    return [n for n in owners if n == before]
+
+
+def _choose_by_names(
+    chain: Sequence[ComponentLayer], norms: Sequence[ComponentLayer], owners: Sequence[list[int]]
+) -> list[list[int]]:
+    """Return the positions that numbers in the names leave of those that widths allow.
+
+    One norm for each hidden layer is in the order of the numbers; with a norm of the inputs these may differ
+    from the layers' own, as in `bn1` before `fc1`.
+    """
+    hidden = [norm.name for norm, own in zip(norms, owners, strict=True) if -1 not in own]
+    if any(-1 in own and len(own) > 1 for own in owners):
+        return [*owners]
+    if len(hidden) == len(chain) - 1 and len({_COUNTED.sub("", "/".join(name)) for name in hidden}) == 1:
+        order = sorted(hidden, key=lambda name: [int(n) for n in _NUMBERS.findall("/".join(name))])
+        return [
+            [n for n in own if n == order.index(norm.name)] if norm.name in order else own
+            for norm, own in zip(norms, owners, strict=True)
+        ]
+    if len(hidden) < len(norms):
+        return [*owners]
+    return [
+        [n for n in own if _norm_follows(chain[n], norm)] or own
+        for norm, own in zip(norms, owners, strict=True)
+    ]
 
 
 def _norm_follows(dense: ComponentLayer, norm: ComponentLayer) -> bool:
@@ -963,19 +1036,20 @@ def _norm_follows(dense: ComponentLayer, norm: ComponentLayer) -> bool:
 
 
 def _require_sequential(chain: Sequence[ComponentLayer], file: str) -> None:
-    """Raise UnsupportedError if a Sequential has a misplaced norm, or no activation between layers.
+    """Raise UnsupportedError if a Sequential has a norm after an activation, or none between layers.
 
     Layers numbered without any gap belong to a ModuleList, whose activations are in its code.
     """
     for one, two in pairwise(chain):
         if _is_numbered(one) and _is_numbered(two) and not _is_dense(two) and not _norm_follows(one, two):
             raise UnsupportedError(
-                "a layer norm comes after an activation",
+                f"a {two.kind.name.replace('_', ' ')} comes after an activation",
                 file=file,
                 path="/".join(two.name),
                 found=f"{'/'.join(one.name)} before it",
             )
-    pairs = [(one, two) for one, two in pairwise(chain) if _is_numbered(one) and _is_numbered(two)]
+    start = next(n for n, layer in enumerate(chain) if _is_dense(layer))
+    pairs = [(one, two) for one, two in pairwise(chain[start:]) if _is_numbered(one) and _is_numbered(two)]
     gaps = {
         (one.name, two.name): int(two.name[-1]) - int(one.name[-1])
         for one, two in pairs

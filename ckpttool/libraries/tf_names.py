@@ -265,7 +265,7 @@ def _note_norms(binding: RecognizedAgent, framework: str) -> Iterator[str]:
         for one, two in pairwise(part.layers)
     )
     if unclear:
-        yield f"{NORMS_BEFORE}: default of library {binding.layout}"
+        yield f"layer {NORMS_BEFORE}: default of library {binding.layout}"
 
 
 # --- Activations that a graph or a configuration records ------------------------------------------------

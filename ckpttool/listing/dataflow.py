@@ -292,7 +292,7 @@ def _add_layers(
             builder.add("layer", "dense", (columns,), parameters=size)
             dense += 1
         else:
-            builder.add("layer", "layer norm", parameters=size)
+            builder.add("layer", part.layers[position].kind.replace("_", " "), parameters=size)
         if number is not None:
             builder.activate(number)
 

@@ -307,9 +307,21 @@ def read_encoder_norms(agent: Tree, component: str, front: PolicyEncoder) -> dic
         mean, var, scale, offset = (
             _read_array(agent, (*place, attr(name))) for name in ("mean", "var", "scale", "offset")
         )
-        factor = (scale / np.sqrt(var.astype(np.float64) + epsilon)).astype(np.float32)
-        found[number] = Affine(np.ones_like(mean), -mean), Affine(factor, offset)
+        found[number] = _batch_norm(mean, var, epsilon, scale, offset)
     return found
+
+
+def _batch_norm(
+    mean: np.ndarray,
+    variance: np.ndarray,
+    epsilon: float,
+    scale: np.ndarray | None = None,
+    offset: np.ndarray | None = None,
+) -> tuple[Affine, Affine]:
+    """Return a batch norm in evaluation mode; a missing scale is 1, a missing offset 0."""
+    factor = (1 if scale is None else scale) / np.sqrt(variance.astype(np.float64) + epsilon)
+    shift = np.zeros_like(mean) if offset is None else offset
+    return Affine(np.ones_like(mean), -mean), Affine(factor.astype(np.float32), shift)
 
 
 def _input_shape(shape: Shape) -> int | Shape:
@@ -888,6 +900,9 @@ def _add_layers(
             else:
                 builder.add(Dense(kernel, tensors.get("bias")))
             width = kernel.shape[1]
+        elif layer.kind == "batch_norm":
+            for step in _batch_norm(epsilon=wiring.epsilon, **tensors):
+                builder.add(step)
         else:
             builder.add(LayerNorm(tensors["scale"], tensors["offset"], wiring.epsilon))
         number = part.activation_numbers[position]
