@@ -1,5 +1,7 @@
 """What the suite's refusals suggest: each hint states facts only if something else states them as well.
 
+A format that it suggests is one that the target's name allows, or it names another target.
+
 `in_process` passes every refused command here, test_hints.py every hint of the golden texts.
 """
 
@@ -73,9 +75,26 @@ def _is_registered(env: str) -> bool:
 def require_stated(words: tuple[object, ...], printed: str) -> None:
     """Assert that no hint of a refused command contains a value that nothing states."""
     for hint in hints_of(printed):
+        assert not contradicted_targets(hint, tuple(map(str, words))), f"{words}\n{printed}"
         rest = printed.replace(hint, "").replace(json.dumps(hint), "")
         stated = " ".join((*map(str, words), rest))
         assert not invented_values(hint, stated), f"{shlex.join(map(str, words))}\n{printed}"
+
+
+def contradicted_targets(hint: str, words: tuple[str, ...]) -> list[str]:
+    """Return the formats in a hint to `convert` that the suffix of its target does not allow."""
+    from ckpttool.conversion.targets import EXPORTS, TARGETS, infer_target_word
+    from ckpttool.core import UsageError
+
+    if words[:1] != ("convert",) or len(words) < 3 or re.search("target|ckpttool", hint):
+        return []
+    wrong = []
+    for word in re.findall(r"--to (\w+)", hint):
+        try:
+            infer_target_word(words[2], word if word in (*TARGETS, *EXPORTS) else None)
+        except UsageError:
+            wrong.append(word)
+    return wrong
 
 
 _COMMAND = re.compile(r"ckpttool (?:--limit \S+ )?[a-z]+ .*")

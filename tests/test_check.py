@@ -85,6 +85,10 @@ def test_one_file(files: Path, name: str, options: str, golden: Golden) -> None:
     golden(run(files, name, *options.split()))
 
 
+def test_one_path_is_not_taken_for_its_letters() -> None:
+    assert check(str(TORCH_SAMPLE)).checkpoints == check([str(TORCH_SAMPLE)]).checkpoints
+
+
 def test_classes_are_found_by_those_who_want_plain_data_only(tmp_path: Path, golden: Golden) -> None:
     (tmp_path / "x.pkl").write_bytes(b"cpackage.module\nThing\n.")
     assert run(tmp_path, "x.pkl").status == 0

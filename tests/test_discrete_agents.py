@@ -13,8 +13,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
+from ckpttool.cli.next_steps import after_inspect
 from ckpttool.commands.convert import convert
 from ckpttool.commands.evaluate import evaluate
+from ckpttool.commands.inspect import summary
 from ckpttool.commands.load_agent import load_agent
 from ckpttool.commands.verify import verify
 from ckpttool.conversion.export import export
@@ -619,6 +621,13 @@ def test_the_scores_of_a_converted_agent_are_compared(agent: Case, tmp_path: Pat
     double_biases(state)
     torch.save(state, changed)
     assert not verify(source, str(changed), facts=facts).within
+
+
+@pytest.mark.parametrize("agent", FAMILIES, indirect=True)
+def test_the_environment_that_is_suggested_has_the_choices_of_the_agent(agent: Case) -> None:
+    """Of the environments with four observations, only CartPole has two choices; others have one number."""
+    (command,) = (words for words in after_inspect(summary(str(agent.path))) if words[0] == "eval")
+    assert "--env" not in command or command[command.index("--env") + 1] in ("CartPole-v1", "ID")
 
 
 def test_a_ppo_of_tf_agents_normalises_its_observations(tmp_path: Path) -> None:

@@ -286,6 +286,20 @@ SITUATIONS = [
         ("ckpttool convert net.pt out.weights.h5",),
     ),
     Situation("a target's word", WORDS, "convert in.pt out.npz --to nzp", ("--to npz",)),
+    Situation(
+        "a target's word and its suffix",
+        WORDS,
+        "convert in.pt out.npz --to keres --kind fc1=dense --kind fc2=dense",
+        ("--to keras and the target out.h5",),
+        words={"--to keras and the target": "ckpttool convert in.pt --kind fc1=dense --kind fc2=dense"},
+    ),
+    Situation(
+        "tensors of no layer",
+        saved(scale=(3,), shift=(3,)),
+        H5,
+        ("--to npz and the target out.weights.npz",),
+        words={"--to npz and the target": "ckpttool convert in.pt"},
+    ),
     Situation("a target that exists", exists, "convert in.pt out.npz", ("--force",)),
     Situation(
         "bounds for Stable-Baselines3",
@@ -502,6 +516,16 @@ def test_a_command_in_a_hint_is_not_refused_like_the_first(situation: Situation,
 def test_no_hint_of_a_recorded_text_contains_a_guess(file: Path) -> None:
     for section, text in golden_texts.read(file).items():
         refusals.require_stated((section,), text)
+
+
+def test_a_format_that_the_target_does_not_allow_is_found() -> None:
+    def wrong(hint: str, target: str = "out.pt") -> list[str]:
+        return refusals.contradicted_targets(hint, ("convert", "in.npz", target))
+
+    assert wrong("use --to npz to copy all tensors unchanged, or --map FILE") == ["npz"]
+    assert not wrong("use --to npz to copy all tensors unchanged", "out")
+    assert not wrong("use --to torch or --to cleanrl")
+    assert not wrong("use --to npz and the target out.npz")
 
 
 def test_a_guess_in_a_hint_is_found() -> None:

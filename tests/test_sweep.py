@@ -86,6 +86,12 @@ def names(paths: Iterable[object]) -> list[str]:
 CHECKPOINTS = [f"ckpt-{step}" for step in STEPS]
 
 
+def test_one_path_is_a_list_of_one() -> None:
+    one, listed = (sweep(paths, protocol=SHORT) for paths in (str(RUN), [str(RUN)]))
+    assert [each.checkpoint for each in one.evaluations] == [each.checkpoint for each in listed.evaluations]
+    assert one.evaluations
+
+
 def test_a_folder_stands_for_its_checkpoints_in_their_order() -> None:
     assert names([TF_SAMPLE.parent]) == CHECKPOINTS
     assert names([f"{RUN}/"]) == [f"{name}.pt" for name in CHECKPOINTS]

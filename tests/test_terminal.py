@@ -15,6 +15,8 @@ import numpy as np
 import pytest
 
 from ckpttool.conversion.write import save
+from ckpttool.core import MissingExtraError
+from ckpttool.evaluation import video as video_module
 from tests.conftest import TF_SAMPLE, TORCH_SAMPLE, Ran, Terminal, in_process, refused
 from tests.golden_texts import Golden
 from tests.trees import torch_tree
@@ -137,6 +139,21 @@ def next_of(ran: Ran) -> list[list[str]]:
     assert max((len(line) for line in whole.partition("next: ")[2].splitlines()), default=0) <= 80
     assert len(ran.suggested()) <= 2
     return ran.suggested()
+
+
+def test_a_video_is_suggested_only_where_one_can_be_written(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("imageio_ffmpeg")
+    words = ("eval", "agent.pt", "--env", "Pendulum-v1", "--episodes", "1")
+    (video,) = next_of(shown(place, *words))
+    assert "--video" in video
+
+    def refuse() -> None:
+        raise MissingExtraError("no encoder")
+
+    monkeypatch.setattr(video_module, "require_encoder", refuse)
+    assert next_of(shown(place, *words)) == []
 
 
 def test_what_comes_next_is_said_with_the_paths_as_they_are(place: Path, tmp_path: Path) -> None:

@@ -541,9 +541,8 @@ def _complete_hint(error: CkpttoolError) -> CkpttoolError:
     positional, proposed = _split_options(hint[2:])
     if not positional or any(word not in given for word in positional):
         return error
-    paths, _ = _split_options(given[1:])
-    if given[0] in _OF_TWO_PATHS and sorted(positional) != sorted(paths):
-        positional = paths
+    if given[0] in _OF_TWO_PATHS and len(positional) < 2:
+        positional, _ = _split_options(given[1:])
     ours = [
         (name, [v for v in values if v not in positional]) for name, values in _split_options(given[1:])[1]
     ]

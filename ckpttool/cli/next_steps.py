@@ -12,7 +12,7 @@ from ckpttool.cli.console import print_text
 from ckpttool.cli.panels import given_options
 from ckpttool.cli.styles import DIM, PLAIN, has_colors, wrap_command
 from ckpttool.core import sidecar, urls
-from ckpttool.core.errors import CkpttoolError
+from ckpttool.core.errors import CkpttoolError, MissingExtraError
 
 if TYPE_CHECKING:
     from ckpttool.cli.evaluate import PlayOptions
@@ -149,6 +149,7 @@ def after_eval(found: Sweep, paths: Sequence[str], options: Sequence[str], play:
                 "agent.mp4",
             )
             for each in found.evaluations[:1]
+            if _can_film()
         ]
     rivals = [each for each in found.ranking if each.tied]
     episodes = decisive_episodes(rivals)
@@ -159,6 +160,16 @@ def after_eval(found: Sweep, paths: Sequence[str], options: Sequence[str], play:
         names = [*paths]
     played = replace(play, episodes=episodes, seed=(play.seed + play.episodes) % 2**32)
     return [("eval", *names, *options, *given_options(played))]
+
+
+def _can_film() -> bool:
+    """Return whether what encodes a video is installed."""
+    from ckpttool.evaluation.video import require_encoder
+
+    with contextlib.suppress(MissingExtraError):
+        require_encoder()
+        return True
+    return False
 
 
 def _eval_command(path: str, found: CheckpointSummary | None = None) -> tuple[str, ...]:
@@ -187,10 +198,11 @@ def _infer_environment(found: CheckpointSummary | None) -> str | None:
     if found is None:
         return None
     sizes = find_policy_sizes(build_listed_strips(found.binding, found.checkpoint.tree))
-    if sizes is None:
+    if sizes is None or found.binding is None:
         return None
     from ckpttool.evaluation.environments import candidate_environments
 
     words = "/".join(found.checkpoint.path.rstrip("/").split("/")[-3:])
-    fitting = candidate_environments(words, *sizes)
+    high = found.binding.facts.action_high
+    fitting = candidate_environments(words, *sizes[:2], max(high) if high else None, discrete=sizes[2])
     return fitting[0] if len(fitting) == 1 else None

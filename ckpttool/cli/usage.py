@@ -274,7 +274,7 @@ def _too_many_paths(
     error: Any, name: str, extra: list[str], words: Sequence[str], command: Any
 ) -> UsageError:
     """Return the error for more words than the command takes."""
-    from ckpttool.conversion.targets import EXPORTS, TARGETS
+    from ckpttool.conversion.targets import EXPORTS, TARGETS, name_target
 
     first = str(getattr(error.ctx, "params", {}).get("path") or "")
     if os.path.exists(whole := " ".join((first, *extra))):
@@ -290,7 +290,8 @@ def _too_many_paths(
         return UsageError(f"{what} takes one checkpoint", hint=shlex.join((NAME, other, first, *extra)))
     known = (*TARGETS, *EXPORTS, "pytorch", "tensorflow")
     if name == "convert" and "--to" not in words and (target := next((w for w in words if w in known), None)):
-        meant = (*(word for word in words if word != target), "--to", target)
+        last = name_target(extra[-1], target)
+        meant = (*(last if word == extra[-1] else word for word in words if word != target), "--to", target)
         return UsageError("convert takes a source and a target", hint=shlex.join((NAME, *meant)))
     return UsageError(f"unexpected argument '{extra[0]}'", hint=_help(name))
 

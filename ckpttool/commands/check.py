@@ -591,13 +591,13 @@ class CheckOptions:
 
 
 def check(
-    paths: Sequence[str],
+    paths: str | Sequence[str],
     wanted: CheckOptions | None = None,
     progress: Progress = ignore_progress,
     *,
     jobs: int | None = None,
 ) -> CheckResult:
-    """Check every checkpoint found under the paths (see `collect_candidates`).
+    """Check every checkpoint found under the paths, or under one path (see `collect_candidates`).
 
     A checkpoint that cannot be read is reported with the others. A file of a multi-file checkpoint is
     checked with it, once. `jobs` is the number of processes: by default one per core if there are at
@@ -613,7 +613,7 @@ def check(
     if wanted.layout is not None:
         plugins.find("layouts", wanted.layout)
     with code_references.allowing(wanted.allowed):
-        return _check_all(paths, wanted, progress, jobs)
+        return _check_all([paths] if isinstance(paths, str) else paths, wanted, progress, jobs)
 
 
 def _check_all(

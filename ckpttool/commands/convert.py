@@ -25,6 +25,8 @@ from ckpttool.conversion.reverse import ReverseRecord, record_reverse
 from ckpttool.conversion.targets import (
     EXPORTS,
     TARGETS,
+    complete_hint,
+    complete_hints,
     infer_target_word,
     parse_target_kind,
     sharded_kind,
@@ -103,24 +105,26 @@ def convert(
 
     """
     options = with_keywords(options or ConversionOptions(), keywords, "convert")
-    exported = infer_target_word(target, options.to) in EXPORTS
-    require_compatible(options, exported=exported)
-    facts = add_environment(options.facts, options.env)
-    if exported:
-        # Exports import modules that no other conversion needs.
-        from ckpttool.conversion.export import ExportOptions, export
+    with complete_hints(target):
+        exported = infer_target_word(target, options.to) in EXPORTS
+        require_compatible(options, exported=exported)
+        facts = add_environment(options.facts, options.env)
+        if exported:
+            # Exports import modules that no other conversion needs.
+            from ckpttool.conversion.export import ExportOptions, export
 
-        network, env, layout = options.network or "actor", options.env, options.layout
-        how = ExportOptions(network, env, layout, facts, options.dry_run, options.force, options.sync)
-        return export(source, target, how)
-    if options.like is not None:
-        from ckpttool.conversion.filled_model import convert_into_model  # a model is matched layer by layer
+            network, env, layout = options.network or "actor", options.env, options.layout
+            how = ExportOptions(network, env, layout, facts, options.dry_run, options.force, options.sync)
+            return export(source, target, how)
+        if options.like is not None:
+            # A model is matched layer by layer.
+            from ckpttool.conversion.filled_model import convert_into_model
 
-        return convert_into_model(source, target, options.like, options, progress)
-    kind = parse_target_kind(target, options.to)
-    spread = options.jobs is not None or options.ray is not None
-    request = parse_request(sharded_kind(target, kind, options.shard_size, options.shards, spread), options)
-    return _convert_to_format(source, target, request, facts, progress)
+            return convert_into_model(source, target, options.like, options, progress)
+        kind = parse_target_kind(target, options.to)
+        spread = options.jobs is not None or options.ray is not None
+        kind = sharded_kind(target, kind, options.shard_size, options.shards, spread)
+        return _convert_to_format(source, target, parse_request(kind, options), facts, progress)
 
 
 def _convert_to_format(
@@ -155,6 +159,8 @@ def _convert_to_format(
         recorder = DigestRecorder(checkpoint, aside) if own.sha256 is None and not options.dry_run else None
         checkpoint = checkpoint if recorder is None else recorder.checkpoint
         made = _plan(checkpoint, request, own.sidecar, notes)
+        notes = tuple(complete_hint(each, target) for each in made.report.notes)
+        made = replace(made, report=replace(made.report, notes=notes))
         done = ConversionResult(
             urls.display_url(checkpoint.path),
             target,

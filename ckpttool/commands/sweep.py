@@ -688,7 +688,7 @@ class Sweep:
 
 
 def sweep(
-    paths: Sequence[str],
+    paths: str | Sequence[str],
     env: str | None = None,
     protocol: Protocol | None = None,
     *,
@@ -706,7 +706,7 @@ def sweep(
     errors of `ResultsFile`.
 
     Args:
-        paths: checkpoints, folders and patterns.
+        paths: checkpoints, folders and patterns; a text is one of them.
         env: a Gymnasium id; None for that of each checkpoint.
         protocol: episodes, seeds, device and how to play; None for the defaults.
         layout: the layout, if it is not to be recognised.
@@ -723,6 +723,7 @@ def sweep(
     (6, ())
 
     """
+    paths = [paths] if isinstance(paths, str) else paths
     options = EvaluationOptions(env, protocol or Protocol(), layout, facts)
     requested = expand_paths(paths)
     with ResultsFile(out) if out is not None else nullcontext() as kept:

@@ -32,7 +32,7 @@ _SETTINGS = sorted(list_torch_settings() | {_COUNT})
 # Settings by PyTorch's names: "lr", "eps", "alpha".
 _TORCH = {theirs: ours for family in FAMILIES for theirs, ours in family.torch_settings.items()}
 _L2 = "--l2 'critic/**/kernel=0.01'"
-_OPTIMIZER = "--optimizer critic_optimizer/momentum=0.9"
+_OPTIMIZER = "--optimizer NAME/SETTING=VALUE, or --optimizer none to convert without optimizers"
 
 
 class OptimizerOptions(NamedTuple):
@@ -168,17 +168,18 @@ def _parse_setting(text: str, binding: RecognizedAgent) -> tuple[str, str, float
 
 def _parse_setting_value(text: str, key: str) -> float | bool | None:
     """Return the value of `NAME/SETTING=VALUE`; raise UsageError if the setting cannot have it."""
-    text_value: str = text.partition("=")[2]
+    setting, _, text_value = text.partition("=")
+    hint = f"--optimizer {setting}=VALUE"
     try:
         value: object = json.loads(text_value)
     except json.JSONDecodeError:
         value = text_value
     if value is not None and not isinstance(value, bool | int | float):
         raise UsageError(
-            f"--optimizer {text}: {text_value!r} is not a number, true, false or null", hint=_OPTIMIZER
+            f"--optimizer {text}: {text_value!r} is not a number, true, false or null", hint=hint
         )
     if isinstance(value, float) and not math.isfinite(value):
-        raise UsageError(f"--optimizer {text}: {text_value} is not a finite number", hint=_OPTIMIZER)
+        raise UsageError(f"--optimizer {text}: {text_value} is not a finite number", hint=hint)
     if value is not None and isinstance(value, bool) != (key in FLAGS):
         meant = "true, false or null" if key in FLAGS else "a number"
         raise UsageError(f"--optimizer {text}: {key} must be {meant}")

@@ -623,7 +623,7 @@ class _Planner:
                 f"only an agent can be written as {self.kind.layout}, but an ONNX model contains only a "
                 "network",
                 file=file,
-                hint="use --to torch, tf, keras, safetensors or npz to write its layers",
+                hint="use --to torch, --to tf, --to keras, --to safetensors or --to npz to write its layers",
             )
         try:
             from ckpttool.libraries import onnx_policies  # for ONNX models

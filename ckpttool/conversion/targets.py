@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import os
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
 from ckpttool.core import deferred, urls
 from ckpttool.core.deferred import NamedTuple
-from ckpttool.core.errors import UsageError
+from ckpttool.core.errors import CkpttoolError, UsageError
 
 
 class TargetKind(NamedTuple):
@@ -142,15 +143,47 @@ def infer_target_word(target: str, to: str | None) -> str:
 def _require_suffix(target: str, chosen: str) -> None:
     """Raise UsageError for a target whose suffix is that of another format."""
     suffix = os.path.splitext(target)[1]
-    implied = _SUFFIXES.get(suffix)
-    formats = {word: TARGETS[word].format if word in TARGETS else word for word in (chosen, implied) if word}
-    if implied is None or formats[chosen] == formats[implied]:
-        return
-    raise UsageError(
-        f"the suffix {suffix} is that of --to {implied}, not of --to {chosen}",
-        file=target,
-        hint=f"leave out --to, or name the target {_rename_target(target, chosen)}",
-    )
+    if _contradicts(suffix, chosen):
+        raise UsageError(
+            f"the suffix {suffix} is that of --to {_SUFFIXES[suffix]}, not of --to {chosen}",
+            file=target,
+            hint=f"leave out --to, or name the target {_rename_target(target, chosen)}",
+        )
+
+
+def _contradicts(suffix: str, chosen: str) -> bool:
+    """Return whether a suffix is that of another format than the target's name."""
+    implied = _SUFFIXES.get(suffix, chosen)
+    formats = {TARGETS[word].format if word in TARGETS else word for word in (chosen, implied)}
+    return len(formats) > 1
+
+
+@contextlib.contextmanager
+def complete_hints(target: str) -> Iterator[None]:
+    """Complete the hint of an error that is raised in the block: see complete_hint."""
+    try:
+        yield
+    except CkpttoolError as error:
+        error.hint = error.hint and complete_hint(error.hint, target)
+        raise
+
+
+def complete_hint(hint: str, target: str) -> str:
+    """Return the hint with a name of the target after each `--to X` that the target's suffix contradicts."""
+
+    def complete(option: re.Match[str]) -> str:
+        word = option[1]
+        named = name_target(target, word) if word in (*TARGETS, *EXPORTS) else target
+        return option[0] if named == target else f"{option[0]} and the target {named}"
+
+    # A hint that names the target, or a whole command, is complete.
+    return hint if re.search("target|ckpttool", hint) else re.sub(r"--to (\w+)", complete, hint)
+
+
+def name_target(target: str, word: str) -> str:
+    """Return the target's name, with the suffix of `--to WORD` if it has another format's."""
+    chosen = _ALIASES.get(word, word)
+    return _rename_target(target, chosen) if _contradicts(os.path.splitext(target)[1], chosen) else target
 
 
 def _rename_target(target: str, chosen: str) -> str:

@@ -123,13 +123,24 @@ def build_listed_strips(
         return ()  # commands that run the agent report the error
 
 
-def find_policy_sizes(strips: Sequence[FlowStrip]) -> tuple[int, int] | None:
-    """Return the sizes of the policy's observation and action; None for images and several inputs."""
+def find_policy_sizes(strips: Sequence[FlowStrip]) -> tuple[int, int, bool] | None:
+    """Return the sizes of the policy's observation and action, and whether the second counts choices.
+
+    None for images, several inputs, and several choices at once.
+    """
     for strip in strips:
-        first, last = strip.every[0].shape, strip.every[-1]
-        acts = last.kind == "output" and last.name == "action" and last.shape
-        if acts and not strip.streams and first is not None and len(first) == 1:
-            return first[0], acts[0]
+        steps = strip.every
+        first, last = steps[0].shape, steps[-1]
+        if strip.streams or last.kind != "output" or not last.shape or first is None or len(first) != 1:
+            continue
+        if last.name == "one score per action":
+            return first[0], last.shape[0], True
+        if last.name == "action":
+            # What turns scores into actions is the step before.
+            scores, turn = (steps[-3].shape or (0,), steps[-2]) if len(steps) > 2 else ((0,), last)
+            if turn.name == "above 0" or (turn.name == "argmax" and last.shape != (1,)):
+                return None
+            return (first[0], scores[0], True) if turn.name == "argmax" else (first[0], last.shape[0], False)
     return None
 
 

@@ -105,7 +105,7 @@ def _import_module(where: str, name: str) -> Any:
         python = f"{sys.version_info[0]}.{sys.version_info[1]} ({sys.executable})"
         raise UsageError(
             f"{where} imports {missing}, which is not installed for Python {python}",
-            hint="use --python to select the interpreter of the model's environment",
+            hint="use --python INTERPRETER of the model's environment",
         ) from error
     except (Exception, SystemExit) as error:
         raise UsageError(f"importing {where} raises {last_error_line(error)}") from error

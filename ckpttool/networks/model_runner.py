@@ -501,7 +501,7 @@ def _import_keras(version: str) -> Any:
     assert first is not None  # noqa: S101 - both imports failed
     raise UsageError(
         f"Keras cannot be imported in this environment: {last_error_line(first)}",
-        hint="use --python-a or --python-b to select the interpreter of another environment",
+        hint="use --python-a or --python-b INTERPRETER to select that of another environment",
     ) from first
 
 

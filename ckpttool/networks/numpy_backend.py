@@ -131,7 +131,7 @@ def versions() -> dict[str, str]:
 def build(network: Network, device: str = "cpu") -> NumpyPolicy:
     """Copy the network's arrays and return its policy; raise UsageError for devices except the CPU."""
     if device not in {"cpu", "auto"}:
-        raise UsageError(f"the numpy backend does not support device {device!r}", hint="use device 'cpu'")
+        raise UsageError(f"the numpy backend does not support device {device!r}", hint="use --device cpu")
     return NumpyPolicy(network)
 
 

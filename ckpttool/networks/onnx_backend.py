@@ -29,7 +29,7 @@ def build(network: Network, device: str = "cpu") -> OnnxRuntimePolicy:
     """Build a model of the network and return its policy; raise UsageError for devices except the CPU."""
     if device not in {"cpu", "auto"}:
         raise UsageError(
-            f"the onnxruntime backend does not support device {device!r}", hint="use device 'cpu'"
+            f"the onnxruntime backend does not support device {device!r}", hint="use --device cpu"
         )
     return OnnxRuntimePolicy(network)
 
