@@ -370,8 +370,8 @@ class DcpSafetensors(NamedTuple):
     @classmethod
     def parse(cls, file: File, start: int) -> DcpSafetensors | None:
         """Return the header at byte `start`; None if something else is there."""
-        head = file.read(start, min(safetensors.LENGTH + 1, max(0, file.size - start)))
-        if head[safetensors.LENGTH :] != b"{":
+        brace = start + safetensors.LENGTH
+        if brace >= file.size or file.read(brace, 1) != b"{":
             return None
         entries, texts = safetensors.read_header(file, start)
         return cls(file, start, entries, safetensors.read_offsets(file, texts))
