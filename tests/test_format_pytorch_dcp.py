@@ -271,6 +271,7 @@ import torch, warnings
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 import torch.multiprocessing as processes
+from torch.distributed.checkpoint.filesystem import SerializationFormat
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
@@ -292,6 +293,16 @@ def work(rank, folder):
     dist.barrier()
     dcp.save(state, checkpoint_id=f"{folder}/each", use_collectives=False)
     dist.barrier()
+    flavour = SerializationFormat.SAFETENSORS
+    dcp.save(state, storage_writer=dcp.FileSystemWriter(f"{folder}/safe", serialization_format=flavour))
+    tensors = {name: value for name, value in state.items() if hasattr(value, "placements")}
+    dcp.save(tensors, storage_writer=dcp.HuggingFaceStorageWriter(f"{folder}/hub", save_distributed=True))
+    dist.barrier()
+    if rank == 0:
+        loaded = {name: torch.zeros_like(value) for name, value in whole.items() if name != "deep"}
+        dcp.load(loaded, storage_reader=dcp.HuggingFaceStorageReader(f"{folder}/hub"), no_dist=True)
+        assert all(torch.equal(value, whole[name]) for name, value in loaded.items())
+    dist.barrier()
     dist.destroy_process_group()
 
 processes.start_processes(work, (".",), nprocs=2, start_method="fork")
@@ -307,13 +318,50 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("name", ["all", "each"])
+@pytest.mark.parametrize("name", ["all", "each", "safe"])
 def test_tensors_of_two_ranks_are_put_together(ranks, name):
     import torch
 
     found = open_checkpoint(str(ranks / name))
     assert require_same(found.tree, torch.load(ranks / "whole.pt")) == len(found.tree) == 8
     assert [Path(file.path).suffix for file in found.files].count(".distcp") == 2
+
+
+@pytest.mark.parametrize("name", ["shard-00001-model-00001-of-00001", "shard-00002-model-00001-of-00001"])
+def test_slices_of_a_rank_are_not_taken_for_tensors(ranks, name):
+    with pytest.raises(UnsupportedError):
+        open_checkpoint(str(ranks / "hub" / f"{name}.safetensors"))
+
+
+def test_a_renamed_first_slice_is_named(ranks, tmp_path):
+    shutil.copy(ranks / "hub" / "shard-00002-model-00001-of-00001.safetensors", tmp_path / "b.safetensors")
+    with pytest.raises(UnsupportedError):
+        open_checkpoint(str(tmp_path / "b.safetensors"))
+    shutil.copy(ranks / "hub" / "shard-00001-model-00001-of-00001.safetensors", tmp_path / "a.safetensors")
+    assert any("slices" in note for note in open_checkpoint(str(tmp_path / "a.safetensors")).notes)
+
+
+def test_a_chunk_that_safetensors_lack_is_not_read(ranks, tmp_path):
+    folder = shutil.copytree(ranks / "safe", tmp_path / "c")
+
+    def swap(told) -> None:
+        parts = [item for at, item in told.storage_data.items() if at.fqn == "rows"]
+        parts[0].__dict__, parts[1].__dict__ = parts[1].__dict__, parts[0].__dict__
+
+    changed(folder, swap)
+    with pytest.raises(CkpttoolError):
+        open_checkpoint(str(folder)).tree[(key("rows"),)].read()
+
+
+def test_items_of_torch_save_do_not_share_bytes(ranks, tmp_path):
+    folder = shutil.copytree(ranks / "all", tmp_path / "c")
+
+    def share(told) -> None:
+        one(told, "same").__dict__ = dict(one(told, "one").__dict__)
+
+    changed(folder, share)
+    with pytest.raises(FormatError):
+        open_checkpoint(str(folder))
 
 
 def test_a_missing_shard_is_named_and_the_rest_is_read(ranks, tmp_path, golden: Golden):

@@ -50,13 +50,22 @@ FRAMEWORK = "torch"
 SUFFIX = ".safetensors"
 LENGTH = 8
 
+# torch/distributed/checkpoint/_hf_utils.py: SHARDED_FILE_NAME, CUSTOM_METADATA_KEY and SAVED_OFFSETS_KEY.
+_RANK_SHARD = deferred.compile(r"shard-\d{5,}-model-\d{5,}-of-\d{5,}\.safetensors")
+SHARDING, _SAVED_OFFSETS = "DCP_SHARDING_INFO", "saved_offsets"
+_FIRST_SLICES = (
+    "torch.distributed.checkpoint wrote the file for one rank: if there were more ranks, its tensors may be "
+    "the first slices of larger ones"
+)
+
 
 def claims(probe: Probe) -> str | None:
     """Return the path of a file that begins with a header length and a `{`, or has the suffix.
 
-    The suffix alone is enough only if the first bytes are neither text nor another format.
+    The suffix alone is enough only if the first bytes are neither text nor another format. Shards with
+    metadata beside them (`.distcp`) belong to `torch_dcp`.
     """
-    if probe.kind != "file" or not probe.size:
+    if probe.kind != "file" or not probe.size or probe.name.endswith(".distcp"):
         return None
     size = int.from_bytes(probe.head[:LENGTH], "little")
     opened = probe.head[LENGTH : LENGTH + 1] == b"{"
@@ -70,7 +79,10 @@ def claims(probe: Probe) -> str | None:
 def read(location: str) -> Checkpoint:
     """List the tensors; raise FormatError if the header violates the format."""
     file = File.stamp(location)
-    return list_file(file).checkpoint(location, NAME, file)
+    listed = list_file(file)
+    if SHARDING in listed.details.get("metadata", ()):
+        listed = replace(listed, notes=(*listed.notes, _FIRST_SLICES))
+    return listed.checkpoint(location, NAME, file)
 
 
 # Parse a safetensors header and check every rule of the format, in time linear in its length.
@@ -98,46 +110,63 @@ class SafetensorsEntry(NamedTuple):
     nbytes: int
 
 
-def read_header(file: File) -> tuple[Mapping[str, SafetensorsEntry], Mapping[str, str]]:
+def read_header(file: File, at: int = 0) -> tuple[Mapping[str, SafetensorsEntry], Mapping[str, str]]:
     """Return a header's entries by name, in their order in the text, and its metadata.
 
-    Raise FormatError if it violates the format or the data has gaps.
+    The format starts at byte `at` and ends with the file. Raise FormatError if the header violates the
+    format or the data has gaps.
     """
-    text = _text(file)
+    text = _text(file, at)
     try:
         found = documents.parse_strict_json(text, "the header", "header_bytes")
     except CkpttoolError as error:
-        error.offset = LENGTH
+        error.offset = at + LENGTH
         raise error.located(file=file.path) from error.__cause__
     metadata = found.pop(METADATA, {})
     if not isinstance(metadata, dict) or not all(isinstance(text, str) for text in metadata.values()):
         _fail(file, "the metadata must map names to strings")
-    start = LENGTH + len(text)
+    start = at + LENGTH + len(text)
     entries = {name: _parse_entry(file, name, fields, start) for name, fields in found.items()}
     _require_dense(file, entries, start)
     return entries, metadata
 
 
-def _text(file: File) -> bytes:
-    if file.size < LENGTH:
+def read_offsets(file: File, texts: Mapping[str, str]) -> Mapping[str, Shape]:
+    """Return the position of each entry in the tensor that torch cut, if the file is from a rank.
+
+    `texts` are a header's metadata. Raise FormatError if they do not have the form that torch writes.
+    """
+    offsets: dict[str, Shape] = {}
+    stated = documents.parse_strict_json(texts.get(SHARDING, "{}").encode(), SHARDING, "header_bytes")
+    for name, fields in stated.items():
+        each = fields.get(_SAVED_OFFSETS) if isinstance(fields, dict) else None
+        if not isinstance(each, list) or not set(map(type, each)) <= _ONLY_INT or min(each, default=0) < 0:
+            _fail_tensor(file, name, f"has {_SAVED_OFFSETS} that are not a list of positions")
+        offsets[name] = tuple(each)
+    return offsets
+
+
+def _text(file: File, at: int) -> bytes:
+    room = file.size - at - LENGTH
+    if room < 0:
         raise TruncatedError(
             "the file ends within the header length",
             file=file.path,
             expected=f"{LENGTH} bytes",
-            found=f"{file.size}",
+            found=f"{file.size - at}",
         )
-    size = int.from_bytes(file.read(0, LENGTH), "little")
-    if not 2 <= size <= file.size - LENGTH:
+    size = int.from_bytes(file.read(at, LENGTH), "little")
+    if not 2 <= size <= room:
         raise (FormatError if size < 2 else TruncatedError)(
             "invalid header length",
             file=file.path,
-            offset=0,
-            expected=f"2 to {file.size - LENGTH:,} bytes",
+            offset=at,
+            expected=f"2 to {room:,} bytes",
             found=f"{size:,}",
         )
     if size > limits.current().header_bytes:
-        raise limits.limit_error("header_bytes", "the header is too long", size, file=file.path, offset=0)
-    text = file.read(LENGTH, size)
+        raise limits.limit_error("header_bytes", "the header is too long", size, file=file.path, offset=at)
+    text = file.read(at + LENGTH, size)
     if text[:1] != b"{":
         _fail(file, "the header does not begin with {", repr(text[:8]))
     return text
@@ -230,6 +259,13 @@ RESERVED = frozenset((embedded_tree.KEY, FORMAT, METADATA))
 def list_file(file: File) -> FileListing:
     """Return the file's tree, notes and metadata; raise FormatError if the header violates the format."""
     stored, texts = read_header(file)
+    offsets = read_offsets(file, texts)
+    if any(map(any, offsets.values())) or (offsets and _RANK_SHARD.fullmatch(os.path.basename(file.path))):
+        raise UnsupportedError(
+            "the file has slices of tensors, as one rank saved them, and no file states the number of ranks",
+            file=file.path,
+            hint="load all shards with torch.distributed.checkpoint.HuggingFaceStorageReader",
+        )
     metadata = {name: text for name, text in texts.items() if name != embedded_tree.KEY}
     entries = {name: _entry_leaf(file, name, entry) for name, entry in stored.items()}
     tree = _unrecorded_tree(entries, metadata)

@@ -30,13 +30,14 @@ from ckpttool.core.source import (
     MissingShard,
     Shape,
     Source,
+    Span,
     UnreadableSource,
     iter_pieces,
 )
 from ckpttool.core.tree import Alias, Container, Leaf, Path, Record, Tree, ValueLeaf, display, index, key
 from ckpttool.encodings import pickle_reader
 from ckpttool.encodings.pickle_values import NEW, Global, PickleObject, dumps
-from ckpttool.formats import torch_legacy, torch_roles, torch_tree, torch_zip
+from ckpttool.formats import safetensors, torch_legacy, torch_roles, torch_tree, torch_zip
 from ckpttool.formats.file_listing import FileListing, is_file_name
 from ckpttool.formats.pickle_signatures import find_pickle_format
 from ckpttool.formats.probe import (
@@ -82,7 +83,7 @@ def claims(probe: Probe) -> str | None:
 
 
 def read(location: str) -> Checkpoint:
-    """List every tensor from the metadata, and every other value; no tensor's shard is opened.
+    """List every tensor from the metadata, and every other value; shards are not read in full.
 
     Raise NotFoundError without metadata, TruncatedError if an item extends past the end of its shard,
     FormatError if the metadata are invalid. A missing shard is a note, and an error on reading.
@@ -158,7 +159,6 @@ def read_metadata(file: File) -> DcpMetadata:
     planned = found.get("planner_data")
     paths = {_text(n): _steps(v) for n, v in planned.items()} if isinstance(planned, dict) else {}
     items = {_index(at): _parse_item(where) for at, where in _dict(found.get("storage_data")).items()}
-    _require_apart(items)
     version = found.get("version")
     return DcpMetadata(
         entries, paths, items, version if isinstance(version, str) else None, pickled.code_references
@@ -254,15 +254,6 @@ def _parse_item(value: Any) -> DcpItem:
     if not isinstance(transforms, list | tuple) or not all(isinstance(each, str) for each in transforms):
         _fail("an item's transforms are not a list of names")
     return DcpItem(name, offset, length, tuple(transforms))
-
-
-def _require_apart(items: Mapping[tuple[str, str], DcpItem]) -> None:
-    """Raise FormatError if two items overlap: each is written separately."""
-    filled = ((item.file, item.offset, item.length, name) for (name, _), item in items.items() if item.length)
-    for one, other in itertools.pairwise(sorted(filled)):
-        if one[0] == other[0] and one[1] + one[2] > other[1]:
-            names = f"{one[3][:80]!r} and {other[3][:80]!r}"
-            _fail(f"two items overlap in a shard: {names}", found=repr(one[0][:80]))
 
 
 def _steps(value: Any) -> Steps:
@@ -364,6 +355,45 @@ def nested_containers(found: Iterable[Path]) -> tuple[dict[Path, Container], tup
 # Sources of a distributed checkpoint's tensors: items of shards, opened when read.
 
 
+class DcpSafetensors(NamedTuple):
+    """What the shard of a rank has as safetensors: where it starts, its header, and each entry's position.
+
+    Source: filesystem.py, `_write_files_from_queue`: values saved by torch.save come first. The metadata
+    state the start for every tensor. A name is written once, even if the rank has several of its chunks.
+    """
+
+    file: File
+    start: int
+    entries: Mapping[str, safetensors.SafetensorsEntry]
+    offsets: Mapping[str, Shape]
+
+    @classmethod
+    def parse(cls, file: File, start: int) -> DcpSafetensors | None:
+        """Return the header at byte `start`; None if something else is there."""
+        brace = start + safetensors.LENGTH
+        if brace >= file.size or file.read(brace, 1) != b"{":
+            return None
+        entries, texts = safetensors.read_header(file, start)
+        return cls(file, start, entries, safetensors.read_offsets(file, texts))
+
+    def source(self, name: str, chunk: DcpChunk, row: dtypes.DType) -> Source:
+        """Return a chunk's bytes; raise FormatError if the entry is of another type or shape."""
+        entry = self.entries.get(name)
+        if entry is None or self.offsets.get(name) != chunk.offsets:
+            return UnreadableSource(
+                self.file.path, f"the shard lacks the part of {name[:80]!r} at {list(chunk.offsets)}"
+            )
+        if (entry.code, entry.shape) != (row.safetensors, chunk.sizes):
+            raise FormatError(
+                "an item is not the tensor described in the metadata",
+                file=self.file.path,
+                offset=entry.offset,
+                expected=f"{row.safetensors}{list(chunk.sizes)}",
+                found=f"{entry.code}{list(entry.shape)}",
+            )
+        return Span(self.file, entry.offset, entry.nbytes)
+
+
 class DcpSavedTensor(NamedTuple):
     """One tensor written by torch.save inside a shard; it must match its description in the metadata."""
 
@@ -409,7 +439,7 @@ def read_listing(folder: str, names: Sequence[str]) -> tuple[FileListing, tuple[
     if not names:
         raise NotFoundError(".metadata is missing: the shards cannot be read without it", file=folder)
     files = [File.stamp(os.path.join(folder, name)) for name in names]
-    listing = _DcpTreeBuilder(folder, _merge_rank_metadata([_metadata(file) for file in files]))
+    listing = _DcpTreeBuilder(files[0].path, _merge_rank_metadata([_metadata(file) for file in files]))
     found = torch_tree.assign_slot_owners(listing.tree())
     version = listing.metadata.version
     writer = "torch distributed checkpoint" + (f" version {version}" if version else "")
@@ -428,10 +458,15 @@ def _metadata(file: File) -> DcpMetadata:
 class _DcpTreeBuilder:
     """Builder of the tree; each shard is checked once for existence and length."""
 
-    def __init__(self, folder: str, metadata: DcpMetadata) -> None:
-        self.folder = folder
+    def __init__(self, index: str, metadata: DcpMetadata) -> None:
+        self.index = index
+        self.folder = os.path.dirname(index)
         self.metadata = metadata
         self.shards: dict[str, File | None] = {}
+        self._items: dict[str, list[tuple[int, int, str]]] = {}
+        for (name, _), item in metadata.items.items():
+            self._items.setdefault(item.file, []).append((item.offset, item.length, name))
+        self._safetensors: dict[str, DcpSafetensors] = {}
         self.leaves: dict[Path, Leaf | ValueLeaf] = {}
         self.aliases: dict[Path, tuple[Alias, ...]] = {}
         self.containers: dict[Path, Container] = {}
@@ -485,11 +520,10 @@ class _DcpTreeBuilder:
             item = self._item(name, chunk.offsets, single=len(entry.chunks) == 1)
             shard = self._shard(item)
             files[item.file] = shard.size if shard else 0
-            parts.append((box, self._part(item, shard, row, chunk.sizes)))
+            parts.append((box, self._part(name, chunk, item, shard, row)))
         if 0 in entry.shape:
             return Inline(b"")
-        whole = os.path.join(self.folder, ".metadata")
-        source = assemble_slices(row.name, entry.shape, parts, whole)
+        source = assemble_slices(row.name, entry.shape, parts, self.index)
         lost = next((part for _, part in parts if isinstance(part, MissingShard | UnreadableSource)), None)
         nbytes = math.prod(entry.shape) * row.itemsize
         if lost is None and nbytes > sum(files.values()):
@@ -500,7 +534,9 @@ class _DcpTreeBuilder:
             return lost
         return parts[0][1] if len(parts) == 1 and not isinstance(source, IncompleteTensor) else source
 
-    def _part(self, item: DcpItem, shard: File | None, row: dtypes.DType, shape: tuple[int, ...]) -> Source:
+    def _part(
+        self, name: str, chunk: DcpChunk, item: DcpItem, shard: File | None, row: dtypes.DType
+    ) -> Source:
         if shard is None:
             return MissingShard(os.path.join(self.folder, item.file))
         if item.transforms:
@@ -508,15 +544,18 @@ class _DcpTreeBuilder:
                 shard.path, f"items with transforms ({abbreviate_list(item.transforms, 3)}) are not supported"
             )
         # Each item contains its own tensor, uncompressed (filesystem.py, _SerialCpuLoader).
-        if math.prod(shape) * row.itemsize > item.length:
+        nbytes = math.prod(chunk.sizes) * row.itemsize
+        if nbytes > item.length:
             raise FormatError(
                 "an item is shorter than its tensor",
                 file=shard.path,
                 offset=item.offset,
-                expected=f"{math.prod(shape) * row.itemsize:,} bytes",
+                expected=f"{nbytes:,} bytes",
                 found=f"{item.length:,}",
             )
-        return DcpSavedTensor(shard, item.offset, item.length, row.name, shape)
+        if item.file in self._safetensors:
+            return self._safetensors[item.file].source(name, chunk, row)
+        return DcpSavedTensor(shard, item.offset, item.length, row.name, chunk.sizes)
 
     def _value(self, name: str, path: Path) -> None:
         item = self._item(name, None, single=True)
@@ -569,7 +608,24 @@ class _DcpTreeBuilder:
             return None
         if kind != "file":
             raise FormatError("a shard is not a file", file=path)
-        return File.beside(path, os.path.join(self.folder, ".metadata"))
+        file = File.beside(path, self.index)
+        self._require_apart(name, file)
+        return file
+
+    def _require_apart(self, name: str, file: File) -> None:
+        """Find safetensors in a shard; raise FormatError if two items overlap outside of them."""
+        tensors = [item for item in self._items[name] if self.metadata.entries.get(item[2]) is not None]
+        starts = {offset for offset, *_ in tensors}
+        saved = DcpSafetensors.parse(file, *starts) if len(starts) == 1 else None
+        items = self._items[name]
+        if saved is not None:
+            self._safetensors[name], self._recorded[name] = saved, "none"
+            whole = (saved.start, file.size - saved.start, tensors[0][2])
+            items = [whole, *(item for item in items if self.metadata.entries.get(item[2]) is None)]
+        for one, other in itertools.pairwise(sorted(item for item in items if item[1])):
+            if one[0] + one[1] > other[0]:
+                names = f"{one[2][:80]!r} and {other[2][:80]!r}"
+                raise FormatError(f"two items overlap in a shard: {names}", file=file.path, offset=other[0])
 
 
 def _name(name: str, below: Path) -> str:
