@@ -44,7 +44,8 @@ STORES = {
 def servers() -> Iterator[dict[str, str]]:
     """The addresses of the servers that are installed, each started once."""
     with Programs() as stack:
-        yield {scheme: stack.start(scheme) for scheme in STORES if shutil.which(STORES[scheme][0])}
+        started = {scheme: stack.start(scheme) for scheme in STORES if shutil.which(STORES[scheme][0])}
+        yield {scheme: url for scheme, url in started.items() if url is not None}
 
 
 class Programs:
@@ -59,8 +60,11 @@ class Programs:
             program.kill()
             program.wait()
 
-    def start(self, scheme: str) -> str:
-        """Start the server of a scheme with an empty bucket; return its address."""
+    def start(self, scheme: str) -> str | None:
+        """Start the server of a scheme with an empty bucket; return its address, None if it ends at once.
+
+        A launcher of pyenv is on the path also where the program is installed for another Python.
+        """
         name, _, words = STORES[scheme]
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
@@ -71,6 +75,8 @@ class Programs:
         )
         url = f"http://127.0.0.1:{port}"
         for _ in range(600):
+            if self.programs[-1].poll() is not None:
+                return None
             with socket.socket() as probe:
                 if probe.connect_ex(("127.0.0.1", port)) == 0:
                     break
@@ -91,7 +97,7 @@ def store(
     scheme: str = request.param
     pytest.importorskip(STORES[scheme][1], reason=f"the extra `{scheme}` is not installed")
     if scheme not in servers:
-        pytest.skip(f"{STORES[scheme][0]} is not installed")
+        pytest.skip(f"{STORES[scheme][0]} is not installed, or does not start")
     settings = {**s3_settings(servers[scheme]), "NO_PROXY": "127.0.0.1"}
     if scheme == "gs":
         settings["STORAGE_EMULATOR_HOST"] = servers[scheme]
