@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import pickle
+import runpy
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -1167,13 +1168,16 @@ def test_several_q_functions_without_their_configuration_are_refused(tmp_path: P
     assert "several" in str(caught.value.found)
 
 
-def test_code_of_branches_is_refused(tmp_path: Path) -> None:
+def test_code_of_branches_chooses_the_same_actions(tmp_path: Path) -> None:
     bdq(tmp_path / "policy.pth")
-    with pytest.raises(UnsupportedError):
-        convert(
-            str(tmp_path / "policy.pth"),
-            str(tmp_path / "out.pt"),
-            to="torch",
-            code="-",
-            facts=AgentFacts(activations=("elu",)),
-        )
+    source, target, facts = (
+        str(tmp_path / "policy.pth"),
+        tmp_path / "out.pt",
+        AgentFacts(activations=("elu",)),
+    )
+    convert(source, str(target), to="torch", code=str(tmp_path / "actor.py"), facts=facts)
+    code = runpy.run_path(str(tmp_path / "actor.py"))
+    obs = np.random.default_rng(0).normal(size=(100, 4)).astype("f4")
+    actions = code["act"](code["load"](str(target)), obs)
+    assert (actions == load_agent(source, facts=facts).act(obs)).all()
+    assert len(np.unique(actions)) > 1

@@ -572,12 +572,17 @@ def stats(
     *,
     jobs: int | None = None,
 ) -> Stats:
-    """Read every tensor whose path matches `glob`, one at a time (in each of `jobs` processes).
-
-    Checksums are verified.
+    """Read the tensors of a checkpoint one at a time, and verify checksums.
 
     Errors of opening and reading are raised with the tensor's path; UsageError if no path matches
     `glob`.
+
+    Args:
+        path: The checkpoint.
+        glob: A pattern for the paths of the tensors that are read.
+        layout: The layout by which the agent is recognized; by default any that matches.
+        progress: Called with the bytes that were read and their sum.
+        jobs: Processes, each with one tensor at a time; by default this one alone.
 
     >>> import ckpttool
     >>> numbers = ckpttool.stats("sample_ckpts/td3_pendulum_torch/ckpt-15000.pt", "actor/l1/weight")
