@@ -588,6 +588,7 @@ def stats(
     >>> numbers = ckpttool.stats("sample_ckpts/td3_pendulum_torch/ckpt-15000.pt", "actor/l1/weight")
     >>> numbers.finite, round(numbers.tensors[0].moments.mean, 4)
     (True, -0.0631)
+
     """
     checkpoint = open_checkpoint(path)
     return compute_stats(checkpoint, recognize_checkpoint(checkpoint, layout), glob, progress, jobs=jobs)
