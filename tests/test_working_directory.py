@@ -197,6 +197,7 @@ from pathlib import Path
 Path({mark!r}).touch()
 NAME, TITLE, WRITES, FRAMEWORK = "stranger", "A stranger's format", False, "numpy"
 def claims(probe): return None
+def read(probe): return None
 """
 CHILD = "from ckpttool.formats import child_process\nprint(child_process.child_paths())\n"
 LISTING = "import ckpttool.core.plugins as p\nfor each in p.installed('formats'): each.load()\n"
