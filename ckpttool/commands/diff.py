@@ -479,12 +479,9 @@ class CheckpointAlignment:
         from ckpttool.commands.processes import map_entries
 
         pairs = [(name, self.left[name], self.right[name], self.by) for name in self.both]
-        entries = [(each, each[1].nbytes if isinstance(each[1], Leaf) else 0) for each in pairs]
-        for result in map_entries(_change, entries, self.checkpoints, jobs, progress):
-            if isinstance(result, CkpttoolError):
-                raise result
-            if result is not None:
-                yield result
+        entries = [(each, each[0], each[1].nbytes if isinstance(each[1], Leaf) else 0) for each in pairs]
+        changes = map_entries(_change, entries, self.checkpoints, jobs, progress)
+        yield from (each for each in changes if each is not None)
 
 
 def _change(pair: tuple[str, Entry, Entry, By]) -> ChangedEntry | None:

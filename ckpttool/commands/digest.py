@@ -9,7 +9,7 @@ from ckpttool.core import text
 from ckpttool.core.atomic_write import Progress, ignore_progress
 from ckpttool.core.deferred import NamedTuple
 from ckpttool.core.digests import Digest, combine_digests, digest_checkpoint, hash_tensor
-from ckpttool.core.errors import CkpttoolError, FormatError, NotFoundError
+from ckpttool.core.errors import FormatError, NotFoundError
 from ckpttool.core.text import compile_glob, no_match_error
 from ckpttool.formats.detect import open_checkpoint
 
@@ -50,15 +50,11 @@ def digest(path: str, progress: Progress = ignore_progress, *, jobs: int | None 
         return digest_checkpoint(checkpoint, progress)
     from ckpttool.commands.processes import map_entries
 
-    tensors = list(checkpoint.tree.tensors())
-    entries = [(leaf, leaf.nbytes) for _, leaf in tensors]
-    hashes = {}
-    results = map_entries(hash_tensor, entries, (checkpoint,), jobs, progress)
-    for (at, _), sha256 in zip(tensors, results, strict=False):
-        if isinstance(sha256, CkpttoolError):
-            raise sha256.located(file=checkpoint.path, path=checkpoint.tree.names[at])
-        hashes[at] = sha256
-    return combine_digests(checkpoint, hashes)
+    names = checkpoint.tree.names
+    tensors = dict(checkpoint.tree.tensors())
+    entries = [(leaf, names[at], leaf.nbytes) for at, leaf in tensors.items()]
+    hashes = map_entries(hash_tensor, entries, (checkpoint,), jobs, progress)
+    return combine_digests(checkpoint, dict(zip(tensors, hashes, strict=True)))
 
 
 def compare_with_saved(found: Digest, saved_file: str) -> DigestComparison:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate, groupby
 from typing import Any, Generic, Protocol, Self, TypeVar
 
 from ckpttool.core import filesystem, limits
@@ -85,33 +86,34 @@ class EntriesTask(Generic[_Entry, _Result]):
 
 def map_entries(
     work: Callable[[_Entry], _Result],
-    entries: Sequence[tuple[_Entry, int]],
+    entries: Sequence[tuple[_Entry, str, int]],
     checkpoints: Sequence[Checkpoint],
     jobs: int,
     progress: Progress,
-) -> Iterator[_Result | CkpttoolError]:
-    """Yield the result of each entry (given with its bytes) in order; after an error there may be none.
+) -> Iterator[_Result]:
+    """Yield the result of each entry, given with its name and bytes, in order; raise its error with its name.
 
     The entries are of `checkpoints`, which the processes read themselves.
     """
     from ckpttool.evaluation import scheduling
 
-    total = sum(nbytes for _, nbytes in entries)
-    parts: list[list[_Entry]] = [[]]
-    ends, done = [0], 0
-    for entry, nbytes in entries:
-        if done - (ends[-2] if len(ends) > 1 else 0) >= max(1, total // (_PARTS * jobs)):
-            parts.append([])
-            ends.append(done)
-        parts[-1].append(entry)
-        done += nbytes
-        ends[-1] = done
+    starts = list(accumulate((nbytes for *_, nbytes in entries), initial=0))
+    share = max(1, starts[-1] // (_PARTS * jobs))
+    groups = groupby(zip(entries, starts, strict=False), key=lambda row: row[1] // share)
+    parts = [[entry for entry, _ in rows] for _, rows in groups]
     files = {file.path for each in checkpoints for file in each.files}
     urls = tuple(path for path in files if filesystem.find_store(path) is not None)
-    tasks = [EntriesTask(work, part, limits.current(), os.getcwd(), urls) for part in parts]
+    context = limits.current(), os.getcwd(), urls
+    tasks = [EntriesTask(work, [entry for entry, *_ in part], *context) for part in parts]
     run: Any = EntriesTask.run
-    for end, results in zip(ends, scheduling.map_in_processes(run, tasks, jobs), strict=True):
+    own = checkpoints[0].path if len(checkpoints) == 1 else None
+    done = 0
+    for part, results in zip(parts, scheduling.map_in_processes(run, tasks, jobs), strict=True):
         if isinstance(results, WorkerError):
             raise results.located(file=checkpoints[0].path)
-        yield from results
-        progress(end, total)
+        for (_, name, nbytes), result in zip(part, results, strict=False):
+            if isinstance(result, CkpttoolError):
+                raise result.located(file=own, path=name)
+            yield result
+            done += nbytes
+        progress(done, starts[-1])

@@ -656,14 +656,8 @@ def _spread_stats(
     from ckpttool.commands.processes import map_entries
 
     names = checkpoint.tree.names
-    entries = [((names[at], at, leaf, histograms), leaf.nbytes) for at, leaf in chosen]
-    found = []
-    results = map_entries(_entry_stats, entries, (checkpoint,), jobs, progress)
-    for (at, _), result in zip(chosen, results, strict=False):
-        if isinstance(result, CkpttoolError):
-            raise result.located(file=checkpoint.path, path=names[at])
-        found.append(result)
-    return found
+    entries = [((names[at], at, leaf, histograms), names[at], leaf.nbytes) for at, leaf in chosen]
+    return list(map_entries(_entry_stats, entries, (checkpoint,), jobs, progress))
 
 
 def _entry_stats(entry: tuple[str, Path, Leaf, bool]) -> TensorStats:
