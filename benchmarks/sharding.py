@@ -54,12 +54,14 @@ def random_file(file: Path, nbytes: int, count: int) -> Path:
 class Run:
     """A command: its seconds, its CPU seconds, and the peak of each process's private memory in MiB."""
 
-    def __init__(self, *words: object) -> None:
-        """Run `ckpttool convert` with these words."""
+    def __init__(self, *words: object, cores: int = 0) -> None:
+        """Run `ckpttool convert` with these words, on that many cores (0: all)."""
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
         start, self.peaks = time.monotonic(), dict[int, int]()
         before = os.times()
         command = [sys.executable, "-m", "ckpttool", "convert", *map(str, words), "--quiet"]
+        if cores:
+            command = ["taskset", "--cpu-list", f"0-{cores - 1}", *command]
         with subprocess.Popen(command, env=environment, cwd=tempfile.gettempdir()) as program:
             while program.poll() is None:
                 for pid in family(program.pid):
@@ -126,33 +128,28 @@ def constants(folder: Path) -> None:
 def rate(gigabytes: float, folder: Path) -> None:
     """Convert a sparse file by two workers and, before and after, a quarter as much into one file.
 
-    Nothing waits for the disk.
+    Nothing waits for the disk. One process uses up to 1.6 cores: two workers on two cores are compared with
+    one process on one core.
     """
     single = sparse_file(folder / "single.safetensors", int(gigabytes * GB / 4), 8)
     whole = sparse_file(folder / "whole.safetensors", int(gigabytes * GB), 32)
     rates = []
     for turn in ("before", "after"):
-        target = folder / f"{turn}.safetensors"
-        run = Run(single, target, "--no-sync")
-        rates.append(single.stat().st_size / MB / run.seconds)
-        print(f"one file, {turn}: {rates[-1]:.0f} MB/s; {run}", flush=True)
-        target.unlink()
+        for cores in (1, 2):
+            run = Run(single, folder / f"{turn}{cores}.safetensors", "--no-sync", cores=cores)
+            (folder / f"{turn}{cores}.safetensors").unlink()
+            megabytes_s = single.stat().st_size / MB / run.seconds
+            print(f"one file on {cores} cores, {turn}: {megabytes_s:.0f} MB/s; {run}", flush=True)
+            if cores == 1:
+                rates.append(megabytes_s)
         if turn == "before":
             (folder / "shards").mkdir()
-            run = Run(
-                whole,
-                folder / "shards" / NAME,
-                "--shard-size",
-                f"{gigabytes / 32 * 1.01}GB",
-                "--jobs",
-                2,
-                "--no-sync",
-            )
+            words = ("--shard-size", f"{gigabytes / 32 * 1.01}GB", "--jobs", 2, "--no-sync")
+            run = Run(whole, folder / "shards" / NAME, *words, cores=2)
             each = whole.stat().st_size / MB / run.seconds / 2
             print(f"two workers: {each:.0f} MB/s each; {run}", flush=True)
-            for file in (folder / "shards").iterdir():
-                file.unlink()
-    print(f"each worker has {each / (sum(rates) / 2):.0%} of the rate of one file")
+            shutil.rmtree(folder / "shards")
+    print(f"each worker has {each / (sum(rates) / 2):.0%} of the rate of one file on one core")
 
 
 def kills(count: int, folder: Path) -> None:
