@@ -441,6 +441,13 @@ class ModelRunner:
             variable.assign(numbered_array(place, variable.shape, dtype))
         return True
 
+    def put(self, values: Mapping[Any, Any]) -> None:
+        """Give values to the tensors that a description names: by number, or by key in PyTorch."""
+        variables = self.variables()
+        for place, array in values.items():
+            dtype = getattr(variables[place].dtype, "as_numpy_dtype", variables[place].dtype)
+            variables[place].assign(array.astype(dtype))
+
     def save(self, file: str, form: str) -> str:
         """Write the model in one of `forms` to a file without a suffix; return the path to read."""
         raise NotImplementedError
@@ -667,6 +674,13 @@ class TorchRunner(ModelRunner):
     def number(self) -> bool:
         """Return False: keys identify the tensors."""
         return False
+
+    def put(self, values: Mapping[Any, Any]) -> None:
+        """Copy values to parameters and buffers by their keys."""
+        stored = self.model.state_dict(keep_vars=True)
+        with self._torch.no_grad():
+            for key, array in values.items():
+                stored[key].copy_(self._torch.from_numpy(np.ascontiguousarray(array).reshape(array.shape)))
 
     def save(self, file: str, form: str) -> str:
         """Write the state_dict."""
@@ -1306,6 +1320,13 @@ class KerasRunner(TensorFlowRunner):
         weights = self.model.get_weights()
         self.model.set_weights([numbered_array(n, each.shape, each.dtype) for n, each in enumerate(weights)])
         return True
+
+    def put(self, values: Mapping[Any, Any]) -> None:
+        """Give values to weights by their numbers, in a session of TensorFlow 1 too."""
+        weights = self.model.get_weights()
+        for place, array in values.items():
+            weights[place] = array.astype(weights[place].dtype)
+        self.model.set_weights(weights)
 
     def save(self, file: str, form: str) -> str:
         """Write the model as TensorFlow objects or a `.weights.h5` file; return the prefix or the file."""

@@ -37,6 +37,7 @@ from ckpttool.networks.model_child import (
 from ckpttool.networks.tracing import (
     ROOT,
     CallRecorder,
+    NumbersRecorder,
     list_tensors,
     paired,
     plain_settings,
@@ -771,6 +772,25 @@ def _run(session: ModelSession, message: Message) -> Message:
     return {"outputs": outputs, "calls": recorder.calls}
 
 
+def _put(session: ModelSession, message: Message) -> Message:
+    """Give the values that the parent wrote to the model's tensors."""
+    names = {key: session.folder / f"value-{place}.npy" for place, key in enumerate(message["keys"])}
+    session.runner.put({key: np.load(file, allow_pickle=False) for key, file in names.items()})
+    return {}
+
+
+def _results(session: ModelSession, message: Message) -> Message:
+    """Call the model; write its outputs, and descriptions of the results of its layers (see tracing)."""
+    runner, names = session.runner, message["names"]
+    recorder = NumbersRecorder()
+    with _model_errors():
+        with runner.observe(recorder):
+            made = runner.call(names, session.given(len(names)))
+        outputs = _write_outputs(session, made)
+    np.save(session.folder / "results.npy", np.array(recorder.results).reshape(-1, 6), allow_pickle=False)
+    return {"outputs": outputs}
+
+
 @contextlib.contextmanager
 def _model_errors() -> Iterator[None]:
     """Raise WorkerError for whatever the model's own code raises in the block."""
@@ -908,6 +928,8 @@ HANDLERS = {
     "prepare": _prepare,
     "exact": _exact,
     "run": _run,
+    "put": _put,
+    "results": _results,
     "layers": _layers,
     "capture": _capture,
     "tensors": _read_tensors,
