@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import subprocess
 import sys
 import warnings
 from collections.abc import Iterator
@@ -100,7 +101,24 @@ def saved_by_keras(folder: Path) -> dict[str, Any]:
     scramble(gated)
     gated.save(folder / "gated.keras")
     np.save(folder / "gated.npy", np.asarray(gated(SIX)))
+    files["exact"] = {name: list(exact_outputs(name)) for name in EXACT}
     return files
+
+
+EXACT = ("stacked_lstm", "transformer", "kinds")
+
+
+def exact_outputs(name: str) -> Iterator[list[Any]]:
+    """Yield the type and a sum of the outputs in float64: of the model itself, of a copy, and in float32."""
+    import like_keras
+
+    model = getattr(like_keras, name)()
+    scramble(model)
+    runner, given = model_child.wrap_model(model), inputs(name, *GIVEN[name])
+    for exact, copied in ((True, False), (True, True), (False, False)):
+        runner.make_exact(["x"], [given], copied=copied)
+        ((_, array),) = runner.outputs(runner.call(["x"], [given], exact=exact))
+        yield [array.dtype.name, float(array.astype(np.float64).sum())]
 
 
 def scramble(model: Any) -> None:
@@ -157,6 +175,17 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]
     folder, back = tmp_path_factory.mktemp("like"), tmp_path_factory.mktemp("back")
     save_twins(back)
     return folder, tensorflow_child.run_each(__file__, {"saved_by_keras": folder, "filled_in_keras": back})
+
+
+@pytest.mark.torch
+@pytest.mark.tensorflow
+@pytest.mark.parametrize("name", EXACT)
+def test_keras_computes_in_float64_without_a_copy(name: str, told: tuple[Path, dict[str, Any]]) -> None:
+    own, copied, plain = told[1]["saved_by_keras"]["exact"][name]
+    assert own == copied
+    assert (own[0], plain[0]) == ("float64", "float32")
+    assert own[1] == pytest.approx(plain[1], rel=1e-4)
+    assert own[1] != plain[1]
 
 
 @pytest.mark.torch
@@ -641,6 +670,18 @@ def test_a_hidden_layer_as_wide_as_the_flattened_image_takes_no_image() -> None:
     orders = [found[id(layer)]["orders"]["in"] for layer in (twice[0], twice[2])]
     assert orders[0] == {"parts": [[4, 4]], "index": [4 * place + c for c in range(4) for place in range(4)]}
     assert orders[1] == {"parts": [[1, 16]], "index": None}
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+def test_a_call_is_followed_without_the_compiler_of_torch() -> None:
+    program = (
+        "import sys, torch; from ckpttool.networks.model_child import wrap_model\n"
+        "model = torch.nn.Linear(3, 2); facts = wrap_model(model).build([[3]], [])[id(model)]\n"
+        "assert facts['call'] == 0; assert 'torch._dynamo' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.torch

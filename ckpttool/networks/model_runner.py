@@ -259,9 +259,9 @@ class SignatureRunner(TensorFlowRunner):
         )
         return run(*[self.tensor(np.asarray(each), exact=False) for each in given])
 
-    def make_exact(self, names: list[str], arrays: list[Any]) -> None:
+    def make_exact(self, names: list[str], arrays: list[Any], *, copied: bool) -> None:
         """Raise UnsupportedError: the graph has fixed dtypes."""
-        del names, arrays
+        del names, arrays, copied
         raise UnsupportedError("the operations of a SavedModel have the dtypes of its graph")
 
     def channels(self) -> str:
@@ -334,9 +334,9 @@ class OnnxRunner(ModelRunner):
 
         return ReferenceEvaluator(model).run
 
-    def make_exact(self, names: list[str], arrays: list[Any]) -> None:
+    def make_exact(self, names: list[str], arrays: list[Any], *, copied: bool) -> None:
         """Create a copy with constants and casts in float64 for onnx's own evaluator, which is slow."""
-        del names, arrays
+        del names, arrays, copied
         if sum(each.size for each in self._held.values()) > _MOST_EXACT:
             raise UnsupportedError("the model is too large for the float64 evaluator of onnx")
         made = copy.deepcopy(self.model)
@@ -751,10 +751,11 @@ class _EmbeddingRecorder(CallRecorder):
 def _exact(session: ModelSession, message: Message) -> Message:
     """Create the float64 form of the model and return whether it exists."""
     try:
-        session.runner.make_exact(message["names"], session.given(len(message["names"])))
+        names = message["names"]
+        session.runner.make_exact(names, session.given(len(names)), copied=message["copied"])
     except Exception as error:  # noqa: BLE001 - a model without such a form is compared in float32
         return {"made": False, "reason": _reason(error)}
-    return {"made": True, "reason": ""}
+    return {"made": True, "reason": "", "copied": session.runner.exact is not session.runner.model}
 
 
 def _run(session: ModelSession, message: Message) -> Message:

@@ -608,6 +608,10 @@ class TorchTrace(Trace):
                         trace.failed = True
                 return made
 
+            if "torch._dynamo" not in sys.modules:
+                # torch/_compile.py would import the compiler for this method, which takes longer than torch.
+                setattr(__torch_dispatch__, "__dynamo_disable", __torch_dispatch__)
+
         mode: Any = Mode
         self.followed = True
         with mode():

@@ -243,7 +243,7 @@ class AgentHost:
             return {"dtypes": ["float32"] * count, "below": [None] * count, "notes": notes, "size": 0}
         if do == "run":
             return self._run(values["names"], exact=values["exact"])
-        return {"made": True, "reason": ""} if do == "exact" else {"layers": []}
+        return {"made": True, "reason": "", "copied": True} if do == "exact" else {"layers": []}
 
     def _run(self, names: Sequence[str], *, exact: bool) -> dict[str, Any]:
         """Write the action; in float64 from NumPy."""
@@ -284,6 +284,8 @@ class ModelClient:
         self.inputs: Sequence[Mapping[str, Any]] = ()
         self.dtypes: dict[str, str] = {}
         self.exact = False
+        # Whether its float64 form has weights of its own.
+        self.copied = True
         # The calls of the last capture, which `repeat` may repeat, with their inputs' precision.
         self._captured: tuple[bool, dict[tuple[str, int], CapturedCall]] = (False, {})
         self._layers: list[dict[str, Any]] | None = None
@@ -955,9 +957,10 @@ def _make_exact(session: ComparedModels) -> list[bool]:
     """Create the models in float64; return for each side whether that exists."""
     found = []
     for side in session.sides:
-        answer = side.request("exact", names=side.names)
+        answer = side.request("exact", names=side.names, copied=False)
         if not answer["made"]:
             session.notes.append(f"{side.side.word} has no float64 run: {answer['reason']}")
+        side.copied = not answer["made"] or answer["copied"]
         found.append(bool(answer["made"]))
     return found
 
@@ -984,6 +987,12 @@ def _exact_outputs(
         else:
             side.exact = True
             return made
+    if not side.copied:
+        # Layers of own classes may have variables that are not cast.
+        answer = side.request("exact", names=side.names, copied=True)
+        side.copied, reason = True, answer["reason"] or reason
+        if answer["made"]:
+            return _exact_outputs(side, session, plain, wanted)
     session.notes.append(f"{side.side.word} has no float64 run: {reason}")
     return None
 
