@@ -284,7 +284,7 @@ class ModelClient:
         self.inputs: Sequence[Mapping[str, Any]] = ()
         self.dtypes: dict[str, str] = {}
         self.exact = False
-        # Whether its float64 form has weights of its own.
+        # Whether its float64 form has separate weights.
         self.copied = True
         # The calls of the last capture, which `repeat` may repeat, with their inputs' precision.
         self._captured: tuple[bool, dict[tuple[str, int], CapturedCall]] = (False, {})
