@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import nn
 
@@ -165,3 +167,24 @@ class Halves(Named):
     def __init__(self) -> None:
         super().__init__()
         self.half()
+
+
+class Gated(nn.Module):
+    """Two layers of one shape that take the same input, and a norm before and after them."""
+
+    def __init__(self, names: Sequence[str], *, halves: bool = False, alike: bool = False) -> None:
+        super().__init__()
+        self.names, self.halves, self.alike = names, halves, alike
+        for name in names:
+            layer = nn.LayerNorm(6) if "n" in name else nn.Linear(6, 6)
+            for tensor in layer.parameters():
+                nn.init.normal_(tensor)
+            self.add_module(name, layer)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        first, gate, value, last = (self.get_submodule(name) for name in self.names)
+        x = first(x)
+        if self.alike:
+            return last(gate(x) + value(x))
+        joined = torch.sigmoid(gate(x)) * value(x)
+        return last(torch.flip(joined, (-1,)) if self.halves else joined)

@@ -138,13 +138,14 @@ def test_the_order_of_axes_is_that_with_which_the_models_can_be_called() -> None
             self.side = two_models.ModelSide(word, "file", ModelSpec("module:factory"))
             self.names: list[str] = []
             self.dtypes: dict[str, str] = {}
-            self.opened = 0
+            self.opened, self.inputs = 0, inputs
             self.row = {"inputs": inputs, "channels": "last" if inputs else "first", "notes": []}
 
-        def request(self, do: str, **values: Any) -> dict[str, Any]:
-            if do == "open":
-                self.opened += 1
-                return self.row
+        def open(self, *_: Any, **__: Any) -> dict[str, Any]:
+            self.opened += 1
+            return self.row
+
+        def request(self, _: str, **values: Any) -> dict[str, Any]:
             if values["shapes"] != [[20, 4]]:
                 raise UsageError("the model cannot be called")
             return {"dtypes": ["float32"], "below": [None], "notes": [], "size": 1}
@@ -155,12 +156,12 @@ def test_the_order_of_axes_is_that_with_which_the_models_can_be_called() -> None
     row = {"name": "x", "shape": [20, 4], "dtype": "float32", "batch": None}
     sides: Any = (Side("A", [row]), Side("B", []))
     options = two_models.ModelComparisonOptions()
-    session = two_models._Session(sides, ("factory", "factory"))
+    session = two_models.ComparedModels(sides, ("factory", "factory"))
     two_models._prepare(session, [each.row for each in sides], options)
     assert sides[1].shape == (20, 4)
     assert sides[1].opened == 1  # the failed call may have created variables
     assert len(session.assumed) == 1
-    session = two_models._Session(sides, ("factory", "factory"))
+    session = two_models.ComparedModels(sides, ("factory", "factory"))
     with pytest.raises(UsageError):
         two_models._prepare(session, [each.row for each in sides], replace(options, transpose=True))
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ast
 import os
+import subprocess
 import sys
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from ckpttool.commands.convert import ConversionResult, convert
 from ckpttool.conversion import filling
 from ckpttool.core import CkpttoolError, MappingError, UsageError, sidecar
 from ckpttool.networks import ModelSpec, model_child, model_runner, worker
+from ckpttool.verification import two_models
 from tests import tensorflow_child
 from tests.conftest import ROOT, refused
 from tests.conftest import in_process as run
@@ -45,7 +48,7 @@ GIVEN: dict[str, tuple[tuple[int, ...], int]] = {
 
 
 def fill(
-    source: str, target: str, /, to: str, factory: str, shapes: Any = (), **how: Any
+    source: str, target: str, /, to: str, factory: str, shapes: Any = (), arguments: Any = None, **how: Any
 ) -> ConversionResult:
     """Fill a model of a file beside this one, in this process."""
     before = worker.ModelProcess
@@ -53,7 +56,7 @@ def fill(
     path, folder = list(sys.path), os.getcwd()
     os.chdir(HERE)
     try:
-        return convert(source, target, to=to, like=ModelSpec(factory, shapes=tuple(shapes)), **how)
+        return convert(source, target, to=to, like=ModelSpec(factory, arguments, tuple(shapes)), **how)
     finally:
         filling.ModelProcess = before  # type: ignore[misc]
         sys.path[:] = path
@@ -65,6 +68,9 @@ def inputs(name: str, shape: tuple[int, ...], words: int) -> np.ndarray:
     if words:
         return generator.integers(0, words, (3, *shape)).astype(np.int32)
     return generator.standard_normal((3, *shape)).astype(np.float32)
+
+
+SIX = np.random.default_rng(6).standard_normal((3, 6)).astype(np.float32)
 
 
 # In a process with TensorFlow.
@@ -91,7 +97,28 @@ def saved_by_keras(folder: Path) -> dict[str, Any]:
         else:
             files[name] = tf.train.Checkpoint(model).save(str(file))
         np.save(f"{file}.npy", np.asarray(model(given)))
+    gated = like_keras.gated()
+    scramble(gated)
+    gated.save(folder / "gated.keras")
+    np.save(folder / "gated.npy", np.asarray(gated(SIX)))
+    files["exact"] = {name: list(exact_outputs(name)) for name in EXACT}
     return files
+
+
+EXACT = ("stacked_lstm", "transformer", "kinds")
+
+
+def exact_outputs(name: str) -> Iterator[list[Any]]:
+    """Yield the type and a sum of the outputs in float64: of the model itself, of a copy, and in float32."""
+    import like_keras
+
+    model = getattr(like_keras, name)()
+    scramble(model)
+    runner, given = model_child.wrap_model(model), inputs(name, *GIVEN[name])
+    for exact, copied in ((True, False), (True, True), (False, False)):
+        runner.make_exact(["x"], [given], copied=copied)
+        ((_, array),) = runner.outputs(runner.call(["x"], [given], exact=exact))
+        yield [array.dtype.name, float(array.astype(np.float64).sum())]
 
 
 def scramble(model: Any) -> None:
@@ -128,6 +155,12 @@ def filled_in_keras(folder: Path) -> dict[str, Any]:
         model, given = InThisProcess.last.session.runner.model, inputs(name, shape, words)
         there = np.load(folder / f"torch_{name}.npy")
         found[name] = {"error": None, "far": float(np.abs(np.asarray(model(given)) - there).max())}
+    target = str(folder / "back_gated.weights.h5")
+    done = fill(str(folder / "traced_gated.pt"), target, "keras", "like_keras:gated")
+    if done.digest is not None:
+        outputs = np.asarray(InThisProcess.last.session.runner.model(SIX))
+        far = float(np.abs(outputs - np.load(folder / "torch_gated.npy")).max())
+        found["gated"] = {"by": [match.by for match in done.matched], "far": far}
     return found
 
 
@@ -142,6 +175,17 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]
     folder, back = tmp_path_factory.mktemp("like"), tmp_path_factory.mktemp("back")
     save_twins(back)
     return folder, tensorflow_child.run_each(__file__, {"saved_by_keras": folder, "filled_in_keras": back})
+
+
+@pytest.mark.torch
+@pytest.mark.tensorflow
+@pytest.mark.parametrize("name", EXACT)
+def test_keras_computes_in_float64_without_a_copy(name: str, told: tuple[Path, dict[str, Any]]) -> None:
+    own, copied, plain = told[1]["saved_by_keras"]["exact"][name]
+    assert own == copied
+    assert (own[0], plain[0]) == ("float64", "float32")
+    assert own[1] == pytest.approx(plain[1], rel=1e-4)
+    assert own[1] != plain[1]
 
 
 @pytest.mark.torch
@@ -189,6 +233,11 @@ def save_twins(folder: Path) -> None:
             given = torch.tensor(inputs(name, *GIVEN[name]))
             np.save(folder / f"torch_{name}.npy", model(given).numpy())
         torch.save(model.state_dict(), folder / f"{name}.pt")
+    import like_small
+
+    gated = like_small.Gated(("n_u", "q", "p", "n_v"))
+    traced(gated, folder / "traced_gated.pt")
+    np.save(folder / "torch_gated.npy", gated(torch.tensor(SIX)).detach().numpy())
 
 
 @pytest.mark.torch
@@ -200,6 +249,102 @@ def test_keras_computes_what_its_twin_computes(name: str, told: tuple[Path, dict
         pytest.skip("needs tf_keras")
     assert back[name]["error"] is None
     assert back[name]["far"] < WITHIN
+
+
+# What only the outputs of both models decide.
+
+
+def traced(model: Any, file: Path) -> str:
+    import torch
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        torch.jit.trace(model.eval(), torch.ones(2, 6)).save(file)
+    return str(file)
+
+
+def gated(names: tuple[str, ...] = ("n_u", "q", "p", "n_v"), **settings: bool) -> Any:
+    sys.path.insert(0, str(HERE))
+    import like_small
+
+    return like_small.Gated(names, **settings)
+
+
+# The order of creation and the names say the opposite of what the calls do.
+GATED: Any = {"names": ("n_j", "r", "s", "n_i")}
+
+
+@pytest.mark.torch
+def test_outputs_decide_which_layer_of_the_same_shape_is_which(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    source, target = gated(), tmp_path / "out.pt"
+    file = traced(source, tmp_path / "gated.pt")
+    done = fill(file, str(target), "torch", "like_small:Gated", [(6,)], arguments=GATED, verify=False)
+    assert done.digest, (done.ambiguous, done.report.notes)
+    model, x = gated(**GATED), torch.tensor(SIX)
+    model.load_state_dict(torch.load(target))
+    assert torch.equal(model(x), source(x))
+    by = {(match.source, match.target): match.by for match in done.matched}
+    assert by.keys() == {("n_u", "n_j"), ("q", "r"), ("p", "s"), ("n_v", "n_i")}
+    assert "outputs" in by.values()
+    rules = sidecar.read_sidecar(sidecar.sidecar_path(str(target))).rules
+    assert "outputs" in {line["by"] for line in rules}
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    "settings", [{"alike": True}, {"halves": True}], ids=["both choices compute it", "no choice does"]
+)
+def test_what_outputs_do_not_decide_stays_refused(settings: dict[str, bool], tmp_path: Path) -> None:
+    file = traced(gated(alike="alike" in settings), tmp_path / "gated.pt")
+    arguments, target = {**GATED, **settings}, tmp_path / "out.pt"
+    done = fill(file, str(target), "torch", "like_small:Gated", [(6,)], arguments=arguments, verify=False)
+    assert done.digest is None
+    assert {group.targets for group in done.ambiguous} >= {("r", "s")}
+    assert not target.exists()
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("part", [None, "net"])
+def test_the_code_of_the_source_decides_where_the_file_records_no_computation(
+    part: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(two_models, "ModelProcess", InThisProcess)
+    source, file, target = gated(), str(tmp_path / "gated.pt"), tmp_path / "out.pt"
+    torch.save(source.state_dict() if part is None else {part: source.state_dict()}, file)
+    how: dict[str, Any] = {"arguments": GATED, "verify": False, "part": part}
+    assert fill(file, str(target), "torch", "like_small:Gated", [(6,)], **how).digest is None
+    code = ModelSpec("like_small:Gated", {"names": source.names})
+    done = fill(file, str(target), "torch", "like_small:Gated", [(6,)], **how, like_source=code)
+    assert done.digest, (done.ambiguous, done.report.notes)
+    model, x = gated(**GATED), torch.tensor(SIX)
+    model.load_state_dict(torch.load(target))
+    assert torch.equal(model(x), source(x))
+
+
+@pytest.mark.torch
+@pytest.mark.tensorflow
+def test_outputs_decide_from_keras_to_torch(told: tuple[Path, dict[str, Any]]) -> None:
+    torch = pytest.importorskip("torch")
+    folder, target = told[0], told[0] / "to_gated.pt"
+    file = str(folder / "gated.keras")
+    arguments = {"names": ("n_u", "q", "p", "n_v")}
+    done = fill(file, str(target), "torch", "like_small:Gated", [(6,)], arguments=arguments, verify=False)
+    assert done.digest, (done.ambiguous, done.report.notes)
+    assert "outputs" in {match.by for match in done.matched}
+    model = gated()
+    model.load_state_dict(torch.load(target))
+    outputs = model(torch.tensor(SIX)).detach().numpy()
+    np.testing.assert_allclose(outputs, np.load(folder / "gated.npy"), atol=WITHIN, rtol=WITHIN)
+
+
+@pytest.mark.torch
+@pytest.mark.tensorflow
+def test_outputs_decide_from_torch_to_keras(told: tuple[Path, dict[str, Any]]) -> None:
+    found = told[1]["filled_in_keras"]["gated"]
+    assert "outputs" in found["by"]
+    assert found["far"] < WITHIN
 
 
 # What is open, and what is wrong.
@@ -525,6 +670,18 @@ def test_a_hidden_layer_as_wide_as_the_flattened_image_takes_no_image() -> None:
     orders = [found[id(layer)]["orders"]["in"] for layer in (twice[0], twice[2])]
     assert orders[0] == {"parts": [[4, 4]], "index": [4 * place + c for c in range(4) for place in range(4)]}
     assert orders[1] == {"parts": [[1, 16]], "index": None}
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+def test_a_call_is_followed_without_the_compiler_of_torch() -> None:
+    program = (
+        "import sys, torch; from ckpttool.networks.model_child import wrap_model\n"
+        "model = torch.nn.Linear(3, 2); facts = wrap_model(model).build([[3]], [])[id(model)]\n"
+        "assert facts['call'] == 0; assert 'torch._dynamo' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.torch

@@ -20,6 +20,7 @@ from ckpttool.networks import ModelSpec
 from tests import like_torch, load_into_keras, tensorflow_child, warm
 from tests.conftest import ROOT, TF_SAMPLE, TORCH_SAMPLE, in_process
 from tests.golden_texts import Golden
+from tests.like_small import Gated
 from tests.model_pairs import programs
 from tests.shared_runners import InThisProcess
 
@@ -550,27 +551,6 @@ def test_a_grouped_convolution_before_a_depthwise_one_is_no_pixel_shuffle(tmp_pa
     with pytest.raises(MappingError) as caught:
         ckpttool.load_into(net, tmp_path / "g.npz", from_="tf")
     assert "unflatten={'g': 'no'}" in (caught.value.hint or "")
-
-
-class Gated(nn.Module):
-    """Two layers of one shape that take the same input, and a norm before and after them."""
-
-    def __init__(self, names: tuple[str, ...], *, halves: bool = False, alike: bool = False) -> None:
-        super().__init__()
-        self.names, self.halves, self.alike = names, halves, alike
-        for name in names:
-            layer = nn.LayerNorm(6) if "n" in name else nn.Linear(6, 6)
-            for tensor in layer.parameters():
-                nn.init.normal_(tensor)
-            self.add_module(name, layer)
-
-    def forward(self, x: Any) -> Any:
-        first, gate, value, last = (self.get_submodule(name) for name in self.names)
-        x = first(x)
-        if self.alike:
-            return last(gate(x) + value(x))
-        joined = torch.sigmoid(gate(x)) * value(x)
-        return last(torch.flip(joined, (-1,)) if self.halves else joined)
 
 
 def trace(model: Any, file: Path) -> Path:

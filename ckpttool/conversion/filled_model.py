@@ -132,7 +132,9 @@ def convert_into_model(
     axes = options.from_ or ("torch" if rules is not None and rules.rest != "kinds" else None)
     given = model_source(checkpoint, options.part, options.preparation, own.sidecar, axes, model.shapes)
     with TargetModel(model, form, target) as beside:
-        plan = plan_fill(beside, checkpoint, given, matching, options.like_source, options.allow_unused)
+        plan = plan_fill(
+            beside, checkpoint, given, matching, options.like_source, options.allow_unused, options.part
+        )
         plan = _with_optimizers(plan, _convert_optimizers(plan, form, options, own.sidecar))
         plan = plan.account(checkpoint, options.part, options.allow_unused, "--allow-unused ")
         writer = _ModelWriter(target, checkpoint, own, plan, beside, model, options, progress)

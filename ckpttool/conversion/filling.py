@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pathlib
 import re
 import sys
 import tempfile
@@ -13,8 +14,10 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any, TypedDict, Unpack
 
+import numpy as np
+
 from ckpttool.conversion import layer_options, parts, targets
-from ckpttool.conversion.filling_by_outputs import Choice, FillTrials, decide_by_outputs
+from ckpttool.conversion.filling_by_outputs import Choice, FillTrials, TrialSource, decide_by_outputs
 from ckpttool.conversion.general import describe_sources, read_state_dicts
 from ckpttool.conversion.ledger import ModelLedger, account_for_tensors
 from ckpttool.conversion.options import ConversionOptions, with_keywords
@@ -77,6 +80,7 @@ from ckpttool.networks.live_trees import LiveSource, dtype_and_shape
 from ckpttool.networks.tracing import probe_module
 from ckpttool.networks.worker import ModelProcess, ModelSpec
 from ckpttool.verification.proof import (
+    LiveHost,
     ModelMismatchError,
     ModelProof,
     ProofRequest,
@@ -84,6 +88,7 @@ from ckpttool.verification.proof import (
     preserve_state,
     prove_live,
 )
+from ckpttool.verification.two_models import ModelHost
 
 # The user's model as the target: built in a separate process, its skeleton, and the proof that it loads.
 
@@ -114,7 +119,9 @@ class TargetModel:
         self._built: Mapping[str, Any] = {}
         self.process = ModelProcess("model's process", wanted.python)
         self._folder = tempfile.TemporaryDirectory(prefix="ckpttool-")
-        self.tensors: Mapping[Path, Any] = {}
+        # Of the tensors in the description of the model.
+        self._keys: Mapping[Path, str | int] = {}
+        self.shapes, self.tensors = wanted.shapes, dict[Path, Any]()
 
     def __enter__(self) -> TargetModel:
         self.process.__enter__()
@@ -154,6 +161,7 @@ class TargetModel:
         else:
             places = _key_places(tree)
         self._require_all(modules, places)
+        self._keys = {path: key for key, path in places.items()}
         return build_model_skeleton(tree, modules, places, framework)
 
     @property
@@ -171,6 +179,24 @@ class TargetModel:
         """Return the shapes of the inputs, with channels last."""
         torch = self._build()["framework"] == "torch"
         return with_last_channels(self._wanted.shapes or self.inputs(), torch=torch)
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[ModelHost]:
+        """Yield what calls the model."""
+        yield self.process
+
+    def assign(self, filling: FillResult, _: Skeleton) -> Callable[[], None]:
+        """Put the values of a filling into the model, which loads a file before it is compared."""
+        folder, keys = self.process.folder, list[str | int]()
+        for path, leaf in filling.tree.tensors():
+            if path in self._keys and leaf.dtype != "string":
+                array = leaf.array()
+                # NumPy writes only its own types.
+                array = array if array.dtype.isbuiltin == 1 else array.astype(np.float32)
+                np.save(folder / f"value-{len(keys)}.npy", array, allow_pickle=False)
+                keys.append(self._keys[path])
+        self.process.request("put", keys=keys)
+        return lambda: None
 
     def _build(self) -> Mapping[str, Any]:
         factory, arguments = self._wanted.factory, self._wanted.arguments
@@ -363,6 +389,20 @@ class LiveModel:
             raise UsageError("the model has no tensors to fill", found=type(self.model).__name__)
         return build_model_skeleton(tree, modules, places, self.framework)
 
+    @contextlib.contextmanager
+    def running(self) -> Iterator[ModelHost]:
+        """Yield what calls the model, whose state is restored; raise UnsupportedError except on the CPU."""
+        if self.framework == "torch" and any(each.device.type != "cpu" for each in self.model.parameters()):
+            raise UnsupportedError("the model is not on the CPU")
+        with tempfile.TemporaryDirectory(prefix="ckpttool-") as folder, preserve_state(self.model):
+            yield LiveHost(pathlib.Path(folder), self.model)
+
+    def assign(self, filling: FillResult, skeleton: Skeleton) -> Callable[[], None]:
+        """Put the values of a filling into the model; return what restores the former ones."""
+        kept, names = {*skeleton.named()[1].values()} - {*filling.unfilled}, skeleton.tree.names
+        leaves = ((path, leaf) for path, leaf in filling.tree.tensors() if path in kept)
+        return assign([(names[path], self.tensors[path], leaf) for path, leaf in leaves])
+
     def _torch(self) -> tuple[Tree, dict[str | int, Path]]:
         tree = live_trees.state_dict(self.model)
         for path, leaf in tree.tensors():
@@ -440,6 +480,13 @@ class ModelSource(NamedTuple):
     def framework(self) -> str:
         """The framework whose naming the tree uses."""
         return self.fills.framework
+
+    def model_spec(self, like: ModelSpec | str | None) -> ModelSpec | None:
+        """Return the code of the source's model, with the shapes of its inputs."""
+        like = ModelSpec(like) if isinstance(like, str) else like
+        if like is not None and self.framework == "tensorflow":
+            return replace(like, shapes=like.shapes or self.shapes)
+        return like
 
     def guessed(self) -> tuple[Shape, ...]:
         """Return input shapes from the source's model, a configuration, or a dense first layer."""
@@ -846,9 +893,7 @@ class ModelFillPlan(NamedTuple):
 
         `skipped` is why nothing is to be compared; numbers are `rounded` to the types of the model.
         """
-        like = ModelSpec(options.like_source) if isinstance(options.like_source, str) else options.like_source
-        if like is not None and self.source.framework == "tensorflow":
-            like = replace(like, shapes=like.shapes or self.source.shapes)
+        like = self.source.model_spec(options.like_source)
         common = None
         if rounded and skipped is None:
             filled = [self.skeleton[path] for path in self.values]
@@ -1045,7 +1090,9 @@ def plan_model_fill(
     matching = options.matching()
     given = _select_source(checkpoint, options, target.shapes)
     with TargetModel(target) if isinstance(target, ModelSpec) else contextlib.nullcontext(target) as model:
-        met = plan_fill(model, checkpoint, given, matching, options.like_source, options.allow_unused)
+        met = plan_fill(
+            model, checkpoint, given, matching, options.like_source, options.allow_unused, options.part
+        )
     if options.optimizer is not None:
         met = _plan_optimizer(met)
     return met.account(checkpoint, options.part, options.allow_unused, "allow_unused=")
@@ -1124,8 +1171,9 @@ def plan_fill(
     matching: MatchOptions,
     like_source: ModelSpec | str | None,
     patterns: Sequence[str],
+    part: str | None,
 ) -> ModelFillPlan:
-    """Return how a source fills a model.
+    """Return how a source, a `part` of the checkpoint if there is one, fills a model.
 
     `like_source` is the code of the source's model, which a call observes. Errors of the mapping name the
     checkpoint. See `_fill_without` for the patterns.
@@ -1136,8 +1184,9 @@ def plan_fill(
     try:
         filling = _fill_without(given, skeleton, matching, patterns)
         undecided = filling.ambiguous or filling.assumed_parts
-        if undecided and not filling.misfits and isinstance(target, LiveModel):
-            filling = _decide_by_outputs(target, checkpoint, given, skeleton, matching, filling)
+        if undecided and not filling.misfits:
+            source = TrialSource(checkpoint, given.framework, given.model_spec(like_source), part)
+            filling = _decide_by_outputs(target, source, given, skeleton, matching, filling)
     except CkpttoolError as error:
         raise error.located(file=error.file or checkpoint.path) from error.__cause__
     linked = set(skeleton.named()[1].values())
@@ -1149,29 +1198,25 @@ def plan_fill(
 
 
 def _decide_by_outputs(
-    target: LiveModel,
-    checkpoint: Checkpoint,
+    target: TargetModel | LiveModel,
+    source: TrialSource,
     given: ModelSource,
     skeleton: Skeleton,
     matching: MatchOptions,
     filling: FillResult,
 ) -> FillResult:
     """Return the filling in which outputs decide what names and shapes leave ambiguous."""
-    linked = {*skeleton.named()[1].values()}
-    names = skeleton.tree.names
 
     def fill(decided: Choice) -> FillResult:
         options = replace(matching, decided=decided.pairs, part_orders=decided.orders)
         return fill_model.fill(given.fills, skeleton, options)
 
     def assign_values(filling: FillResult) -> Callable[[], None]:
-        kept = linked - {*filling.unfilled}
-        leaves = ((path, leaf) for path, leaf in filling.tree.tensors() if path in kept)
-        return assign([(names[path], target.tensors[path], leaf) for path, leaf in leaves])
+        return target.assign(filling, skeleton)
 
     calls = {"/".join(part.name): part.call.number for part in skeleton.parts}
-    trials = FillTrials(fill, assign_values, calls, given.framework)
-    return decide_by_outputs(checkpoint, target.model, target.shapes, trials, filling)
+    trials = FillTrials(fill, assign_values, calls, target.running, target.shapes)
+    return decide_by_outputs(source, trials, filling)
 
 
 def _select_source(checkpoint: Checkpoint, options: FillOptions, shapes: Sequence[Shape]) -> ModelSource:

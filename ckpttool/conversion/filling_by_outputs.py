@@ -1,4 +1,4 @@
-"""Pairs of layers and orders of parts that only outputs decide: trials beside the computation of a file.
+"""Pairs of layers and orders of parts that only outputs decide: trials beside the computation of the source.
 
 Where names and shapes fit several ways, the layers are filled one after the other, in the order in which the
 model calls them. A wrong one gives numbers that the source's computation does not have, whatever the order of
@@ -12,6 +12,7 @@ import heapq
 import itertools
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,17 +21,29 @@ import numpy as np
 
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.deferred import NamedTuple, dataclass
-from ckpttool.core.errors import CkpttoolError, UsageError, WorkerError
+from ckpttool.core.errors import CkpttoolError, UsageError
 from ckpttool.core.source import Shape
 from ckpttool.graphs.graph import Graph, Value, read_graph
 from ckpttool.graphs.interpreter import evaluate
 from ckpttool.mapping.flattening import AssumedParts
 from ckpttool.mapping.solver import FillResult
-from ckpttool.networks.model_child import last_error_line, model_framework
-from ckpttool.networks.tracing import CallRecorder, list_tensors, to_array
-from ckpttool.verification.inputs import InputPair, InputResolver, draw_inputs, move_channels
+from ckpttool.networks.tracing import describe_numbers
+from ckpttool.networks.worker import ModelSpec
+from ckpttool.verification.inputs import (
+    InputPair,
+    InputResolver,
+    draw_inputs,
+    move_channels,
+    parse_named_shapes,
+)
 from ckpttool.verification.output_comparison import RoundingBound, measure_output, pair_outputs
-from ckpttool.verification.proof import LiveHost, preserve_state
+from ckpttool.verification.two_models import (
+    ComparedModels,
+    ModelClient,
+    ModelHost,
+    ModelSide,
+    open_host,
+)
 
 _MOST_TRIALS = 200
 _MOST_NUMBERS = 1 << 30  # that all trials together may assign
@@ -49,31 +62,43 @@ class Choice(NamedTuple):
 class FillTrials(NamedTuple):
     """How a model is filled with some choices decided, and how values are put in it (returns the undoing).
 
-    `calls` are the numbers of the calls of the model's modules by their names, `framework` is the source's.
+    `calls` are the numbers of the calls of the model's modules by their names, `running` starts what runs the
+    model, and `shapes` are those of its inputs if it declares none.
     """
 
     fill: Callable[[Choice], FillResult]
     assign: Callable[[FillResult], Callable[[], None]]
     calls: Mapping[str, int]
-    framework: str
+    running: Callable[[], AbstractContextManager[ModelHost]]
+    shapes: Sequence[Shape]
 
 
-def decide_by_outputs(
-    checkpoint: Checkpoint, model: Any, shapes: Sequence[Shape], trials: FillTrials, filling: FillResult
-) -> FillResult:
-    """Return the filling whose outputs are those that the checkpoint's computation gives.
+class TrialSource(NamedTuple):
+    """What is filled from: a checkpoint of a framework, and the user's code that builds its model, if any.
 
-    The same filling if the checkpoint records no computation that can be evaluated, if the model cannot be
-    called beside it, or if no choice or more than one gives its outputs. The model's values are restored.
+    `part` is the path of the model in the checkpoint.
     """
-    if model_framework(model) == "torch" and any(each.device.type != "cpu" for each in model.parameters()):
-        return filling
+
+    checkpoint: Checkpoint
+    framework: str
+    like: ModelSpec | None = None
+    part: str | None = None
+
+
+def decide_by_outputs(source: TrialSource, trials: FillTrials, filling: FillResult) -> FillResult:
+    """Return the filling whose outputs are those that the source's computation gives.
+
+    The same filling if the checkpoint records no computation that can be evaluated and no code builds its
+    model, if the model cannot be called beside it, or if no choice or more than one gives its outputs.
+    """
     try:
-        graph = read_graph(checkpoint)
-        if graph is None:
-            return filling
-        with tempfile.TemporaryDirectory(prefix="ckpttool-") as folder, preserve_state(model):
-            both = _BothModels((graph, trials.framework), LiveHost(Path(folder), model), shapes)
+        with ExitStack() as stack:
+            running = stack.enter_context(_run_source(source))
+            if running is None:
+                return filling
+            model = ModelSide("B", "", ModelSpec("the filled model", shapes=tuple(trials.shapes)))
+            host = stack.enter_context(trials.running())
+            both = _BothModels(running, ModelClient(model, host))
             return _Search(both, trials).run(filling) or filling
     except CkpttoolError:
         return filling  # one of the models cannot be run: the choice stays open
@@ -82,102 +107,99 @@ def decide_by_outputs(
 # What both models compute for the same inputs.
 
 
-class _NumbersRecorder(CallRecorder):
-    """Describes what each call of a layer gives by numbers that the order of axes does not change."""
+@contextmanager
+def _run_source(source: TrialSource) -> Iterator[ModelClient | None]:
+    """Start what computes the source's outputs: the recorded graph, else the user's code, if there is any."""
+    checkpoint, like = source.checkpoint, source.like
+    graph = None
+    with suppress(*([] if like is None else [CkpttoolError])):
+        graph = None if source.part is not None else read_graph(checkpoint)
+    if graph is not None:
+        with tempfile.TemporaryDirectory(prefix="ckpttool-") as folder:
+            evaluated = _GraphHost(Path(folder), graph, source.framework)
+            yield ModelClient(ModelSide("A", checkpoint.path, process=evaluated), evaluated)
+    elif like is not None:
+        side = ModelSide("A", checkpoint.path, like, like.python, part=source.part)
+        with open_host(side) as host:
+            yield ModelClient(side, host)
+    else:
+        yield None
 
-    activations = False
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.made: list[np.ndarray] = []
+class _GraphHost:
+    """Answers as the process of a model does, by evaluating the graph that a file records."""
 
-    def leave(self, record: Any, made: Any) -> None:
-        """Describe the results of a call."""
-        if record is not None:
-            self.made += [_describe(to_array(each)) for each in list_tensors(made)]
+    def __init__(self, folder: Path, graph: Graph, framework: str) -> None:
+        self.folder, self._graph, self._framework = folder, graph, framework
+        used = {name for node in graph.nodes for name in node.inputs}
+        self._own = [value.name for value in graph.outputs]
+        inner = [Value(name) for node in graph.nodes for name in node.outputs if name in used]
+        others = (each for each in inner if each.name not in self._own)
+        self._observed = replace(graph, outputs=(*graph.outputs, *others))
 
-
-def _describe(array: np.ndarray) -> np.ndarray:
-    """Return size, mean, mean magnitude, root of the mean square, maximum and minimum."""
-    x = np.asarray(array, np.float64).reshape(-1)
-    if array.dtype.kind != "f" or x.size < 2:
-        return np.zeros(6)
-    with np.errstate(all="ignore"):
-        return np.array([x.size, x.mean(), np.abs(x).mean(), np.sqrt((x * x).mean()), x.max(), x.min()])
+    def request(self, do: str, **values: Any) -> dict[str, Any]:
+        """Answer a request."""
+        if do == "open":
+            rows = [_input_row(each) for each in self._graph.inputs]
+            known = [] if None in rows else rows
+            return {"inputs": known, "channels": "first" if self._framework == "torch" else "last"}
+        if do == "prepare":
+            if len(values["names"]) != len(self._graph.inputs):
+                raise UsageError("the models have different numbers of inputs")
+            declared = [each or "float32" for each in values["dtypes"]]
+            dtypes = ["float32" if each.startswith("float") else each for each in declared]
+            return {"dtypes": dtypes, "below": [None] * len(dtypes), "size": 0, "notes": []}
+        own, names = [each.name for each in self._graph.inputs], values["names"]
+        arrays = [np.load(self.folder / f"input-{place}.npy") for place in range(len(names))]
+        names = names if {*names} == {*own} else own
+        computed = evaluate(self._observed, dict(zip(names, arrays, strict=True)))
+        for place, name in enumerate(self._own):
+            np.save(self.folder / f"output-{place}.npy", np.asarray(computed[name]), allow_pickle=False)
+        described = np.array([*map(describe_numbers, computed.values())])
+        np.save(self.folder / "results.npy", described, allow_pickle=False)
+        return {"outputs": self._own}
 
 
 class _BothModels:
-    """The source's graph and a live model, with inputs for both."""
+    """The source's computation and a model, with inputs for both."""
 
-    def __init__(self, source: tuple[Graph, str], host: LiveHost, shapes: Sequence[Shape]) -> None:
+    def __init__(self, source: ModelClient, model: ModelClient) -> None:
         """Draw the inputs and compute the source's values; raise CkpttoolError if one does not run."""
-        (graph, framework), opened = source, host.request("open", kind="factory", file=None)
-        self._host, self._channels = host, ("first" if framework == "torch" else "last")
-        rows = [_input_row(each) for each in graph.inputs]
-        known = all(row is not None for row in rows)
-        pairs = _pair_inputs(rows if known else [], self._channels, opened, shapes)
-        if len(pairs) != len(graph.inputs):
-            raise UsageError("the models have different numbers of inputs")
-        declared = {row["name"]: row["dtype"] for row in opened["inputs"]}
-        by_name = {pair.b: pair for pair in pairs}
-        self._names = [name for name in declared if name in by_name] or list(by_name)
-        answer = host.request(
-            "prepare",
-            names=self._names,
-            shapes=[list(by_name[name].shape_b) for name in self._names],
-            dtypes=[declared.get(name) for name in self._names],
-            batch=None,
-            part=None,
-            run_code=False,
-            rounded=None,
-        )
-        self.size = int(answer["size"])
-        facts = zip(self._names, answer["dtypes"], answer["below"], strict=True)
-        accepted = {name: (dtype, below) for name, dtype, below in facts}
-        pairs = [replace(each, dtype=accepted[each.b][0], below=accepted[each.b][1]) for each in pairs]
-        self._moves = {pair.transposed for pair in pairs} - {""}
-        self._layout = str(opened["channels"])
-        batches = _batches(graph)
-        for batch in batches:
-            arrays = [each[:batch] for each in draw_inputs(pairs, batch, self.size)]
-            self._given = _own_order(self._names, pairs, arrays)
+        by_graph = source.side.like is None
+        kinds = "graph" if by_graph else "factory", "factory"
+        opened = [each.open(kind, run_code=False) for each, kind in zip((source, model), kinds, strict=True)]
+        self._source, self._model = source, model
+        self._layouts = [str(each["channels"]) for each in opened]
+        shapes = [() if each.side.like is None else each.side.like.shapes for each in (source, model)]
+        session = self._session = ComparedModels((source, model), kinds)
+        session.pairs = _pair_inputs(opened, *shapes)
+        batch = next((row["batch"] for each in opened for row in each["inputs"] if row["batch"]), None)
+        session.prepare(batch, run_code=False)
+        if by_graph:
+            # The graph takes what the model takes, and numbers of words are integers.
+            source.dtypes = {pair.a: pair.dtype if pair.below is None else "int64" for pair in session.pairs}
+        batches = _BATCHES if batch is None else (batch,)
+        for rows in batches:
+            session.give([each[:rows] for each in draw_inputs(session.pairs, rows, session.size)])
             try:
-                self._compute_source(graph, pairs, arrays, known=known)
+                self._outputs, described = source.results()
                 break
             except CkpttoolError:
-                if batch == batches[-1]:
+                if rows == batches[-1]:
                     raise
-
-    def _compute_source(
-        self, graph: Graph, pairs: Sequence[InputPair], arrays: Sequence[np.ndarray], *, known: bool
-    ) -> None:
-        names = [pair.a if known else value.name for pair, value in zip(pairs, graph.inputs, strict=True)]
-        # A model of Keras also takes the numbers of words as floats.
-        given = [
-            x if pair.below is None else x.astype(np.int64) for x, pair in zip(arrays, pairs, strict=True)
-        ]
-        used = {name for node in graph.nodes for name in node.inputs}
-        inner = [Value(name) for node in graph.nodes for name in node.outputs if name in used]
-        own = [value.name for value in graph.outputs]
-        values = evaluate(
-            replace(graph, outputs=(*graph.outputs, *(each for each in inner if each.name not in own))),
-            dict(zip(names, given, strict=True)),
-        )
-        self._outputs = {name: np.asarray(values[name]) for name in own}
-        rows = np.array([*map(_describe, values.values())])
-        self._by_size = {size: rows[rows[:, 0] == size, 1:] for size in {*rows[:, 0]}}
+        self._by_size = {size: described[described[:, 0] == size, 1:] for size in {*described[:, 0]}}
         largest = max(float(np.abs(each).max(initial=0.0)) for each in self._outputs.values())
         self._bound = RoundingBound(largest, RoundingBound.of((), ()).share * _DEPTH)
 
+    @property
+    def size(self) -> int:
+        """The number of weights."""
+        return self._session.size
+
     def run(self) -> tuple[int, bool]:
         """Return how many results of layers occur in the source, and whether all outputs are its own."""
-        recorder, runner = _NumbersRecorder(), self._host.runner
-        try:
-            with runner.observe(recorder):
-                outputs = dict(runner.outputs(runner.call(self._names, self._given)))
-        except Exception as error:  # whatever the model's own code raises for these numbers
-            raise WorkerError(f"calling the model raises {last_error_line(error)}") from error
-        return sum(map(self._occurs, recorder.made)), self._equal(outputs)
+        outputs, described = self._model.results()
+        return sum(map(self._occurs, described)), self._equal(outputs)
 
     def _occurs(self, row: np.ndarray) -> bool:
         there = self._by_size.get(row[0]) if row[0] else None
@@ -189,8 +211,8 @@ class _BothModels:
     def _equal(self, outputs: Mapping[str, np.ndarray]) -> bool:
         if len(outputs) != len(self._outputs):
             return False
-        layouts = (self._channels, self._layout)
-        names, missing = pair_outputs(self._outputs, outputs, self._moves, layouts, [])
+        moves = {pair.transposed for pair in self._session.pairs} - {""}
+        names, missing = pair_outputs(self._outputs, outputs, moves, self._layouts, [])
         results = (
             measure_output(
                 each.a,
@@ -213,24 +235,26 @@ def _input_row(value: Value) -> dict[str, Any] | None:
     """Return an input of a graph as the process of a model describes it, None without a shape."""
     if value.shape is None or not value.shape:
         return None
-    extents = [each if isinstance(each, int) else None for each in value.shape]
-    return {"name": value.name, "shape": extents[1:], "dtype": value.dtype, "batch": None}
+    batch, *extents = (each if isinstance(each, int) else None for each in value.shape)
+    return {"name": value.name, "shape": extents, "dtype": value.dtype, "batch": batch}
 
 
 def _pair_inputs(
-    rows: Sequence[Any], channels: str, opened: Mapping[str, Any], shapes: Sequence[Shape]
+    opened: Sequence[Mapping[str, Any]], shapes: Sequence[Shape], shapes_b: Sequence[Shape]
 ) -> list[InputPair]:
     """Return the pairs of inputs; a file may list them in another order, which their shapes show.
 
     Raise UsageError if no order or several fit.
     """
+    rows = opened[0]["inputs"]
+    given = parse_named_shapes([",".join(map(str, each)) for each in shapes])
     fitting = []
     for place, order in enumerate(itertools.permutations(rows)):
         if place == _MOST_ORDERS:
             break
-        resolver = InputResolver([{"inputs": list(order), "channels": channels}, opened], None)
+        resolver = InputResolver([{**opened[0], "inputs": list(order)}, opened[1]], None)
         try:
-            fitting.append(resolver.pairs({}, shapes))
+            fitting.append(resolver.pairs(given, shapes_b))
         except UsageError:
             if len(rows) < 2:
                 raise
@@ -240,19 +264,6 @@ def _pair_inputs(
     if len(fitting) != 1:
         raise UsageError("the inputs of the models do not fit")
     return fitting[0]
-
-
-def _batches(graph: Graph) -> Sequence[int]:
-    """Return the batch that a graph's inputs fix, otherwise those to try."""
-    first = [value.shape[0] for value in graph.inputs if value.shape]
-    return [each for each in first if isinstance(each, int)][:1] or _BATCHES
-
-
-def _own_order(
-    names: Sequence[str], pairs: Sequence[InputPair], arrays: Sequence[np.ndarray]
-) -> list[np.ndarray]:
-    places = {pair.b: place for place, pair in enumerate(pairs)}
-    return [move_channels(arrays[places[name]], pairs[places[name]].transposed) for name in names]
 
 
 # The search.

@@ -898,6 +898,9 @@ class _FillBuilder:
         found = flattening.arrange_parts(layer, kind, made, theirs, target.facts, shapes["kernel"])
         for parts, order in self._part_orders:
             if parts in found.assumed_parts:
+                numbers = ", ".join(str(part + 1) for part in order)
+                what = f"{layer.title} {parts.side} the model's parts {numbers} in this order"
+                self.notes.append(f"by outputs: {what}")
                 found = _with_parts_in_order(found, parts, order, shapes)
         self.assumed_parts += found.assumed_parts
         return found

@@ -13,6 +13,7 @@ import os
 import pickle
 import re
 import sys
+import zipfile
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -387,9 +388,12 @@ class ModelRunner:
         """Return the named output arrays."""
         return [(name, to_array(tensor)) for name, tensor in self.named(made)]
 
-    def make_exact(self, names: list[str], arrays: list[Any]) -> None:
-        """Create the model in float64; raise any error if that is impossible."""
-        del names, arrays
+    def make_exact(self, names: list[str], arrays: list[Any], *, copied: bool) -> None:
+        """Create the model in float64; raise any error if that is impossible.
+
+        A `copied` one has float64 weights, another one may be the model itself, which casts its own.
+        """
+        del names, arrays, copied
         raise UnsupportedError(f"{self.framework} models of this kind have no float64 form")
 
     def layers(self) -> list[dict[str, Any]]:
@@ -440,6 +444,13 @@ class ModelRunner:
             dtype = getattr(variable.dtype, "as_numpy_dtype", variable.dtype)
             variable.assign(numbered_array(place, variable.shape, dtype))
         return True
+
+    def put(self, values: Mapping[Any, Any]) -> None:
+        """Give values to the tensors that a description names: by number, or by key in PyTorch."""
+        variables = self.variables()
+        for place, array in values.items():
+            dtype = getattr(variables[place].dtype, "as_numpy_dtype", variables[place].dtype)
+            variables[place].assign(array.astype(dtype))
 
     def save(self, file: str, form: str) -> str:
         """Write the model in one of `forms` to a file without a suffix; return the path to read."""
@@ -655,10 +666,16 @@ class TorchRunner(ModelRunner):
         with self._torch.no_grad():
             return super().call(names, arrays, exact=exact)
 
-    def make_exact(self, names: list[str], arrays: list[Any]) -> None:
-        """Create a copy in float64."""
-        del names, arrays
-        self.exact = copy.deepcopy(self.model).double().eval()
+    def make_exact(self, names: list[str], arrays: list[Any], *, copied: bool) -> None:
+        """Create a copy in float64, without one of the parameters in their own type."""
+        del names, arrays, copied
+        plain = [each for each in self.model.parameters() if type(each) is self._torch.nn.Parameter]
+        known = {
+            id(each): self._torch.nn.Parameter(each.detach().double(), each.requires_grad)
+            for each in plain
+            if each.is_floating_point()
+        }
+        self.exact = copy.deepcopy(self.model, known).double().eval()
 
     def variables(self) -> list[Any]:
         """Return nothing: names identify the tensors."""
@@ -667,6 +684,13 @@ class TorchRunner(ModelRunner):
     def number(self) -> bool:
         """Return False: keys identify the tensors."""
         return False
+
+    def put(self, values: Mapping[Any, Any]) -> None:
+        """Copy values to parameters and buffers by their keys."""
+        stored = self.model.state_dict(keep_vars=True)
+        with self._torch.no_grad():
+            for key, array in values.items():
+                stored[key].copy_(self._torch.from_numpy(np.ascontiguousarray(array).reshape(array.shape)))
 
     def save(self, file: str, form: str) -> str:
         """Write the state_dict."""
@@ -677,7 +701,7 @@ class TorchRunner(ModelRunner):
     def fill(self, file: str, form: str, optimizers: list[dict[str, Any]]) -> None:
         """Load the file strictly; raise ValueError for a state of another shape."""
         del form
-        held, named = self._torch.load(file, map_location="cpu"), dict(self.model.named_parameters())
+        held, named = _load(self._torch, file), dict(self.model.named_parameters())
         # A file with optimizers has the state_dict of the model beside theirs.
         self.model.load_state_dict(
             held["model"] if isinstance(held.get("model"), dict) else held, strict=True
@@ -873,7 +897,7 @@ def _read_torch_file(torch: Any, file: str, *, run_code: bool) -> Any:
     if file.endswith(".safetensors"):
         return _read_safetensors(file)
     try:
-        return torch.load(file, map_location="cpu", weights_only=True)
+        return _load(torch, file, weights_only=True)
     except Exception as error:
         # A pickle of other objects than tensors; with any other error it is no file of torch.
         names_code = isinstance(error, pickle.UnpicklingError)
@@ -888,6 +912,13 @@ def _read_torch_file(torch: Any, file: str, *, run_code: bool) -> Any:
             if names_code
             else None,
         ) from error
+
+
+def _load(torch: Any, file: str, **options: Any) -> Any:
+    """Return what a file of torch contains; tensors of an archive are read when they are used."""
+    if "mmap" in inspect.signature(torch.load).parameters and zipfile.is_zipfile(file):  # since torch 2.1
+        options["mmap"] = True
+    return torch.load(file, map_location="cpu", **options)
 
 
 def _unpickle(torch: Any, file: str) -> Any:
@@ -1213,6 +1244,7 @@ class KerasRunner(TensorFlowRunner):
     def __init__(self, model: Any, again: Callable[[], Any] | None = None) -> None:
         super().__init__(model)
         self._again = again
+        self._in_place = False
 
     def inputs(self) -> list[dict[str, Any]]:
         """Return the inputs of a functional or Sequential model."""
@@ -1248,7 +1280,25 @@ class KerasRunner(TensorFlowRunner):
             reset = getattr(layer, "reset_states", None) or getattr(layer, "reset_state", None)
             if getattr(layer, "stateful", False) and reset is not None and getattr(layer, "built", False):
                 reset()
-        return super().call(names, arrays, exact=exact)
+        with self._precision(exact=exact):
+            return super().call(names, arrays, exact=exact)
+
+    @contextlib.contextmanager
+    def _precision(self, *, exact: bool) -> Iterator[None]:
+        """Let the layers of Keras 3 compute in float64 with the weights that they have, which it casts."""
+        policy = None
+        if exact and self._in_place:
+            policy = keras_library(self.model).DTypePolicy("float64")
+            policy._variable_dtype = "float32"
+        layers = [each for _, each in iter_modules(self.model)] if policy is not None else []
+        held = [layer._dtype_policy for layer in layers]
+        try:
+            for layer in layers:
+                layer._dtype_policy = policy
+            yield
+        finally:
+            for layer, own in paired(layers, held):
+                layer._dtype_policy = own
 
     def named(self, made: Any) -> list[tuple[str, Any]]:
         """Return the outputs by the names that a functional model gives to several."""
@@ -1258,9 +1308,13 @@ class KerasRunner(TensorFlowRunner):
             return [(str(name), tensor) for name, (_, tensor) in paired(names, found)]
         return found
 
-    def make_exact(self, names: list[str], arrays: list[Any]) -> None:
-        """Create the model in float64: from its configuration, or by another call of the factory."""
+    def make_exact(self, names: list[str], arrays: list[Any], *, copied: bool) -> None:
+        """Let Keras 3 compute in float64; create a copy from the configuration, or by the factory."""
         keras = keras_library(self.model)
+        self._in_place = not copied and hasattr(keras, "DTypePolicy")
+        if self._in_place:
+            self.exact = self.model
+            return
         floatx = keras.backend.floatx()
         try:
             keras.backend.set_floatx("float64")
@@ -1306,6 +1360,13 @@ class KerasRunner(TensorFlowRunner):
         weights = self.model.get_weights()
         self.model.set_weights([numbered_array(n, each.shape, each.dtype) for n, each in enumerate(weights)])
         return True
+
+    def put(self, values: Mapping[Any, Any]) -> None:
+        """Give values to weights by their numbers, in a session of TensorFlow 1 too."""
+        weights = self.model.get_weights()
+        for place, array in values.items():
+            weights[place] = array.astype(weights[place].dtype)
+        self.model.set_weights(weights)
 
     def save(self, file: str, form: str) -> str:
         """Write the model as TensorFlow objects or a `.weights.h5` file; return the prefix or the file."""
@@ -1413,7 +1474,8 @@ class KerasRunner(TensorFlowRunner):
             for name, value in changes["settings"].items():
                 undo.callback(setattr, layer, name, getattr(layer, name))
                 setattr(layer, name, _keras_setting(layer, name, value))
-            return layer(*call[0], **call[1])
+            with self._precision(exact=exact):
+                return layer(*call[0], **call[1])
 
     def channels(self) -> str:
         """Return the data format of the first convolution or pooling layer."""

@@ -37,6 +37,7 @@ from ckpttool.networks.model_child import (
 from ckpttool.networks.tracing import (
     ROOT,
     CallRecorder,
+    NumbersRecorder,
     list_tensors,
     paired,
     plain_settings,
@@ -258,9 +259,9 @@ class SignatureRunner(TensorFlowRunner):
         )
         return run(*[self.tensor(np.asarray(each), exact=False) for each in given])
 
-    def make_exact(self, names: list[str], arrays: list[Any]) -> None:
+    def make_exact(self, names: list[str], arrays: list[Any], *, copied: bool) -> None:
         """Raise UnsupportedError: the graph has fixed dtypes."""
-        del names, arrays
+        del names, arrays, copied
         raise UnsupportedError("the operations of a SavedModel have the dtypes of its graph")
 
     def channels(self) -> str:
@@ -333,9 +334,9 @@ class OnnxRunner(ModelRunner):
 
         return ReferenceEvaluator(model).run
 
-    def make_exact(self, names: list[str], arrays: list[Any]) -> None:
+    def make_exact(self, names: list[str], arrays: list[Any], *, copied: bool) -> None:
         """Create a copy with constants and casts in float64 for onnx's own evaluator, which is slow."""
-        del names, arrays
+        del names, arrays, copied
         if sum(each.size for each in self._held.values()) > _MOST_EXACT:
             raise UnsupportedError("the model is too large for the float64 evaluator of onnx")
         made = copy.deepcopy(self.model)
@@ -750,10 +751,11 @@ class _EmbeddingRecorder(CallRecorder):
 def _exact(session: ModelSession, message: Message) -> Message:
     """Create the float64 form of the model and return whether it exists."""
     try:
-        session.runner.make_exact(message["names"], session.given(len(message["names"])))
+        names = message["names"]
+        session.runner.make_exact(names, session.given(len(names)), copied=message["copied"])
     except Exception as error:  # noqa: BLE001 - a model without such a form is compared in float32
         return {"made": False, "reason": _reason(error)}
-    return {"made": True, "reason": ""}
+    return {"made": True, "reason": "", "copied": session.runner.exact is not session.runner.model}
 
 
 def _run(session: ModelSession, message: Message) -> Message:
@@ -769,6 +771,25 @@ def _run(session: ModelSession, message: Message) -> Message:
             made = runner.call(names, given, exact=exact)
         outputs = _write_outputs(session, made)
     return {"outputs": outputs, "calls": recorder.calls}
+
+
+def _put(session: ModelSession, message: Message) -> Message:
+    """Give the values that the parent wrote to the model's tensors."""
+    names = {key: session.folder / f"value-{place}.npy" for place, key in enumerate(message["keys"])}
+    session.runner.put({key: np.load(file, allow_pickle=False) for key, file in names.items()})
+    return {}
+
+
+def _results(session: ModelSession, message: Message) -> Message:
+    """Call the model; write its outputs, and descriptions of the results of its layers (see tracing)."""
+    runner, names = session.runner, message["names"]
+    recorder = NumbersRecorder()
+    with _model_errors():
+        with runner.observe(recorder):
+            made = runner.call(names, session.given(len(names)))
+        outputs = _write_outputs(session, made)
+    np.save(session.folder / "results.npy", np.array(recorder.results).reshape(-1, 6), allow_pickle=False)
+    return {"outputs": outputs}
 
 
 @contextlib.contextmanager
@@ -908,6 +929,8 @@ HANDLERS = {
     "prepare": _prepare,
     "exact": _exact,
     "run": _run,
+    "put": _put,
+    "results": _results,
     "layers": _layers,
     "capture": _capture,
     "tensors": _read_tensors,

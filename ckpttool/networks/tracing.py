@@ -151,6 +151,30 @@ class CallRecorder:
         return rows
 
 
+class NumbersRecorder(CallRecorder):
+    """Describes the results of all calls by numbers that the order of axes does not change."""
+
+    activations = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.results: list[Any] = []
+
+    def leave(self, record: Any, made: Any) -> None:
+        """Describe the results of a call."""
+        if record is not None:
+            self.results += [describe_numbers(view_array(each)) for each in list_tensors(made)]
+
+
+def describe_numbers(array: Any) -> Any:
+    """Return size, mean, mean magnitude, root mean square, maximum and minimum; zeros if not floats."""
+    x = np.asarray(array, np.float64).reshape(-1)
+    if array.dtype.kind != "f" or x.size < 2:
+        return np.zeros(6)
+    with np.errstate(all="ignore"):
+        return np.array([x.size, x.mean(), np.abs(x).mean(), np.sqrt((x * x).mean()), x.max(), x.min()])
+
+
 def _largest(array: Any) -> float:
     """Return the largest finite magnitude, 0 without numbers."""
     if array.dtype.kind not in "fiub" or not array.size:
@@ -583,6 +607,10 @@ class TorchTrace(Trace):
                     except Exception:  # noqa: BLE001 - what cannot be followed is not known
                         trace.failed = True
                 return made
+
+            if "torch._dynamo" not in sys.modules:
+                # torch/_compile.py would import the compiler for this method, which takes longer than torch.
+                setattr(__torch_dispatch__, "__dynamo_disable", __torch_dispatch__)
 
         mode: Any = Mode
         self.followed = True

@@ -289,8 +289,6 @@ class LiveHost:
 
     def request(self, do: str, **values: Any) -> dict[str, Any]:
         """Answer a request; the values are in the model already."""
-        if do == "prepare":
-            values["file"] = None
         if do == "exact" and model_framework(self._model) != "torch":
             return {"made": False, "reason": "a model in memory is not copied"}
         return model_runner.HANDLERS[do](self._session, values)

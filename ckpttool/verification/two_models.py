@@ -243,7 +243,7 @@ class AgentHost:
             return {"dtypes": ["float32"] * count, "below": [None] * count, "notes": notes, "size": 0}
         if do == "run":
             return self._run(values["names"], exact=values["exact"])
-        return {"made": True, "reason": ""} if do == "exact" else {"layers": []}
+        return {"made": True, "reason": "", "copied": True} if do == "exact" else {"layers": []}
 
     def _run(self, names: Sequence[str], *, exact: bool) -> dict[str, Any]:
         """Write the action; in float64 from NumPy."""
@@ -281,8 +281,11 @@ class ModelClient:
     def __init__(self, side: ModelSide, host: ModelHost) -> None:
         self.side, self._process = side, host
         self.names: list[str] = []
+        self.inputs: Sequence[Mapping[str, Any]] = ()
         self.dtypes: dict[str, str] = {}
         self.exact = False
+        # Whether its float64 form has separate weights.
+        self.copied = True
         # The calls of the last capture, which `repeat` may repeat, with their inputs' precision.
         self._captured: tuple[bool, dict[tuple[str, int], CapturedCall]] = (False, {})
         self._layers: list[dict[str, Any]] | None = None
@@ -300,6 +303,22 @@ class ModelClient:
                 found=error.found,
                 hint=error.hint or _restriction_hint(error.message),
             ) from None
+
+    def open(self, kind: str, *, run_code: bool) -> dict[str, Any]:
+        """Open the model; return its inputs, the order of its axes, and its libraries."""
+        side, like = self.side, self.side.like
+        running = like is not None or side.process is not None
+        found = self.request(
+            "open",
+            kind=kind,
+            file=os.path.abspath(side.path if running else side.checkpoint.path),
+            version=side.checkpoint.details.get("keras_version") if kind == "keras" else None,
+            factory=like.factory if like else None,
+            arguments=like.arguments if like else None,
+            run_code=run_code,
+        )
+        self.inputs = found["inputs"]
+        return found
 
     def write(self, name: str, array: np.ndarray) -> None:
         """Write an array for the process."""
@@ -321,6 +340,12 @@ class ModelClient:
         answer = self.request("run", names=self.names, exact=exact, observe=observe)
         outputs = {name: self.read(f"output-{place}.npy") for place, name in enumerate(answer["outputs"])}
         return outputs, list(answer["calls"])
+
+    def results(self) -> tuple[dict[str, np.ndarray], np.ndarray]:
+        """Return the outputs by name, and the numbers that describe each result of a layer (see tracing)."""
+        names = self.request("results", names=self.names)["outputs"]
+        outputs = {name: self.read(f"output-{place}.npy") for place, name in enumerate(names)}
+        return outputs, self.read("results.npy")
 
     def capture(
         self, wanted: Sequence[tuple[str, int]], *, exact: bool
@@ -434,7 +459,7 @@ class ModelComparison:
 
 
 @dataclass(slots=True)
-class _Session:
+class ComparedModels:
     """Both processes, what they reported, and the sentences collected on the way."""
 
     sides: tuple[ModelClient, ModelClient]
@@ -457,6 +482,44 @@ class _Session:
             return known
         self.give([each[-rows:] for each in self.arrays])
         return rows
+
+    def prepare(
+        self, batch: int | None, *, run_code: bool
+    ) -> list[tuple[tuple[str, int | None], tuple[str, int | None]]]:
+        """Load the files of factories and call both models; the pairs of inputs get their common types.
+
+        Return the type and the limit of integers that each side accepts, by pair.
+        """
+        kinds: list[dict[str, tuple[str, int | None]]] = []
+        sizes = []
+        notes = []
+        for place, side in enumerate(self.sides):
+            by_name = {(pair.a, pair.b)[place]: (pair.shape_a, pair.shape_b)[place] for pair in self.pairs}
+            declared = {row["name"]: row["dtype"] for row in side.inputs}
+            side.names = [name for name in declared if name in by_name] or list(by_name)
+            # The model in memory has its values already.
+            file = os.path.abspath(side.side.path) if side.side.like is not None and side.side.path else None
+            answer = side.request(
+                "prepare",
+                names=side.names,
+                shapes=[list(by_name[name]) for name in side.names],
+                dtypes=[declared.get(name) for name in side.names],
+                batch=batch,
+                file=file,
+                part=side.side.part,
+                run_code=run_code,
+                rounded=side.side.rounded,
+            )
+            notes += [f"{side.side.word}: {note}" for note in answer["notes"]]
+            rows = zip(answer["dtypes"], answer["below"], strict=True)
+            kinds.append(dict(zip(side.names, rows, strict=True)))
+            side.dtypes = dict(zip(side.names, answer["dtypes"], strict=True))
+            sizes.append(int(answer["size"]))
+        self.notes += notes
+        self.size = max(sizes)
+        limits = [(kinds[0][pair.a], kinds[1][pair.b]) for pair in self.pairs]
+        self.pairs = [_with_dtype(pair, *each) for pair, each in zip(self.pairs, limits, strict=True)]
+        return limits
 
     def give(self, arrays: Sequence[np.ndarray]) -> None:
         """Write inputs in each side's own order of axes."""
@@ -510,29 +573,16 @@ def compare_models(
             ModelClient(side, stack.enter_context(open_host(side, options.facts))) for side in (first, second)
         )
         sides = a, b
-        session = _Session(sides, kinds)
+        session = ComparedModels(sides, kinds)
         progress(0, _STEPS)
-        opened = [_open_side(side, kind, options.run_code) for side, kind in zip(sides, kinds, strict=True)]
+        opened = [side.open(kind, run_code=options.run_code) for side, kind in zip(sides, kinds, strict=True)]
         progress(2, _STEPS)
         _prepare(session, opened, options)
         progress(3, _STEPS)
         return _compare(session, opened, options, progress)
 
 
-def _open_side(process: ModelClient, kind: str, run_code: bool) -> dict[str, Any]:
-    side, like = process.side, process.side.like
-    return process.request(
-        "open",
-        kind=kind,
-        file=os.path.abspath(side.path if like else side.checkpoint.path),
-        version=side.checkpoint.details.get("keras_version") if kind == "keras" else None,
-        factory=like.factory if like else None,
-        arguments=like.arguments if like else None,
-        run_code=run_code,
-    )
-
-
-def _prepare(session: _Session, opened: list[dict[str, Any]], options: ModelComparisonOptions) -> None:
+def _prepare(session: ComparedModels, opened: list[dict[str, Any]], options: ModelComparisonOptions) -> None:
     """Pair the inputs, load the files of factories, and write the inputs."""
     resolver = InputResolver(opened, options.transpose)
     shapes = parse_named_shapes(options.shapes)
@@ -550,7 +600,7 @@ def _prepare(session: _Session, opened: list[dict[str, Any]], options: ModelComp
     ]
     batch = next((row["batch"] for each in opened for row in each["inputs"] if row["batch"]), None)
     try:
-        kinds, sizes = _prepare_sides(session, opened, batch, options.run_code)
+        limits = session.prepare(batch, run_code=options.run_code)
     except UsageError as error:
         if options.transpose is not None or not any(pair.transposed for pair in session.pairs):
             raise
@@ -559,22 +609,19 @@ def _prepare(session: _Session, opened: list[dict[str, Any]], options: ModelComp
         try:
             session.pairs = plain.pairs(shapes, options.shapes_b)
             for side, kind in zip(session.sides, session.kinds, strict=True):
-                _open_side(side, kind, options.run_code)  # the failed call may have created variables
-            kinds, sizes = _prepare_sides(session, opened, batch, options.run_code)
+                side.open(kind, run_code=options.run_code)  # the failed call may have created variables
+            limits = session.prepare(batch, run_code=options.run_code)
         except UsageError:
             raise error from None
         session.assumed[:] = [each for each in session.assumed if each not in resolver.assumed]
         session.assumed.append(
             "B's inputs have A's order of axes: a model cannot be called with channels moved"
         )
-    limits = [(kinds[0][pair.a], kinds[1][pair.b]) for pair in session.pairs]
-    session.pairs = [_with_dtype(pair, *each) for pair, each in zip(session.pairs, limits, strict=True)]
     session.assumed += [
         f"A accepts integers below {a} for {pair.a}, B below {b}: those below {pair.below} are compared"
         for pair, ((_, a), (_, b)) in zip(session.pairs, limits, strict=True)
         if a is not None and b is not None and a != b
     ]
-    session.size = max(sizes)
     if given is None:
         arrays = draw_inputs(session.pairs, batch, session.size)
         session.further = further_inputs(session.pairs, batch, arrays, session.size)
@@ -584,37 +631,6 @@ def _prepare(session: _Session, opened: list[dict[str, Any]], options: ModelComp
         session.assumed += given.notes
     session.fixed, session.arrays = batch is not None, arrays
     session.give(arrays)
-
-
-def _prepare_sides(
-    session: _Session, opened: list[dict[str, Any]], batch: int | None, run_code: bool
-) -> tuple[list[dict[str, tuple[str, int | None]]], list[int]]:
-    """Load the files of factories and call both models; return dtypes and limits by input, and sizes."""
-    kinds: list[dict[str, tuple[str, int | None]]] = []
-    sizes = []
-    notes = []
-    for place, side in enumerate(session.sides):
-        by_name = {(pair.a, pair.b)[place]: (pair.shape_a, pair.shape_b)[place] for pair in session.pairs}
-        declared = {row["name"]: row["dtype"] for row in opened[place]["inputs"]}
-        side.names = [name for name in declared if name in by_name] or list(by_name)
-        answer = side.request(
-            "prepare",
-            names=side.names,
-            shapes=[list(by_name[name]) for name in side.names],
-            dtypes=[declared.get(name) for name in side.names],
-            batch=batch,
-            file=os.path.abspath(side.side.path) if side.side.like is not None else None,
-            part=side.side.part,
-            run_code=run_code,
-            rounded=side.side.rounded,
-        )
-        notes += [f"{side.side.word}: {note}" for note in answer["notes"]]
-        rows = zip(answer["dtypes"], answer["below"], strict=True)
-        kinds.append(dict(zip(side.names, rows, strict=True)))
-        side.dtypes = dict(zip(side.names, answer["dtypes"], strict=True))
-        sizes.append(int(answer["size"]))
-    session.notes += notes
-    return kinds, sizes
 
 
 def _with_dtype(pair: InputPair, a: tuple[str, int | None], b: tuple[str, int | None]) -> InputPair:
@@ -629,7 +645,7 @@ class _Rounds:
     """Runs both sides on sets of inputs and compares their outputs."""
 
     def __init__(
-        self, session: _Session, opened: Sequence[Mapping[str, Any]], tolerance: float | None
+        self, session: ComparedModels, opened: Sequence[Mapping[str, Any]], tolerance: float | None
     ) -> None:
         self._session, self._tolerance = session, tolerance
         self._rounded = session.sides[0].side.rounded
@@ -778,7 +794,7 @@ def _describe_values(result: OutputResult) -> str:
 
 
 def _compare(
-    session: _Session, opened: list[dict[str, Any]], options: ModelComparisonOptions, progress: Progress
+    session: ComparedModels, opened: list[dict[str, Any]], options: ModelComparisonOptions, progress: Progress
 ) -> ModelComparison:
     rounds = _Rounds(session, opened, options.tolerance)
     main = rounds.first()
@@ -864,7 +880,7 @@ class _UnequalTable(NamedTuple):
         return f"{self.name}: {len(self.rows):,} of {self.total:,} rows differ, but the outputs agree"
 
 
-def _unequal_tables(session: _Session) -> list[_UnequalTable]:
+def _unequal_tables(session: ComparedModels) -> list[_UnequalTable]:
     """Return the tables in which A and B differ: those with as many rows as an integer input allows."""
     found = []
     for place, pair in enumerate(session.pairs):
@@ -894,7 +910,7 @@ def _tables(side: ModelClient, rows: int | None) -> dict[str, tuple[str, str]]:
 
 
 def _reaching_inputs(
-    session: _Session, tables: Sequence[_UnequalTable]
+    session: ComparedModels, tables: Sequence[_UnequalTable]
 ) -> Iterator[tuple[str, list[np.ndarray]]]:
     """Yield inputs that look up the rows of tables that differ, with their titles."""
     for table in tables if session.drawn else ():
@@ -917,7 +933,10 @@ def _hidden_differences(layers: Sequence[LayerComparison], bound: float) -> Iter
 
 
 def _train(
-    session: _Session, opened: Sequence[Mapping[str, Any]], main: ComparisonRound, chosen: TrainingOptions
+    session: ComparedModels,
+    opened: Sequence[Mapping[str, Any]],
+    main: ComparisonRound,
+    chosen: TrainingOptions,
 ) -> ModelTraining:
     """Train both models on the inputs of the comparison."""
     session.give(session.arrays)
@@ -934,19 +953,20 @@ def _engine(opened: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} {version}" for name, version in opened["versions"].items())
 
 
-def _make_exact(session: _Session) -> list[bool]:
+def _make_exact(session: ComparedModels) -> list[bool]:
     """Create the models in float64; return for each side whether that exists."""
     found = []
     for side in session.sides:
-        answer = side.request("exact", names=side.names)
+        answer = side.request("exact", names=side.names, copied=False)
         if not answer["made"]:
             session.notes.append(f"{side.side.word} has no float64 run: {answer['reason']}")
+        side.copied = not answer["made"] or answer["copied"]
         found.append(bool(answer["made"]))
     return found
 
 
 def _exact_outputs(
-    side: ModelClient, session: _Session, plain: Outputs, wanted: Sequence[tuple[str, int]]
+    side: ModelClient, session: ComparedModels, plain: Outputs, wanted: Sequence[tuple[str, int]]
 ) -> dict[str, np.ndarray] | None:
     """Return the outputs in float64, None if the model has no such form, or another one than `plain`.
 
@@ -967,6 +987,12 @@ def _exact_outputs(
         else:
             side.exact = True
             return made
+    if not side.copied:
+        # Layers of own classes may have variables that are not cast.
+        answer = side.request("exact", names=side.names, copied=True)
+        side.copied, reason = True, answer["reason"] or reason
+        if answer["made"]:
+            return _exact_outputs(side, session, plain, wanted)
     session.notes.append(f"{side.side.word} has no float64 run: {reason}")
     return None
 
@@ -986,7 +1012,7 @@ class _LayerFinder:
 
     def __init__(
         self,
-        session: _Session,
+        session: ComparedModels,
         calls: tuple[list[dict[str, Any]], list[dict[str, Any]]],
         *,
         exact: bool,
