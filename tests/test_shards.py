@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import importlib.util
 import json
 import os
 import pickle
@@ -15,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,7 @@ from ckpttool.core import (
     key,
 )
 from ckpttool.core.digests import digest_checkpoint
+from ckpttool.evaluation import scheduling
 from ckpttool.formats import open_checkpoint, torch_dcp
 from tests.conftest import ROOT, TF_SAMPLE, TORCH_SAMPLE, ckpttool, in_process
 
@@ -344,16 +345,64 @@ def test_shards_of_tensorflow_are_sources(tmp_path: Path) -> None:
     assert contents(one) == contents(two)
 
 
-@pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed")
-def test_a_cluster_writes_the_same_bytes(tmp_path: Path, source: Path) -> None:
-    here, made = folder(tmp_path / "here"), folder(tmp_path / "made")
-    options = ("--shard-size", "1KB", "--jobs", "2", "--quiet")
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A cluster that every command of this process uses."""
+    pytest.importorskip("ray", reason="ray is not installed")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    with scheduling._connect_cluster("local", 2):
+        yield
+
+
+def test_a_cluster_does_what_one_process_does(cluster: None, tmp_path: Path, source: Path) -> None:
+    here, made, run = (folder(tmp_path / name) for name in ("here", "made", "run"))
     convert(str(source), str(here / NAME), shard_size="1KB")
-    for status, address in ((2, "nowhere"), (0, "local")):
-        # The paths are relative to the working directory.
-        ran = ckpttool("convert", "source.pt", f"made/{NAME}", *options, "--ray", address, cwd=tmp_path)
-        assert ran.status == status, ran.err
-        assert contents(made) == (contents(here) if status == 0 else {})
+    for step in (1, 2):
+        np.savez(run / f"ckpt-{step}.npz", w=np.full(9, float(step)), step=np.int64(step))
+    (run / "ckpt-3.npz").write_bytes(b"damaged")
+    # The paths are relative to the working directory.
+    for words in (
+        ("digest", "source.pt", "--json"),
+        ("stats", "source.pt", "--json"),
+        ("diff", "source.pt", "here", "--json"),
+        ("check", "run", "here", "--json"),
+        ("report", "run", "--out", "page.html", "--force"),
+    ):
+        expected, page = in_process(*words, cwd=tmp_path), tmp_path / "page.html"
+        shown = page.read_bytes() if page.exists() else b""
+        ran = in_process(*words, "--ray", "local", "--jobs", "2", cwd=tmp_path)
+        assert (ran.status, ran.out, ran.err) == (expected.status, expected.out, expected.err)
+        assert page.exists() is ("report" in words)
+        assert not page.exists() or page.read_bytes() == shown
+    options = ("--shard-size", "1KB", "--quiet")
+    ran = in_process("convert", "source.pt", f"made/{NAME}", *options, "--ray", "local", cwd=tmp_path)
+    assert ran.status == 0, ran.err
+    assert contents(made) == contents(here)
+
+
+@pytest.mark.parametrize("command", ["convert", "digest"])
+def test_a_cluster_that_does_not_answer_is_an_error(tmp_path: Path, source: Path, command: str) -> None:
+    pytest.importorskip("ray", reason="ray is not installed")
+    made = folder(tmp_path / "made")
+    target = (made / NAME, "--shard-size", "1KB") if command == "convert" else ()
+    ran = in_process(command, source, *target, "--ray", "nowhere")
+    assert ran.status == 2
+    assert contents(made) == {}
+
+
+@pytest.mark.parametrize("difference", ["version", "no folder", "another folder"])
+def test_a_machine_that_sees_other_files_is_refused(tmp_path: Path, source: Path, difference: str) -> None:
+    context = scheduling.TaskContext.current([str(source)], shared=True)
+    assert context.run(len, "task") == 4
+    if difference == "version":
+        context = replace(context, version="0.0")
+    else:
+        tmp_path.rename(f"{tmp_path}-elsewhere")
+    if difference == "another folder":
+        tmp_path.mkdir()
+    with pytest.raises(UsageError) as raised:
+        context.run(len, "task")
+    assert raised.value.file == (None if difference == "version" else str(tmp_path))
 
 
 # A rerun continues.
