@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import logging
 import os
 import re
 import shutil
@@ -250,7 +249,6 @@ def test_kills_while_parts_are_sent_cost_what_was_in_hand(
                 statuses.append(driver.wait(timeout=240))
         assert statuses == [-signal.SIGKILL, 0]
         sent, read = programs.proxy.up, programs.proxy.down
-        logging.getLogger(__name__).info("%s: %.3f sent, %.3f read", scheme, sent / size, read / size)
         stored = shards_of(listed(f"{scheme}://bucket/made"))
     local = {file.name: file.read_bytes() for file in (tmp_path / "here").iterdir()}
     assert stored == shards_of(local)
@@ -409,3 +407,33 @@ def test_checksums_of_joined_data() -> None:
         assert combine_crc32c(
             google_crc32c.value(first), google_crc32c.value(second), other
         ) == google_crc32c.value(first + second)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "variable"), [("s3", "AWS_ENDPOINT_URL"), ("gs", "STORAGE_EMULATOR_HOST")]
+)
+def test_a_store_that_is_not_there_is_named_at_once(
+    scheme: str, variable: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The libraries try again for up to half a minute; a conversion names the target, not its journal."""
+    from ckpttool.core import remote_sites
+
+    pytest.importorskip(STORES[scheme][1], reason=f"the extra `{scheme}` is not installed")
+    monkeypatch.setattr(filesystem, "_MOUNTED", {})
+    monkeypatch.setattr(remote_sites, "_STORES", {})
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))  # nothing listens
+        url = f"http://127.0.0.1:{unused.getsockname()[1]}"
+        for name, value in store_settings(scheme, url).items():
+            monkeypatch.setenv(name, value)
+        np.savez(tmp_path / "source.npz", w=np.ones(9, np.float32))
+        location, start = f"{scheme}://bucket/model.safetensors", time.monotonic()
+        for words in (
+            ["inspect", location],
+            ["convert", tmp_path / "source.npz", location, "--shard-size", "1KB"],
+        ):
+            ran = in_process(*words)
+            assert ran.status == 2
+            assert ran.err.startswith(f"ckpttool: {location}")
+            assert f" {variable} " in ran.err
+        assert time.monotonic() - start < 20

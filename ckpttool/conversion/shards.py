@@ -486,6 +486,20 @@ def write_objects(
 
     Raise UsageError or TargetExistsError as `working_folder` does.
     """
+    try:
+        return _write_objects(write, lane, others, receipt)
+    except CkpttoolError as error:
+        if error.file is not None and f"{TEMPORARY}{_FOLDER}/" in error.file:
+            error.file = write.target  # the user knows no journal
+        raise
+
+
+def _write_objects(
+    write: ShardedWrite,
+    lane: WorkerThread,
+    others: Sequence[Output],
+    receipt: Callable[[Digest, Checkpoint], Sidecar] | None,
+) -> Digest:
     store = cast(WritableStore, filesystem.find_store(write.target))
     folder = hidden_path(write.target, TEMPORARY, _FOLDER)
     tasks = []
