@@ -30,6 +30,7 @@ from ckpttool.conversion.shards import ShardTask
 from ckpttool.conversion.write import save
 from ckpttool.core import (
     CkpttoolError,
+    FormatError,
     Inline,
     Leaf,
     TargetExistsError,
@@ -41,9 +42,11 @@ from ckpttool.core import (
     index,
     key,
 )
+from ckpttool.core import source as tensor_source
 from ckpttool.core.digests import digest_checkpoint
 from ckpttool.evaluation import scheduling
-from ckpttool.formats import open_checkpoint, torch_dcp
+from ckpttool.formats import open_checkpoint, tf_common, torch_dcp
+from ckpttool.formats.tf_common import Box, SlicedTensor
 from tests.conftest import ROOT, TF_SAMPLE, TORCH_SAMPLE, ckpttool, in_process
 
 run_tensorflow = runpy.run_path(str(Path(__file__).with_name("tensorflow_child.py")))["run"]
@@ -753,3 +756,43 @@ def test_a_damaged_tensor_is_named_by_several_processes(tmp_path: Path) -> None:
         )
         assert (ran.status, ran.err) == (expected.status, expected.err)
         assert ran.status == 2
+
+
+# Tensors in chunks are read in strips.
+
+GRID = [((0, 4), (0, 2)), ((0, 4), (2, 3)), ((4, 3), (0, 5))]
+
+
+@pytest.mark.parametrize(
+    ("boxes", "streamed"),
+    [
+        ([((0, 4), (0, 5)), ((4, 3), (0, 5))], True),
+        ([((0, 7), (3, 2)), ((0, 7), (0, 3))], True),
+        (GRID, True),
+        ([*GRID, ((4, 0), (0, 5)), ((0, 7), (5, 0))], True),
+        ([((0, 7), (0, 2)), ((0, 3), (2, 3)), ((3, 4), (2, 3))], False),
+    ],
+)
+def test_chunks_are_put_together_in_strips(
+    boxes: list[Box], streamed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tensor_source, "_CUT", 1)
+    monkeypatch.setattr(tf_common, "LARGE", 45)  # bytes: two rows and a half
+    whole = np.arange(7 * 5 * 2, dtype=np.int16).reshape(7, 5, 2)
+
+    def chunk(box: Box) -> Inline:
+        index = tuple(slice(start, start + length) for start, length in box)
+        return Inline(whole[index].tobytes())
+
+    parts = [((*box, (0, 2)), chunk(box)) for box in boxes]
+    source = tf_common.assemble_slices("int16", whole.shape, parts, "")
+    assert isinstance(source, SlicedTensor)
+    assert bytes(source.read()) == whole.tobytes()
+    assert source.streams() is streamed
+    pieces = [bytes(piece) for piece in tensor_source.iter_pieces(source)]
+    assert b"".join(pieces) == whole.tobytes()
+    assert len(pieces) > 1 or not streamed
+    if streamed:
+        short = source._replace(parts=((parts[0][0], Inline(b"0")), *source.parts[1:]))
+        with pytest.raises(FormatError):
+            list(tensor_source.iter_pieces(short))

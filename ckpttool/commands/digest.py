@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 
-from ckpttool.commands import processes
 from ckpttool.core import text
 from ckpttool.core.atomic_write import Progress, ignore_progress
 from ckpttool.core.deferred import NamedTuple
@@ -53,8 +52,9 @@ def digest(
     64
     """
     checkpoint = open_checkpoint(path)
-    if not processes.is_spread(jobs, ray):
+    if ray is None and jobs in (None, 1):  # most runs do not need the module of processes
         return digest_checkpoint(checkpoint, progress)
+    from ckpttool.commands import processes
 
     names = checkpoint.tree.names
     tensors = dict(checkpoint.tree.tensors())

@@ -490,7 +490,7 @@ def write_objects(
         return _write_objects(write, lane, others, receipt)
     except CkpttoolError as error:
         if error.file is not None and f"{TEMPORARY}{_FOLDER}/" in error.file:
-            error.file = write.target  # the user knows no journal
+            error.file = write.target  # users name no journal
         raise
 
 

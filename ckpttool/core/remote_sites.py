@@ -830,7 +830,7 @@ class GS(VersionedStore):
             ),
             "session_kwargs": {"trace_configs": [trace]},
         }
-        # Without a token, gcsfs asks the metadata server of a cloud again after the default credentials did,
+        # Without a token, gcsfs tries the metadata server of a cloud again after the default credentials did,
         # which takes 14 s where there is none.
         for token in ("google_default", "cache"):
             with contextlib.suppress(GoogleAuthError, ValueError):
