@@ -333,12 +333,33 @@ def test_slices_of_a_rank_are_not_taken_for_tensors(ranks, name):
         open_checkpoint(str(ranks / "hub" / f"{name}.safetensors"))
 
 
-def test_a_renamed_first_slice_is_named(ranks, tmp_path):
-    shutil.copy(ranks / "hub" / "shard-00002-model-00001-of-00001.safetensors", tmp_path / "b.safetensors")
-    with pytest.raises(UnsupportedError):
-        open_checkpoint(str(tmp_path / "b.safetensors"))
-    shutil.copy(ranks / "hub" / "shard-00001-model-00001-of-00001.safetensors", tmp_path / "a.safetensors")
-    assert any("slices" in note for note in open_checkpoint(str(tmp_path / "a.safetensors")).notes)
+@pytest.mark.parametrize(
+    "shard",
+    [
+        "hub/shard-00001-model-00001-of-00001.safetensors",
+        "hub/shard-00002-model-00001-of-00001.safetensors",
+        "safe/__0_0.distcp",
+        "all/__0_0.distcp",
+    ],
+)
+def test_a_renamed_shard_of_a_rank_is_refused(ranks, tmp_path, shard):
+    for name in ("a.safetensors", "a.pt", "a", "model-1.safetensors"):
+        shutil.copy(ranks / shard, tmp_path / name)
+        with pytest.raises(CkpttoolError):
+            open_checkpoint(str(tmp_path / name))
+
+
+def test_whole_tensors_that_torch_wrote_as_safetensors_are_read(tmp_path):
+    torch = pytest.importorskip("torch")
+    dcp = pytest.importorskip("torch.distributed.checkpoint")
+    state = {"w": torch.arange(6.0).reshape(2, 3)}
+    writer = dcp.HuggingFaceStorageWriter(str(tmp_path / "hub"), {"w": 1})
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        dcp.save(state, storage_writer=writer, no_dist=True)
+    (file,) = (tmp_path / "hub").glob("*.safetensors")
+    for path in (file, tmp_path / "hub"):
+        assert require_same(open_checkpoint(str(path)).tree, state) == 1
 
 
 def test_a_chunk_that_safetensors_lack_is_not_read(ranks, tmp_path):

@@ -6,8 +6,10 @@ import hashlib
 import os
 import re
 import shutil
+import signal
 import socket
 import subprocess
+import sys
 import time
 import zlib
 from collections.abc import Iterator
@@ -19,11 +21,12 @@ import google_crc32c
 import numpy as np
 import pytest
 
+from benchmarks import sharding
 from ckpttool.commands.convert import convert
 from ckpttool.core import ChangedError, CkpttoolError, FormatError, TargetExistsError, UsageError, filesystem
 from ckpttool.core.digests import digest_checkpoint
 from ckpttool.formats import open_checkpoint
-from tests.conftest import TORCH_SAMPLE, in_process
+from tests.conftest import ROOT, TORCH_SAMPLE, in_process
 from tests.web_server import s3_settings
 
 pytest.importorskip("fsspec", reason="the extra `remote` is not installed")
@@ -35,7 +38,7 @@ STORES = {
         "fake-gcs-server",
         "gcsfs",
         "-scheme http -host 127.0.0.1 -port {port} -backend memory "
-        "-public-host 127.0.0.1:{port} -external-url http://127.0.0.1:{port}",
+        "-public-host 127.0.0.1:{public} -external-url http://127.0.0.1:{public}",
     ),
 }
 
@@ -60,16 +63,21 @@ class Programs:
             program.kill()
             program.wait()
 
-    def start(self, scheme: str) -> str | None:
+    def start(self, scheme: str, *, counted: bool = False) -> str | None:
         """Start the server of a scheme with an empty bucket; return its address, None if it ends at once.
 
-        A launcher of pyenv is on the path also where the program is installed for another Python.
+        A launcher of pyenv is on the path also where the program is installed for another Python. With
+        `counted`, the address is that of a proxy (`self.proxy`).
         """
         name, _, words = STORES[scheme]
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
-        command = [name, *words.format(port=port).split()]
+        public = port
+        if counted:
+            self.proxy = sharding.Throttle(port, 30e6)
+            public = self.proxy.port
+        command = [name, *words.format(port=port, public=public).split()]
         self.programs.append(
             subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, close_fds=True)
         )
@@ -86,7 +94,13 @@ class Programs:
         else:
             body = Request(f"{url}/storage/v1/b", b'{"name": "bucket"}', {"Content-Type": "application/json"})
             urlopen(body).close()
-        return url
+        return f"http://127.0.0.1:{public}"
+
+
+def store_settings(scheme: str, url: str) -> dict[str, str]:
+    """Return the environment in which a store's library finds the server."""
+    emulated = {"STORAGE_EMULATOR_HOST": url} if scheme == "gs" else {}
+    return {**s3_settings(url), "NO_PROXY": "127.0.0.1", **emulated}
 
 
 @pytest.fixture(params=STORES)
@@ -98,10 +112,7 @@ def store(
     pytest.importorskip(STORES[scheme][1], reason=f"the extra `{scheme}` is not installed")
     if scheme not in servers:
         pytest.skip(f"{STORES[scheme][0]} is not installed, or does not start")
-    settings = {**s3_settings(servers[scheme]), "NO_PROXY": "127.0.0.1"}
-    if scheme == "gs":
-        settings["STORAGE_EMULATOR_HOST"] = servers[scheme]
-    for name, value in settings.items():
+    for name, value in store_settings(scheme, servers[scheme]).items():
         monkeypatch.setenv(name, value)
     from ckpttool.core import remote_sites
 
@@ -197,6 +208,55 @@ def test_an_interrupted_conversion_continues(
     convert(str(source), str(tmp_path / "here" / "model.safetensors"), shard_size="12MB")
     local = {file.name: file.read_bytes() for file in (tmp_path / "here").iterdir()}
     assert shards_of(listed(store)) == shards_of(local)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", STORES)
+def test_kills_while_parts_are_sent_cost_what_was_in_hand(
+    scheme: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From store to store; a worker is killed, then the command, then it is run again."""
+    pytest.importorskip(STORES[scheme][1], reason=f"the extra `{scheme}` is not installed")
+    source = sharding.random_file(tmp_path / "source.safetensors", 96 * 10**6, 12)
+    size, shard, part = source.stat().st_size, 16 * 10**6, 8 << 20
+    work, temporary = tmp_path / "work", tmp_path / "temporary"
+    for each in (work, temporary, tmp_path / "here"):
+        each.mkdir()
+    options = ("--shard-size", "17MB", "--quiet")
+    assert in_process("convert", source, tmp_path / "here" / "model.safetensors", *options).status == 0
+    with Programs() as programs:
+        url = programs.start(scheme, counted=True) if shutil.which(STORES[scheme][0]) else None
+        if url is None:
+            pytest.skip(f"{STORES[scheme][0]} is not installed, or does not start")
+        for name, value in store_settings(scheme, url).items():
+            monkeypatch.setenv(name, value)
+        small = {"chunksize": 1 << 20} if scheme == "gs" else {}  # aiohttp warns of large ones
+        fsspec_system(f"{scheme}://bucket").put_file(
+            str(source), f"{scheme}://bucket/source.safetensors", **small
+        )
+        programs.proxy.up = programs.proxy.down = 0
+        words = (f"{scheme}://bucket/source.safetensors", f"{scheme}://bucket/made/model.safetensors")
+        command = [sys.executable, "-m", "ckpttool", "convert", *words, *options, "--jobs", "2"]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(temporary)}
+        statuses = []
+        for kills in (("worker", 20 * 10**6), ("driver", 50 * 10**6)), ():
+            with subprocess.Popen(command, env=environment, cwd=work) as driver:
+                for victim, sent in kills:
+                    while driver.poll() is None and programs.proxy.up < sent:
+                        time.sleep(0.005)
+                    workers = sharding.family(driver.pid)[1:]
+                    os.kill(driver.pid if victim == "driver" else workers[-1], signal.SIGKILL)
+                statuses.append(driver.wait(timeout=240))
+        assert statuses == [-signal.SIGKILL, 0]
+        sent, read = programs.proxy.up, programs.proxy.down
+        stored = shards_of(listed(f"{scheme}://bucket/made"))
+    local = {file.name: file.read_bytes() for file in (tmp_path / "here").iterdir()}
+    assert stored == shards_of(local)
+    # Three processes were lost, each with a shard: S3 keeps the parts that it has, Google none.
+    assert size < sent <= 1.05 * size + 3 * (part if scheme == "s3" else shard)
+    assert size < read <= 1.05 * size + 3 * shard
+    assert os.listdir(work) == []
+    assert sum(file.stat().st_size for file in temporary.rglob("*") if file.is_file()) < 1 << 16
 
 
 def count_parts(monkeypatch: pytest.MonkeyPatch, sent: list[tuple[str, int]], most: int) -> None:
@@ -347,3 +407,33 @@ def test_checksums_of_joined_data() -> None:
         assert combine_crc32c(
             google_crc32c.value(first), google_crc32c.value(second), other
         ) == google_crc32c.value(first + second)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "variable"), [("s3", "AWS_ENDPOINT_URL"), ("gs", "STORAGE_EMULATOR_HOST")]
+)
+def test_a_store_that_is_not_there_is_named_at_once(
+    scheme: str, variable: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The libraries try again for up to half a minute; a conversion names the target, not its journal."""
+    from ckpttool.core import remote_sites
+
+    pytest.importorskip(STORES[scheme][1], reason=f"the extra `{scheme}` is not installed")
+    monkeypatch.setattr(filesystem, "_MOUNTED", {})
+    monkeypatch.setattr(remote_sites, "_STORES", {})
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))  # nothing listens
+        url = f"http://127.0.0.1:{unused.getsockname()[1]}"
+        for name, value in store_settings(scheme, url).items():
+            monkeypatch.setenv(name, value)
+        np.savez(tmp_path / "source.npz", w=np.ones(9, np.float32))
+        location, start = f"{scheme}://bucket/model.safetensors", time.monotonic()
+        for words in (
+            ["inspect", location],
+            ["convert", tmp_path / "source.npz", location, "--shard-size", "1KB"],
+        ):
+            ran = in_process(*words)
+            assert ran.status == 2
+            assert ran.err.startswith(f"ckpttool: {location}")
+            assert f" {variable} " in ran.err
+        assert time.monotonic() - start < 20

@@ -27,7 +27,7 @@ from ckpttool.commands.run_history import (
     fold_layers,
     follow_run,
 )
-from ckpttool.core import WorkerError, limits
+from ckpttool.core import WorkerError
 from ckpttool.listing.findings import Finding
 from ckpttool.report.run_page import RunInputs, build_drift, gather_run, split_findings
 from tests.conftest import TF_SAMPLE, TORCH_SAMPLE, Ran, in_process, refused
@@ -618,9 +618,7 @@ def test_a_checkpoint_that_ends_its_process_is_a_column_without_numbers(
     run = run_of(tmp_path / "run", *({"l/w": np.full(3, float(k))} for k in range(3)))
     found = find_run(str(run))
     assert found is not None
-    task = run_history._ReadTask(
-        tuple(each.entry for each in found.members), None, RunReading(), values=True, limits=limits.current()
-    )
+    task = run_history._ReadTask(tuple(each.entry for each in found.members), None, RunReading(), values=True)
     assert [each.before and each.before.path for each in task.single()] == [
         None,
         *(each.path for each in found.members[:2]),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import importlib.util
 import json
 import os
 import pickle
@@ -15,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from ckpttool.conversion.shards import ShardTask
 from ckpttool.conversion.write import save
 from ckpttool.core import (
     CkpttoolError,
+    FormatError,
     Inline,
     Leaf,
     TargetExistsError,
@@ -41,8 +42,11 @@ from ckpttool.core import (
     index,
     key,
 )
+from ckpttool.core import source as tensor_source
 from ckpttool.core.digests import digest_checkpoint
-from ckpttool.formats import open_checkpoint, torch_dcp
+from ckpttool.evaluation import scheduling
+from ckpttool.formats import open_checkpoint, tf_common, torch_dcp
+from ckpttool.formats.tf_common import Box, SlicedTensor
 from tests.conftest import ROOT, TF_SAMPLE, TORCH_SAMPLE, ckpttool, in_process
 
 run_tensorflow = runpy.run_path(str(Path(__file__).with_name("tensorflow_child.py")))["run"]
@@ -344,16 +348,64 @@ def test_shards_of_tensorflow_are_sources(tmp_path: Path) -> None:
     assert contents(one) == contents(two)
 
 
-@pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed")
-def test_a_cluster_writes_the_same_bytes(tmp_path: Path, source: Path) -> None:
-    here, made = folder(tmp_path / "here"), folder(tmp_path / "made")
-    options = ("--shard-size", "1KB", "--jobs", "2", "--quiet")
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A cluster that every command of this process uses."""
+    pytest.importorskip("ray", reason="ray is not installed")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    with scheduling._connect_cluster("local", 2):
+        yield
+
+
+def test_a_cluster_does_what_one_process_does(cluster: None, tmp_path: Path, source: Path) -> None:
+    here, made, run = (folder(tmp_path / name) for name in ("here", "made", "run"))
     convert(str(source), str(here / NAME), shard_size="1KB")
-    for status, address in ((2, "nowhere"), (0, "local")):
-        # The paths are relative to the working directory.
-        ran = ckpttool("convert", "source.pt", f"made/{NAME}", *options, "--ray", address, cwd=tmp_path)
-        assert ran.status == status, ran.err
-        assert contents(made) == (contents(here) if status == 0 else {})
+    for step in (1, 2):
+        np.savez(run / f"ckpt-{step}.npz", w=np.full(9, float(step)), step=np.int64(step))
+    (run / "ckpt-3.npz").write_bytes(b"damaged")
+    # The paths are relative to the working directory.
+    for words in (
+        ("digest", "source.pt", "--json"),
+        ("stats", "source.pt", "--json"),
+        ("diff", "source.pt", "here", "--json"),
+        ("check", "run", "here", "--json"),
+        ("report", "run", "--out", "page.html", "--force"),
+    ):
+        expected, page = in_process(*words, cwd=tmp_path), tmp_path / "page.html"
+        shown = page.read_bytes() if page.exists() else b""
+        ran = in_process(*words, "--ray", "local", "--jobs", "2", cwd=tmp_path)
+        assert (ran.status, ran.out, ran.err) == (expected.status, expected.out, expected.err)
+        assert page.exists() is ("report" in words)
+        assert not page.exists() or page.read_bytes() == shown
+    options = ("--shard-size", "1KB", "--quiet")
+    ran = in_process("convert", "source.pt", f"made/{NAME}", *options, "--ray", "local", cwd=tmp_path)
+    assert ran.status == 0, ran.err
+    assert contents(made) == contents(here)
+
+
+@pytest.mark.parametrize("command", ["convert", "digest"])
+def test_a_cluster_that_does_not_answer_is_an_error(tmp_path: Path, source: Path, command: str) -> None:
+    pytest.importorskip("ray", reason="ray is not installed")
+    made = folder(tmp_path / "made")
+    target = (made / NAME, "--shard-size", "1KB") if command == "convert" else ()
+    ran = in_process(command, source, *target, "--ray", "nowhere")
+    assert ran.status == 2
+    assert contents(made) == {}
+
+
+@pytest.mark.parametrize("difference", ["version", "no folder", "another folder"])
+def test_a_machine_that_sees_other_files_is_refused(tmp_path: Path, source: Path, difference: str) -> None:
+    context = scheduling.TaskContext.current([str(source)], shared=True)
+    assert context.run(len, "task") == 4
+    if difference == "version":
+        context = replace(context, version="0.0")
+    else:
+        tmp_path.rename(f"{tmp_path}-elsewhere")
+    if difference == "another folder":
+        tmp_path.mkdir()
+    with pytest.raises(UsageError) as raised:
+        context.run(len, "task")
+    assert raised.value.file == (None if difference == "version" else str(tmp_path))
 
 
 # A rerun continues.
@@ -704,3 +756,43 @@ def test_a_damaged_tensor_is_named_by_several_processes(tmp_path: Path) -> None:
         )
         assert (ran.status, ran.err) == (expected.status, expected.err)
         assert ran.status == 2
+
+
+# Tensors in chunks are read in strips.
+
+GRID = [((0, 4), (0, 2)), ((0, 4), (2, 3)), ((4, 3), (0, 5))]
+
+
+@pytest.mark.parametrize(
+    ("boxes", "streamed"),
+    [
+        ([((0, 4), (0, 5)), ((4, 3), (0, 5))], True),
+        ([((0, 7), (3, 2)), ((0, 7), (0, 3))], True),
+        (GRID, True),
+        ([*GRID, ((4, 0), (0, 5)), ((0, 7), (5, 0))], True),
+        ([((0, 7), (0, 2)), ((0, 3), (2, 3)), ((3, 4), (2, 3))], False),
+    ],
+)
+def test_chunks_are_put_together_in_strips(
+    boxes: list[Box], streamed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tensor_source, "_CUT", 1)
+    monkeypatch.setattr(tf_common, "LARGE", 45)  # bytes: two rows and a half
+    whole = np.arange(7 * 5 * 2, dtype=np.int16).reshape(7, 5, 2)
+
+    def chunk(box: Box) -> Inline:
+        index = tuple(slice(start, start + length) for start, length in box)
+        return Inline(whole[index].tobytes())
+
+    parts = [((*box, (0, 2)), chunk(box)) for box in boxes]
+    source = tf_common.assemble_slices("int16", whole.shape, parts, "")
+    assert isinstance(source, SlicedTensor)
+    assert bytes(source.read()) == whole.tobytes()
+    assert source.streams() is streamed
+    pieces = [bytes(piece) for piece in tensor_source.iter_pieces(source)]
+    assert b"".join(pieces) == whole.tobytes()
+    assert len(pieces) > 1 or not streamed
+    if streamed:
+        short = source._replace(parts=((parts[0][0], Inline(b"0")), *source.parts[1:]))
+        with pytest.raises(FormatError):
+            list(tensor_source.iter_pieces(short))

@@ -7,7 +7,6 @@ import os
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
 
 import typer
@@ -110,14 +109,33 @@ class AuditOptions(AllowOptions):
 
 
 @dataclass(frozen=True)
-class CheckPanel(AuditOptions):
-    """Which pickles fail, and in how many processes files are checked.
+class FindingOptions:
+    """What `check` finds besides code and damage, and where it writes that.
 
-    Pickle audit:
-        jobs (N, --jobs -j): Check in N processes.
+    Findings:
+        numbers (--no-numbers): Skip values: faster, but finds no NaN.
+        shapes (FILE): Exit 1 if shapes differ from inspect --json in FILE.
+        layout (NAME): Exit 1 if a checkpoint has another layout.
+        sarif (FILE): Also write the findings to FILE as SARIF.
+    """
+
+    numbers: bool = True
+    shapes: str | None = None
+    layout: str | None = None
+    sarif: str | None = None
+
+
+@dataclass(frozen=True)
+class WorkerOptions:
+    """The processes that read checkpoints, where other ones than this do.
+
+    Processes:
+        jobs (N, --jobs -j): Read in N processes.
+        ray (ADDRESS): Read on a Ray cluster; local starts --jobs workers.
     """
 
     jobs: int | None = None
+    ray: str | None = None
 
 
 @dataclass(frozen=True)
@@ -380,19 +398,14 @@ def _format_count(number: int | None) -> str:
     return "" if number is None else f"{number:,}"
 
 
-Jobs = Annotated[
-    int | None, typer.Option("--jobs", "-j", min=1, metavar="N", help="Read tensors in N processes.")
-]
-
-
 def digest(
     path: PathOrStdin,
+    workers: WorkerOptions,
     check: Annotated[
         str | None,
         typer.Option(metavar="FILE", help="Compare with a digest saved by --json, or a sidecar."),
     ] = None,
     glob: Glob = None,
-    jobs: Jobs = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> int:
@@ -401,7 +414,7 @@ def digest(
 
     path = use_checkpoint(parameters.spool_stdin(path), quiet=quiet or as_json)
     with show_progress("digest", quiet=quiet or as_json) as moving:
-        found = digest.digest(path, moving, jobs=jobs)
+        found = digest.digest(path, moving, jobs=workers.jobs, ray=workers.ray)
     compared = digest.compare_with_saved(found, check) if check is not None else None
     found = digest.filter_digest(found, glob)
     if as_json:
@@ -420,6 +433,7 @@ _ORDERS = ("file", "name", "size", "norm")
 
 def stats(
     path: PathArgument,
+    workers: WorkerOptions,
     glob: Glob = None,
     depth: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Summarize modules down to level N.")
@@ -433,7 +447,6 @@ def stats(
         ),
     ] = "file",
     layout: LayoutOption = None,
-    jobs: Jobs = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> int:
@@ -446,7 +459,7 @@ def stats(
     _require_order(sort, _ORDERS)
     path = use_checkpoint(path, quiet=quiet or as_json)
     with show_progress("stats", quiet=quiet or as_json) as moving:
-        found = stats.stats(path, glob, layout, moving, jobs=jobs)
+        found = stats.stats(path, glob, layout, moving, jobs=workers.jobs, ray=workers.ray)
     if as_json:
         console.print_document(found.document())
     else:
@@ -470,13 +483,13 @@ class DiffOptions:
     sort: str = "abs"
     whole: bool = False
     layout: LayoutOption = None
-    jobs: Jobs = None
 
 
 def diff(
     left: Annotated[str, argument("A", "A checkpoint.")],
     right: Annotated[str, argument("B", "Checkpoint to compare with.")],
     options: DiffOptions,
+    workers: WorkerOptions,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> int:
@@ -488,16 +501,8 @@ def diff(
 
     left, right = (use_checkpoint(each, quiet=quiet or as_json) for each in (left, right))
     with show_progress("diff", quiet=quiet or as_json) as moving:
-        compare = diff.diff if options.jobs is None else partial(diff.diff_in_processes, jobs=options.jobs)
-        found = compare(
-            left,
-            right,
-            glob=options.glob,
-            by=options.by,
-            sort=options.sort,
-            layout=options.layout,
-            progress=moving,
-        )
+        pairs = diff.align(left, right, glob=options.glob, by=options.by, layout=options.layout)
+        found = diff.compare_alignment(pairs, options.sort, moving, workers.jobs, workers.ray)
     if as_json:
         console.print_document(found.document())
     else:
@@ -569,7 +574,6 @@ class ReportOptions:
         video (FILE): GIF, PNG or MP4 to show on the page of a run.
         conversion (FILE): Sidecar or convert --json output. Default: PATH's sidecar.
         verification (FILE): Output of verify --json: outputs and layers.
-        jobs (N, --jobs -j): Read a run in N processes.
     """
 
     out: str | None = None
@@ -580,7 +584,6 @@ class ReportOptions:
     verification: str | None = None
     glob: Glob = None
     layout: LayoutOption = None
-    jobs: int | None = None
 
 
 @dataclass(frozen=True)
@@ -605,6 +608,7 @@ def report(
     path: PathArgument,
     options: ReportOptions,
     playing: ReportEpisodes,
+    workers: WorkerOptions,
     other: Annotated[str | None, argument("PATH2", "A second checkpoint to compare with.")] = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
@@ -626,7 +630,7 @@ def report(
     _require_page_name(options.out)
     quiet = quiet or as_json
     with show_progress("report", quiet=quiet) as moving:
-        how = run_history.RunReading(options.glob, options.layout, options.jobs, moving)
+        how = run_history.RunReading(options.glob, options.layout, workers.jobs, workers.ray, moving)
         run = None if other is not None else run_history.find_run(path, options.layout, how)
     if run is not None:
         _require_run_options(run, options)
@@ -798,25 +802,9 @@ def check(
     paths: Annotated[
         list[str], argument("PATH...", "Checkpoints, folders, or quoted patterns: 'runs/*.pt'.")
     ],
-    how: CheckPanel,
-    no_numbers: Annotated[
-        bool, typer.Option("--no-numbers", help="Skip values: faster, but finds no NaN.")
-    ] = False,
-    shapes: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE",
-            help="Exit 1 if shapes differ from inspect --json in FILE.",
-        ),
-    ] = None,
-    layout: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Exit 1 if a checkpoint has another layout."),
-    ] = None,
-    sarif: Annotated[
-        str | None,
-        typer.Option(metavar="FILE", help="Also write the findings to FILE as SARIF."),
-    ] = None,
+    pickles: AuditOptions,
+    findings: FindingOptions,
+    workers: WorkerOptions,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> int:
@@ -829,17 +817,18 @@ def check(
     from ckpttool.commands import check
 
     try:
-        recorded = None if shapes is None else check.read_shape_record(shapes)
-        wanted = check.CheckOptions(how.strict, not no_numbers, layout, recorded, how.allowed())
+        recorded = None if findings.shapes is None else check.read_shape_record(findings.shapes)
+        numbers, layout = findings.numbers, findings.layout
+        wanted = check.CheckOptions(pickles.strict, numbers, layout, recorded, pickles.allowed())
         with show_progress("check", quiet=quiet or as_json, unit="checkpoints") as moving:
-            found = check.check(paths, wanted, moving, jobs=how.jobs)
+            found = check.check(paths, wanted, moving, jobs=workers.jobs, ray=workers.ray)
     except CkpttoolError as error:
-        if sarif is not None:
-            check.write_sarif(None, 2, sarif, error)
+        if findings.sarif is not None:
+            check.write_sarif(None, 2, findings.sarif, error)
         raise
     status = found.status
-    if sarif is not None:
-        check.write_sarif(found, status, sarif)
+    if findings.sarif is not None:
+        check.write_sarif(found, status, findings.sarif)
     only = found.checkpoints[0] if len(found.checkpoints) == 1 and not found.unchecked else None
     if only is not None and only.error is not None and not only.findings:
         raise only.error

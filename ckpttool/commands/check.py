@@ -596,13 +596,14 @@ def check(
     progress: Progress = ignore_progress,
     *,
     jobs: int | None = None,
+    ray: str | None = None,
 ) -> CheckResult:
     """Check every checkpoint found under the paths, or under one path (see `collect_candidates`).
 
     A checkpoint that cannot be read is reported with the others. A file of a multi-file checkpoint is
     checked with it, once. `jobs` is the number of processes: by default one per core if there are at
-    least MANY checkpoints, else none but this one. Raise UsageError for an unknown layout, and
-    NotFoundError for a pattern without a match.
+    least MANY checkpoints, else none but this one; `ray` is the address of a cluster for them. Raise
+    UsageError for an unknown layout, and NotFoundError for a pattern without a match.
 
     >>> import ckpttool
     >>> checked = ckpttool.check(["sample_ckpts/td3_pendulum_torch"])
@@ -613,17 +614,17 @@ def check(
     if wanted.layout is not None:
         plugins.find("layouts", wanted.layout)
     with code_references.allowing(wanted.allowed):
-        return _check_all([paths] if isinstance(paths, str) else paths, wanted, progress, jobs)
+        return _check_all([paths] if isinstance(paths, str) else paths, wanted, progress, (jobs, ray))
 
 
 def _check_all(
-    paths: Sequence[str], wanted: CheckOptions, progress: Progress, jobs: int | None
+    paths: Sequence[str], wanted: CheckOptions, progress: Progress, spread: tuple[int | None, str | None]
 ) -> CheckResult:
     collected = collect_candidates(paths)
     ordered = collected.ordered()
     found: list[tuple[CheckCandidate, CheckpointVerdict]] = []
     taken = _JudgedFiles()
-    with contextlib.closing(_judge_ahead(ordered, wanted, count_jobs(len(ordered), jobs))) as judged:
+    with contextlib.closing(_judge_ahead(ordered, wanted, *spread)) as judged:
         for number, (each, known) in enumerate(zip(ordered, judged, strict=True)):
             if not taken.has(each.path):
                 verdict, files = known or _judge_candidate(each, wanted)
@@ -647,21 +648,19 @@ _Judged = tuple[CheckpointVerdict, tuple[str, ...]]
 
 
 def _judge_ahead(
-    ordered: Sequence[CheckCandidate], wanted: CheckOptions, jobs: int
+    ordered: Sequence[CheckCandidate], wanted: CheckOptions, jobs: int | None, ray: str | None
 ) -> Generator[_Judged | None, None, None]:
     """Yield what other processes found for each candidate; None for one that is judged in this one.
 
     These are the candidates on remote sites and in archives, and all of them if there is one job.
     """
-    if jobs < 2:
+    if ray is None and (jobs := count_jobs(len(ordered), jobs)) < 2:
         yield from itertools.repeat(None, len(ordered))
         return
     local = [each for each in ordered if filesystem.find_store(each.path) is None]
-    tasks = [
-        _CheckTask(local[at : at + _TOGETHER], wanted, limits.current())
-        for at in range(0, len(local), _TOGETHER)
-    ]
-    judged = itertools.chain.from_iterable(run_tasks(tasks, jobs))
+    tasks = [_CheckTask(local[at : at + _TOGETHER], wanted) for at in range(0, len(local), _TOGETHER)]
+    paths = [each.path for each in local]
+    judged = itertools.chain.from_iterable(run_tasks(tasks, paths, jobs, ray))
     for each in ordered:
         yield next(judged) if filesystem.find_store(each.path) is None else None
 
@@ -671,11 +670,10 @@ class _CheckTask(NamedTuple):
 
     candidates: Sequence[CheckCandidate]
     wanted: CheckOptions
-    limits: limits.Limits
 
     def run(self) -> list[_Judged]:
         """Return the verdict on each."""
-        with limits.using(self.limits), code_references.allowing(self.wanted.allowed):
+        with code_references.allowing(self.wanted.allowed):
             return [_judge_candidate(each, self.wanted) for each in self.candidates]
 
     def single(self) -> list[_CheckTask]:

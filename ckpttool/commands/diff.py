@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any, Literal, cast, get_args
 
+from ckpttool.commands import processes
 from ckpttool.commands.stats import (
     By,
     ChangedEntry,
@@ -459,11 +460,14 @@ class CheckpointAlignment:
         return _change((name, self.left[name], self.right[name], self.by))
 
     def changes(
-        self, progress: Progress = ignore_progress, jobs: int | None = None
+        self, progress: Progress = ignore_progress, jobs: int | None = None, ray: str | None = None
     ) -> Iterator[ChangedEntry]:
         """Read the names on both sides and yield the differences in the order of the left side."""
-        if jobs is not None:
-            yield from self._spread_changes(progress, jobs)
+        if processes.is_spread(jobs, ray):
+            pairs = [(name, self.left[name], self.right[name], self.by) for name in self.both]
+            entries = [(each, each[0], each[1].nbytes if isinstance(each[1], Leaf) else 0) for each in pairs]
+            read = processes.map_entries(_change, entries, self.checkpoints, progress, jobs=jobs, ray=ray)
+            yield from (each for each in read if each is not None)
             return
         total = sum(leaf.nbytes for name in self.both if isinstance(leaf := self.left[name], Leaf))
         done = 0
@@ -474,14 +478,6 @@ class CheckpointAlignment:
                 progress(done, total)
             if change is not None:
                 yield change
-
-    def _spread_changes(self, progress: Progress, jobs: int) -> Iterator[ChangedEntry]:
-        from ckpttool.commands.processes import map_entries
-
-        pairs = [(name, self.left[name], self.right[name], self.by) for name in self.both]
-        entries = [(each, each[0], each[1].nbytes if isinstance(each[1], Leaf) else 0) for each in pairs]
-        changes = map_entries(_change, entries, self.checkpoints, jobs, progress)
-        yield from (each for each in changes if each is not None)
 
 
 def _change(pair: tuple[str, Entry, Entry, By]) -> ChangedEntry | None:
@@ -963,48 +959,37 @@ def diff(
     (6, 0, False)
 
     """
-    _require_sort(sort)
     if is_live(left) or is_live(right):
         found = align_live_model(left, right, glob=glob, by=by, layout=layout, part=part)
     elif part is not None or by == "model":
         raise UsageError("part and comparison by model require a checkpoint and a live model")
     else:
-        found = align_checkpoints(
-            recognize_side(ensure_open(left), layout), recognize_side(ensure_open(right)), glob=glob, by=by
-        )
-    return compare_alignment(found, cast(Sort, sort), progress)
+        found = align(left, right, glob=glob, by=by, layout=layout)
+    return compare_alignment(found, sort, progress)
 
 
-def diff_in_processes(
-    left: str,
-    right: str,
-    jobs: int,
-    *,
-    glob: str | None = None,
-    by: str = AUTO,
-    sort: str = "abs",
-    layout: str | None = None,
-    progress: Progress = ignore_progress,
-) -> Diff:
-    """Compare two checkpoints as `diff` does; `jobs` processes read the tensors."""
-    _require_sort(sort)
+def align(
+    left: Any, right: Any, *, glob: str | None = None, by: str = AUTO, layout: str | None = None
+) -> CheckpointAlignment:
+    """Open and pair two checkpoints as `diff` does."""
     sides = recognize_side(ensure_open(left), layout), recognize_side(ensure_open(right))
-    return compare_alignment(align_checkpoints(*sides, glob=glob, by=by), cast(Sort, sort), progress, jobs)
-
-
-def _require_sort(sort: str) -> None:
-    if sort not in get_args(Sort):
-        raise UsageError(f"unknown sort key {sort!r}", hint=suggest_choice(sort, get_args(Sort)))
+    return align_checkpoints(*sides, glob=glob, by=by)
 
 
 def compare_alignment(
     found: CheckpointAlignment,
-    sort: Sort = "abs",
+    sort: str = "abs",
     progress: Progress = ignore_progress,
     jobs: int | None = None,
+    ray: str | None = None,
 ) -> Diff:
-    """Return the differences between aligned checkpoints; both are read, one tensor at a time."""
-    changed = tuple(found.changes(progress, jobs))
+    """Return the differences between aligned checkpoints; both are read, one tensor at a time.
+
+    `jobs` processes read them, or those of the Ray cluster at `ray`. Raise UsageError for an unknown `sort`.
+    """
+    if sort not in get_args(Sort):
+        raise UsageError(f"unknown sort key {sort!r}", hint=suggest_choice(sort, get_args(Sort)))
+    changed = tuple(found.changes(progress, jobs, ray))
     notes = found.notes
     if found.by == "agent" and changed:
         notes = (*notes, "paths and indices refer to the canonical agent: dense kernels are [in, out]")
@@ -1017,7 +1002,7 @@ def compare_alignment(
         found.layouts,
         found.by,
         both - sum(isinstance(each.left, Leaf) for each in changed),
-        tuple(sorted(changed, key=lambda each: each.distance(sort), reverse=True)),
+        tuple(sorted(changed, key=lambda each: each.distance(cast(Sort, sort)), reverse=True)),
         found.only_left,
         found.only_right,
         notes,

@@ -35,25 +35,31 @@ def filter_digest(found: Digest, glob: str | None) -> Digest:
     return replace(found, tensors=kept)
 
 
-def digest(path: str, progress: Progress = ignore_progress, *, jobs: int | None = None) -> Digest:
+def digest(
+    path: str,
+    progress: Progress = ignore_progress,
+    *,
+    jobs: int | None = None,
+    ray: str | None = None,
+) -> Digest:
     """Return all digests of the checkpoint at a path, reading every tensor once.
 
-    `jobs` is the number of processes that read them; None for this one. Raise ChecksumError if
-    a checksum stored in the format does not match.
+    `jobs` is the number of processes that read them, by default this one; `ray` the address of a Ray
+    cluster that does. Raise ChecksumError if a checksum stored in the format does not match.
 
     >>> import ckpttool
     >>> len(ckpttool.digest("sample_ckpts/td3_pendulum_torch/ckpt-15000.pt").sha256)
     64
     """
     checkpoint = open_checkpoint(path)
-    if jobs is None:
+    if ray is None and jobs in (None, 1):  # most runs do not need the module of processes
         return digest_checkpoint(checkpoint, progress)
-    from ckpttool.commands.processes import map_entries
+    from ckpttool.commands import processes
 
     names = checkpoint.tree.names
     tensors = dict(checkpoint.tree.tensors())
     entries = [(leaf, names[at], leaf.nbytes) for at, leaf in tensors.items()]
-    hashes = map_entries(hash_tensor, entries, (checkpoint,), jobs, progress)
+    hashes = processes.map_entries(hash_tensor, entries, (checkpoint,), progress, jobs=jobs, ray=ray)
     return combine_digests(checkpoint, dict(zip(tensors, hashes, strict=True)))
 
 

@@ -19,7 +19,7 @@ import numpy as np
 from ckpttool.commands.doctor import examine_agent
 from ckpttool.commands.processes import count_jobs, run_tasks
 from ckpttool.commands.stats import Values, compute_stats, euclidean_norm, iter_values
-from ckpttool.core import deferred, filesystem, limits, urls
+from ckpttool.core import deferred, filesystem, urls
 from ckpttool.core.atomic_write import Progress, WorkerThread, ignore_progress
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.deferred import NamedTuple, dataclass, field
@@ -95,12 +95,14 @@ class RunMember:
 class RunReading:
     """How the values of a run are read: tensors whose path matches `glob`, in `jobs` processes.
 
-    `layout` names the layout of its agents. `progress` is called with the checkpoints read and their number.
+    `ray` is the address of a Ray cluster for them, `layout` names the layout of its agents. `progress` is
+    called with the checkpoints read and their number.
     """
 
     glob: str | None = None
     layout: str | None = None
     jobs: int | None = None
+    ray: str | None = None
     progress: Progress = field(default=ignore_progress, compare=False)
 
 
@@ -217,21 +219,23 @@ def _read_members(
 
     With `values` they are also read, and each is compared with the one before it.
     """
-    jobs = count_jobs(len(entries), how.jobs)
-    if any(filesystem.find_store(each.path) is not None for each in entries):
-        jobs = 1  # other processes would fetch the same files again
-    size = len(entries) if jobs < 2 else _TOGETHER
+    # Of a remote run, other processes would fetch the same files again.
+    remote = any(filesystem.find_store(each.path) is not None for each in entries)
+    alone = remote or (how.ray is None and count_jobs(len(entries), how.jobs) < 2)
+    size = len(entries) if alone else _TOGETHER
     tasks = []
     for at in range(0, len(entries), size):
         last = entries[at - 1] if at else before
-        tasks.append(_ReadTask(tuple(entries[at : at + size]), last, how, values, limits.current()))
-    if jobs < 2:
+        tasks.append(_ReadTask(tuple(entries[at : at + size]), last, how, values))
+    if alone:
         for task in tasks:
             yield from task.read(how.progress)
         return
     done = 0
     tasks = [task._replace(how=replace(how, progress=ignore_progress)) for task in tasks]
-    for members in run_tasks(tasks, jobs):
+    paths = [each.path for each in entries]
+    jobs = how.jobs if how.ray is not None else count_jobs(len(entries), how.jobs)
+    for members in run_tasks(tasks, paths, jobs, how.ray):
         yield from members
         done += len(members)
         how.progress(done, len(entries))
@@ -244,12 +248,10 @@ class _ReadTask(NamedTuple):
     before: CheckpointEntry | None
     how: RunReading
     values: bool
-    limits: limits.Limits
 
     def run(self) -> list[RunMember]:
         """Return the checkpoints."""
-        with limits.using(self.limits):
-            return list(self.read(ignore_progress))
+        return list(self.read(ignore_progress))
 
     def read(self, progress: Progress) -> Iterator[RunMember]:
         """Yield the checkpoints; `progress` counts what is read of all."""
@@ -632,7 +634,7 @@ def follow_run(
     is not finished. `glob` keeps the tensors whose path matches. A damaged checkpoint is a column without
     values; raise its error if there is no other.
     """
-    members = _read_rest(run, RunReading(glob, layout, run.reading.jobs, progress))
+    members = _read_rest(run, RunReading(glob, layout, run.reading.jobs, run.reading.ray, progress))
     columns = [_readable_column(each) for each in members]
     readable = [(each, column) for each, column in zip(members, columns, strict=True) if column is not None]
     if not readable:

@@ -7,6 +7,7 @@ import struct
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, TypeAlias
 
+from ckpttool.commands import processes
 from ckpttool.core import limits, text, urls
 from ckpttool.core.atomic_write import Progress, ignore_progress, keep_freed_memory
 from ckpttool.core.checkpoint import Checkpoint
@@ -571,6 +572,7 @@ def stats(
     progress: Progress = ignore_progress,
     *,
     jobs: int | None = None,
+    ray: str | None = None,
 ) -> Stats:
     """Read the tensors of a checkpoint one at a time, and verify checksums.
 
@@ -583,6 +585,7 @@ def stats(
         layout: The layout by which the agent is recognized; by default any that matches.
         progress: Called with the bytes that were read and their sum.
         jobs: Processes, each with one tensor at a time; by default this one alone.
+        ray: Address of a Ray cluster whose processes read the tensors.
 
     >>> import ckpttool
     >>> numbers = ckpttool.stats("sample_ckpts/td3_pendulum_torch/ckpt-15000.pt", "actor/l1/weight")
@@ -591,7 +594,9 @@ def stats(
 
     """
     checkpoint = open_checkpoint(path)
-    return compute_stats(checkpoint, recognize_checkpoint(checkpoint, layout), glob, progress, jobs=jobs)
+    return compute_stats(
+        checkpoint, recognize_checkpoint(checkpoint, layout), glob, progress, jobs=jobs, ray=ray
+    )
 
 
 def compute_stats(
@@ -603,6 +608,7 @@ def compute_stats(
     *,
     histograms: bool = True,
     jobs: int | None = None,
+    ray: str | None = None,
 ) -> Stats:
     """Return the stats of a checkpoint already listed, with its agent.
 
@@ -616,10 +622,15 @@ def compute_stats(
         raise no_match_error(glob, [tree.names[at] for at, _ in tree.tensors()], checkpoint.path)
     total, done = sum(leaf.nbytes for _, leaf in chosen), 0
     found, left_out = [], []
-    if jobs is not None:
+    if processes.is_spread(jobs, ray):
         left_out = [tree.names[at] for at, leaf in chosen if leaf.dtype == "string"]
         chosen = [(at, leaf) for at, leaf in chosen if leaf.dtype != "string"]
-        found = _spread_stats(checkpoint, chosen, jobs, progress, histograms=histograms)
+        entries = [
+            ((tree.names[at], at, leaf, histograms), tree.names[at], leaf.nbytes) for at, leaf in chosen
+        ]
+        found = list(
+            processes.map_entries(_entry_stats, entries, (checkpoint,), progress, jobs=jobs, ray=ray)
+        )
         chosen = []
     for at, leaf in chosen:
         if leaf.dtype == "string":
@@ -642,22 +653,6 @@ def compute_stats(
         tuple(_modules(found)),
         tuple(left_out),
     )
-
-
-def _spread_stats(
-    checkpoint: Checkpoint,
-    chosen: list[tuple[Path, Leaf]],
-    jobs: int,
-    progress: Progress,
-    *,
-    histograms: bool,
-) -> list[TensorStats]:
-    """Return the stats of numeric tensors, computed in several processes."""
-    from ckpttool.commands.processes import map_entries
-
-    names = checkpoint.tree.names
-    entries = [((names[at], at, leaf, histograms), names[at], leaf.nbytes) for at, leaf in chosen]
-    return list(map_entries(_entry_stats, entries, (checkpoint,), jobs, progress))
 
 
 def _entry_stats(entry: tuple[str, Path, Leaf, bool]) -> TensorStats:

@@ -37,7 +37,6 @@ from ckpttool.core.digests import Digest, DigestRecorder, combine_digests
 from ckpttool.core.dtypes import np
 from ckpttool.core.errors import CkpttoolError, FormatError, TargetExistsError, UsageError, WorkerError
 from ckpttool.core.filesystem import WritableStore
-from ckpttool.core.search_paths import change_directory
 from ckpttool.core.sidecar import Sidecar, sidecar_path
 from ckpttool.core.source import File
 from ckpttool.core.tree import Leaf, Path, Tree, ValueLeaf, display
@@ -200,10 +199,7 @@ def _describe_conversion(write: ShardedWrite) -> dict[str, Any]:
 
 
 class ShardTask(NamedTuple):
-    """A shard to be completed as `file`; picklable. Paths of the source are relative to `directory`.
-
-    An object has its record elsewhere. `urls` are the remote locations that the process mounts.
-    """
+    """A shard to be completed as `file`; picklable. An object has its record elsewhere."""
 
     shard: Shard
     tree: Tree
@@ -211,10 +207,7 @@ class ShardTask(NamedTuple):
     file: str
     recorder: DigestRecorder | None
     sync: bool
-    limits: limits.Limits
-    directory: str
     record: str
-    urls: tuple[str, ...] = ()
 
     @property
     def nbytes(self) -> int:
@@ -223,10 +216,8 @@ class ShardTask(NamedTuple):
 
     def run(self) -> ShardRecord | CkpttoolError:
         """Complete the shard in a separate process; return the error that prevented it."""
-        with change_directory(self.directory), limits.using(self.limits), WorkerThread() as lane:
+        with WorkerThread() as lane:
             _bound_memory()
-            for each in self.urls:
-                filesystem.resolve_path(each)
             if self.recorder is not None:
                 self.recorder.attach(lane)
             try:
@@ -400,20 +391,7 @@ def _read_index(
 def _task(write: ShardedWrite, shard: Shard, file: str) -> ShardTask:
     tree = Tree({path: write.stored[path] for path in shard.paths})
     how = write.how
-    mounted = tuple(each.path for each in how.sources if filesystem.find_store(each.path) is not None)
-    directory, record = os.getcwd(), file + _RECORD
-    return ShardTask(
-        shard,
-        tree,
-        write.plan.leaves,
-        file,
-        how.recorder,
-        how.sync,
-        limits.current(),
-        directory,
-        record,
-        mounted,
-    )
+    return ShardTask(shard, tree, write.plan.leaves, file, how.recorder, how.sync, file + _RECORD)
 
 
 def _require_same(listed: Leaf | ValueLeaf | None, leaf: Leaf, path: Path, *, whole: bool = True) -> None:
@@ -448,13 +426,9 @@ def _spread(
     lost: WorkerError | None = None
     total = sum(task.nbytes for task in tasks)
     with _watch_growth(filled, total, write.how.progress):
+        files = (*(each.path for each in write.how.sources), tasks[0].file, tasks[0].record)
         jobs, ray = write.how.jobs, write.how.ray
-        results = (
-            scheduling.map_in_processes(ShardTask.run, tasks, jobs or 1)
-            if ray is None
-            else scheduling.map_on_cluster(ShardTask.run, tasks, ray, jobs)
-        )
-        for result in results:
+        for result in scheduling.map_tasks(ShardTask.run, tasks, files, jobs=jobs, ray=ray):
             if isinstance(result, ShardRecord):
                 yield result
             elif isinstance(result, WorkerError):
@@ -512,6 +486,20 @@ def write_objects(
 
     Raise UsageError or TargetExistsError as `working_folder` does.
     """
+    try:
+        return _write_objects(write, lane, others, receipt)
+    except CkpttoolError as error:
+        if error.file is not None and f"{TEMPORARY}{_FOLDER}/" in error.file:
+            error.file = write.target  # users name no journal
+        raise
+
+
+def _write_objects(
+    write: ShardedWrite,
+    lane: WorkerThread,
+    others: Sequence[Output],
+    receipt: Callable[[Digest, Checkpoint], Sidecar] | None,
+) -> Digest:
     store = cast(WritableStore, filesystem.find_store(write.target))
     folder = hidden_path(write.target, TEMPORARY, _FOLDER)
     tasks = []

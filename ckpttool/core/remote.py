@@ -186,10 +186,15 @@ class RemoteRequest:
         self._due = nbytes + _SPARE
         self._bodies: list[ResponseBody] = []
         self._counted = 0
+        self.failure: NotFoundError | None = None
 
     def expect(self, nbytes: int) -> None:
         """Expect more bytes than were known when the request began."""
         self._due += nbytes
+
+    def give_up(self, failure: NotFoundError) -> None:
+        """Fail now, however often a library would try again."""
+        self.failure = failure
 
     def watch(self, body: ResponseBody) -> None:
         """Count the bytes received for this body."""
@@ -249,13 +254,15 @@ class WaitBudget:
 
     def _result(self, place: str, running: deque[tuple[RemoteRequest, Future[Result]]]) -> Result:
         """Return the result of the first request; bytes for the other requests count as progress too."""
-        _, future = running[0]
+        request, future = running[0]
         self._begin()
         try:
             while not future.done():
                 left = self._left(sum(each.progress() for each, _ in running))
                 if left <= 0:
                     raise deadline_error(place)
+                if request.failure is not None:
+                    raise request.failure.located(file=place)
                 if atomic_write.is_abandoned():
                     raise DeadlineError("the command ended before the server responded", file=place)
                 wait_for([future], min(left, _TICK_S))

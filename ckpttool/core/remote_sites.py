@@ -577,6 +577,7 @@ def _origin(url: str) -> str:
 _VERSIONS = ("ETag", "etag", "generation", "blob_id", "oid", "md5Hash", "LastModified", "mtime", "created")
 _TIMES = ("LastModified", "mtime", "created")
 _KEPT_VERSIONS = 100_000
+_CONNECT_S = 5
 _STORES: dict[tuple[str, float], CachingStore] = {}
 
 
@@ -591,10 +592,25 @@ class ObjectStore:
         RecursionError,
         aiohttp.ClientError,
     )
+    # The variable that names the address of another service, and whether the service has answered.
+    variable = ""
+    reached = False
 
     def __init__(self, scheme: str) -> None:
         """Use the settings of the store's own library: its environment variables and files."""
         self.system: Any = self.open_system(scheme)
+
+    def lose(self, error: BaseException) -> None:
+        """Give up a request to a service that has never answered: libraries try again for half a minute."""
+        if self.reached or not isinstance(error, aiohttp.ClientConnectorError | aiohttp.ServerTimeoutError):
+            return
+        host = f"{error.host}:{error.port}" if isinstance(error, aiohttp.ClientConnectorError) else ""
+        failure = NotFoundError(
+            "cannot reach the store",
+            found=f"no connection to {host}" if host else f"no answer for {_CONNECT_S} s",
+            hint=f"check the network connection, or set {self.variable} to the address of the service",
+        )
+        remote.current_request().give_up(failure)
 
     @classmethod
     def mount(cls, url: str, outer: str) -> str:  # noqa: ARG003  # for members of archives
@@ -786,7 +802,7 @@ class VersionedStore(ObjectStore):
 class GS(VersionedStore):
     """Google Cloud Storage."""
 
-    version_key = "generation"
+    version_key, variable = "generation", "STORAGE_EMULATOR_HOST"
 
     def open_system(self, scheme: str, **options: Any) -> Any:  # noqa: ARG002  # one system for both schemes
         """Return gcsfs's file system for all buckets.
@@ -801,16 +817,33 @@ class GS(VersionedStore):
         self.failures = (*self.failures, HttpError, GoogleAuthError)
         silence, trace = limits.current().fetch_seconds, aiohttp.TraceConfig()
         trace.on_request_redirect.append(_on_redirect)
-        trace.on_request_end.append(_on_response)
+        trace.on_request_end.append(self._on_response)
+        trace.on_request_exception.append(self._on_exception)
         # gcsfs also prints the traceback of what it raises, unless its logger has a handler.
         logging.getLogger("gcsfs").addHandler(logging.NullHandler())
-        return GCSFileSystem(
-            use_listings_cache=False,
-            skip_instance_cache=True,
-            version_aware=True,
-            requests_timeout=aiohttp.ClientTimeout(sock_connect=silence, sock_read=silence),
-            session_kwargs={"trace_configs": [trace]},
-        )
+        settings: dict[str, Any] = {
+            "use_listings_cache": False,
+            "skip_instance_cache": True,
+            "version_aware": True,
+            "requests_timeout": aiohttp.ClientTimeout(
+                sock_connect=min(_CONNECT_S, silence), sock_read=silence
+            ),
+            "session_kwargs": {"trace_configs": [trace]},
+        }
+        # Without a token, gcsfs tries the metadata server of a cloud again after the default credentials did,
+        # which takes 14 s where there is none.
+        for token in ("google_default", "cache"):
+            with contextlib.suppress(GoogleAuthError, ValueError):
+                return GCSFileSystem(token=token, **settings)
+        return GCSFileSystem(token="anon", **settings)  # noqa: S106  # the name of a method
+
+    async def _on_response(self, _: object, __: object, event: Any) -> None:
+        """Count the bytes received for the response."""
+        self.reached = True
+        remote.current_request().watch(event.response.content)
+
+    async def _on_exception(self, _: object, __: object, event: Any) -> None:
+        self.lose(event.exception)
 
     def explain(self, error: Exception, place: str) -> CkpttoolError:
         """Return the error; a Forbidden response is denied access (gcsfs/retry.py, validate_response)."""
@@ -840,18 +873,13 @@ async def _on_redirect(_: object, __: object, found: Any) -> None:
         raise UnsupportedError("refused to follow a redirect of the store to another server")
 
 
-async def _on_response(_: object, __: object, found: Any) -> None:
-    """Count the bytes received for the response."""
-    remote.current_request().watch(found.response.content)
-
-
 _REGION = "x-amz-bucket-region"
 
 
 class S3(VersionedStore):
     """S3 and compatible services; without keys, buckets are read anonymously."""
 
-    version_key = "ETag"
+    version_key, variable = "ETag", "AWS_ENDPOINT_URL"
     _anonymous = False
 
     def open_system(self, scheme: str, **options: Any) -> Any:  # noqa: ARG002  # one system for both schemes
@@ -871,12 +899,12 @@ class S3(VersionedStore):
         class S3HttpSession(AIOHTTPSession):  # type: ignore[misc]  # without types
             async def _get_session(self, proxy_url: str | None) -> Any:
                 session = await super()._get_session(proxy_url)
-                return SimpleNamespace(request=functools.partial(_send_s3, session))
+                return SimpleNamespace(request=functools.partial(_send_s3, store, session))
 
-        self.failures = (*ObjectStore.failures, BotoCoreError, ClientError)
+        store, self.failures = self, (*ObjectStore.failures, BotoCoreError, ClientError)
         silence = limits.current().fetch_seconds
         settings = {
-            "connect_timeout": silence,
+            "connect_timeout": min(_CONNECT_S, silence),
             "read_timeout": silence,
             "retries": {"max_attempts": 3},
             "http_session_cls": S3HttpSession,
@@ -947,14 +975,19 @@ class S3(VersionedStore):
         return found
 
 
-async def _send_s3(session: Any, *arguments: Any, **options: Any) -> Any:
+async def _send_s3(store: S3, session: Any, *arguments: Any, **options: Any) -> Any:
     """Return the response itself; received bytes of its body count as progress.
 
     Redirects are not followed, and botocore follows none either: where a bucket is in another
     region, it sends a new request. Raise UnsupportedError for a redirect that names no region:
     botocore would request that region, and be redirected, without end.
     """
-    answer = await session.request(*arguments, allow_redirects=False, **options)
+    try:
+        answer = await session.request(*arguments, allow_redirects=False, **options)
+    except aiohttp.ClientError as error:
+        store.lose(error)
+        raise
+    store.reached = True
     if answer.status in _REDIRECT_STATUSES and _REGION not in answer.headers:
         answer.release()
         raise UnsupportedError("refused to follow a redirect of the store to another server")

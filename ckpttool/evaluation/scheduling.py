@@ -1,4 +1,4 @@
-"""Schedulers: this process, a pool of processes, and, for evaluations, a Ray cluster."""
+"""Schedulers: this process, a pool of processes, and a Ray cluster."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from queue import SimpleQueue
 from types import ModuleType, TracebackType
 from typing import Any, TypeVar
 
-from ckpttool.core import search_paths
+from ckpttool.core import filesystem, limits, search_paths
 from ckpttool.core.atomic_write import Progress, ignore_progress
 from ckpttool.core.deferred import dataclass
 from ckpttool.core.errors import CkpttoolError, MissingExtraError, UsageError, WorkerError
@@ -34,6 +34,7 @@ from ckpttool.evaluation.playing import play_stacked
 from ckpttool.evaluation.protocol import Evaluation, EvaluationEnvironment, PlayableAgent, Protocol
 from ckpttool.evaluation.simulators import DEVICE_ENGINE
 from ckpttool.networks.worker import THREADS, ended_error
+from ckpttool.version import __version__
 
 _Task = TypeVar("_Task")
 _Result = TypeVar("_Result")
@@ -182,6 +183,70 @@ def _take_finished(
         yield waiting.pop(future), future
 
 
+# Tasks of every command, computed elsewhere as they would be here.
+
+
+@dataclass(frozen=True, slots=True)
+class TaskContext:
+    """What a task needs of the process that submits it; picklable.
+
+    `urls` are the remote locations that it mounts, `folders` the inodes of those that all machines of a
+    cluster must share, by path.
+    """
+
+    version: str
+    limits: limits.Limits
+    directory: str
+    urls: tuple[str, ...]
+    folders: tuple[tuple[str, int], ...]
+
+    @classmethod
+    def current(cls, paths: Iterable[str], *, shared: bool) -> TaskContext:
+        """Return the context of tasks on these files, whose folders other machines must have if `shared`."""
+        stores = {path: filesystem.find_store(path) for path in paths}
+        urls = tuple(path for path, store in stores.items() if store is not None)
+        local = {os.path.dirname(os.path.abspath(path)) for path, store in stores.items() if store is None}
+        inodes = ((each, os.stat(each).st_ino) for each in sorted({os.getcwd(), *local}) if shared)
+        return cls(__version__, limits.current(), os.getcwd(), urls, tuple(inodes))
+
+    def run(self, work: Callable[[_Task], _Result], task: _Task) -> _Result:
+        """Return the result of the task; raise UsageError on a machine that differs from the first."""
+        if self.version != __version__:
+            raise UsageError(
+                "a machine of the cluster has another version of ckpttool",
+                expected=self.version,
+                found=__version__,
+            )
+        for folder, inode in self.folders:
+            if not os.path.isdir(folder) or os.stat(folder).st_ino != inode:
+                raise UsageError(
+                    f"the machine {socket.gethostname()} of the cluster does not see this folder",
+                    file=folder,
+                    hint="all machines need it under the same path, or use s3:// or gs:// URLs",
+                )
+        with search_paths.change_directory(self.directory), limits.using(self.limits):
+            for url in self.urls:
+                filesystem.resolve_path(url)
+            return work(task)
+
+
+def map_tasks(
+    work: Callable[[_Task], _Result],
+    tasks: Iterable[_Task],
+    paths: Iterable[str] = (),
+    *,
+    jobs: int | None = None,
+    ray: str | None = None,
+) -> Iterator[_Result | WorkerError]:
+    """Yield the result of each task in order, computed in processes here or on the cluster at `ray`.
+
+    `work`, tasks and results are pickled; `paths` are files that the tasks use. A task whose process died too
+    often yields the error. Raise UsageError for a machine that does not see the files.
+    """
+    run = partial(TaskContext.current(paths, shared=ray is not None).run, work)
+    return _map_in_processes(run, tasks, jobs or 1) if ray is None else _map_on_cluster(run, tasks, ray, jobs)
+
+
 # A pool of processes on this machine, each with separate cores (docs/decisions/0003-process-pool.md).
 
 STARTS = 2
@@ -218,13 +283,9 @@ def process_spread(jobs: int) -> Spread:
 AHEAD = 3
 
 
-def map_in_processes(
+def _map_in_processes(
     work: Callable[[_Task], _Result], tasks: Iterable[_Task], jobs: int
 ) -> Iterator[_Result | WorkerError]:
-    """Yield the result of each task in order, computed in that many processes.
-
-    `work`, tasks and results are pickled. A task whose process died twice yields the error.
-    """
     waiting: deque[Future[_Result]] = deque()
 
     def take() -> _Result | WorkerError:
@@ -441,22 +502,25 @@ def ray_spread(address: str = LOCAL, workers: int | None = None) -> Spread:
     return spread
 
 
-def map_on_cluster(
-    work: Callable[[_Task], _Result], tasks: Iterable[_Task], address: str = LOCAL, workers: int | None = None
+def _map_on_cluster(
+    work: Callable[[_Task], _Result], tasks: Iterable[_Task], address: str, workers: int | None
 ) -> Iterator[_Result | WorkerError]:
-    """Yield the result of each task in order, computed on a cluster (see `ray_spread`), one core per task.
-
-    A lost worker's task is run again by another; one that is lost too often yields the error.
-    """
+    """Use one core per task; a lost worker's task is run again by another."""
     _require_ray()
     with _connect_cluster(address, workers) as ray:
-        remote = ray.remote(num_cpus=1, max_retries=RETRIES)(work)
-        waiting = deque(remote.remote(task).future() for task in tasks)
+        remote = ray.remote(num_cpus=1, max_retries=RETRIES)(_call)
+        waiting = deque(remote.remote(work, task).future() for task in tasks)
         while waiting:
             try:
                 yield waiting.popleft().result()
             except ray.exceptions.RayError as error:
+                if isinstance(cause := getattr(error, "cause", None), UsageError):
+                    raise cause from None
                 yield _lost_error(error, "a task")
+
+
+def _call(work: Callable[[_Task], _Result], task: _Task) -> _Result:
+    return work(task)  # Ray takes no partial functions
 
 
 def _require_ray() -> None:

@@ -50,13 +50,10 @@ FRAMEWORK = "torch"
 SUFFIX = ".safetensors"
 LENGTH = 8
 
-# torch/distributed/checkpoint/_hf_utils.py: SHARDED_FILE_NAME, CUSTOM_METADATA_KEY and SAVED_OFFSETS_KEY.
-_RANK_SHARD = deferred.compile(r"shard-\d{5,}-model-\d{5,}-of-\d{5,}\.safetensors")
-SHARDING, _SAVED_OFFSETS = "DCP_SHARDING_INFO", "saved_offsets"
-_FIRST_SLICES = (
-    "torch.distributed.checkpoint wrote the file for one rank: if there were more ranks, its tensors may be "
-    "the first slices of larger ones"
-)
+# torch/distributed/checkpoint/_hf_utils.py: FILE_NAME (of whole tensors), CUSTOM_METADATA_KEY and
+# SAVED_OFFSETS_KEY.
+_WHOLE = deferred.compile(r"model-\d{5,}-of-\d{5,}\.safetensors")
+_SHARDING, _SAVED_OFFSETS = "DCP_SHARDING_INFO", "saved_offsets"
 
 
 def claims(probe: Probe) -> str | None:
@@ -79,10 +76,7 @@ def claims(probe: Probe) -> str | None:
 def read(location: str) -> Checkpoint:
     """List the tensors; raise FormatError if the header violates the format."""
     file = File.stamp(location)
-    listed = list_file(file)
-    if SHARDING in listed.details.get("metadata", ()):
-        listed = replace(listed, notes=(*listed.notes, _FIRST_SLICES))
-    return listed.checkpoint(location, NAME, file)
+    return list_file(file).checkpoint(location, NAME, file)
 
 
 # Parse a safetensors header and check every rule of the format, in time linear in its length.
@@ -137,7 +131,7 @@ def read_offsets(file: File, texts: Mapping[str, str]) -> Mapping[str, Shape]:
     `texts` are a header's metadata. Raise FormatError if they do not have the form that torch writes.
     """
     offsets: dict[str, Shape] = {}
-    stated = documents.parse_strict_json(texts.get(SHARDING, "{}").encode(), SHARDING, "header_bytes")
+    stated = documents.parse_strict_json(texts.get(_SHARDING, "{}").encode(), _SHARDING, "header_bytes")
     for name, fields in stated.items():
         each = fields.get(_SAVED_OFFSETS) if isinstance(fields, dict) else None
         if not isinstance(each, list) or not set(map(type, each)) <= _ONLY_INT or min(each, default=0) < 0:
@@ -260,11 +254,12 @@ def list_file(file: File) -> FileListing:
     """Return the file's tree, notes and metadata; raise FormatError if the header violates the format."""
     stored, texts = read_header(file)
     offsets = read_offsets(file, texts)
-    if any(map(any, offsets.values())) or (offsets and _RANK_SHARD.fullmatch(os.path.basename(file.path))):
+    if any(map(any, offsets.values())) or (offsets and not _WHOLE.fullmatch(os.path.basename(file.path))):
         raise UnsupportedError(
-            "the file has slices of tensors, as one rank saved them, and no file states the number of ranks",
+            "the file has tensors as one rank saved them, which may be slices: it states no number of ranks",
             file=file.path,
-            hint="load all shards with torch.distributed.checkpoint.HuggingFaceStorageReader",
+            hint="load all shards with torch.distributed.checkpoint.HuggingFaceStorageReader; files of whole "
+            "tensors have the name that torch gave them (model-00001-of-00001.safetensors)",
         )
     metadata = {name: text for name, text in texts.items() if name != embedded_tree.KEY}
     entries = {name: _entry_leaf(file, name, entry) for name, entry in stored.items()}

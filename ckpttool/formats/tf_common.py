@@ -12,7 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, Literal
 
-from ckpttool.core import deferred, filesystem, limits
+from ckpttool.core import deferred, dtypes, filesystem, limits
 from ckpttool.core.deferred import NamedTuple
 from ckpttool.core.dtypes import np
 from ckpttool.core.errors import (
@@ -23,7 +23,16 @@ from ckpttool.core.errors import (
     abbreviate_list,
     locate_errors,
 )
-from ckpttool.core.source import File, Shape, Source, combine_parts
+from ckpttool.core.source import (
+    LARGE,
+    Buffer,
+    File,
+    Shape,
+    Source,
+    StreamedArray,
+    combine_parts,
+    cuts,
+)
 from ckpttool.core.tree import Leaf, Path, PathStep, Role, Tree
 from ckpttool.encodings import protobuf
 from ckpttool.encodings.protobuf import Message
@@ -527,6 +536,47 @@ class SlicedTensor(NamedTuple):
             (tuple(slice(start, start + length) for start, length in box), part) for box, part in self.parts
         )
         return combine_parts(self.dtype, self.shape, parts)
+
+    def streams(self) -> bool:
+        """Return whether the tensor is large, and its slices stand in rows of equal height."""
+        row = dtypes.BY_NAME.get(self.dtype)
+        return row is not None and cuts(self.shape, row.itemsize) and bool(self._bands())
+
+    def pieces(self, *, verify: bool = True) -> Iterator[Buffer]:  # noqa: ARG002  # every pass verifies
+        """Yield the bytes in strips across the slices that stand side by side."""
+        kind = dtypes.numpy_dtype(self.dtype)
+        rows = max(1, LARGE // (math.prod(self.shape[1:]) * kind.itemsize))
+        for (_, height), band in self._bands().items():
+            columns = [tuple(slice(start, start + length) for start, length in box[1:]) for box, _ in band]
+            readers = [
+                StreamedArray(part, self.dtype, tuple(length for _, length in box)).blocks(
+                    rows * math.prod(length for _, length in box[1:])
+                )
+                for box, part in band
+            ]
+            # All readers end together, which verifies them.
+            for at, *blocks in zip(range(0, height, rows), *readers, strict=True):
+                if len(band) == 1:
+                    yield blocks[0].view(np.uint8).data
+                    continue
+                strip = np.empty((min(rows, height - at), *self.shape[1:]), kind)
+                for index, block in zip(columns, blocks, strict=True):
+                    taken = strip[:, *index]
+                    taken[...] = block.reshape(taken.shape)
+                yield strip.reshape(-1).view(np.uint8).data
+
+    def _bands(self) -> dict[tuple[int, int], list[tuple[Box, Source]]]:
+        """Return the slices by their first and their number of rows; {} if two overlap in some rows only."""
+        bands: dict[tuple[int, int], list[tuple[Box, Source]]] = {}
+        for box, part in self.parts:
+            if 0 not in (length for _, length in box):
+                bands.setdefault(box[0], []).append((box, part))
+        at, ordered = 0, sorted(bands)
+        for start, height in ordered:
+            if start != at:
+                return {}
+            at += height
+        return {rows: bands[rows] for rows in ordered}
 
 
 def assemble_slices(
