@@ -97,6 +97,12 @@ def read_index(base: Storage) -> Hdf5Index:
     Raise FormatError if it is damaged, and UnsupportedError if it refers to other files (external
     storage, external links, virtual datasets), none of which is opened.
     """
+    return _read_index(base, limits.current())
+
+
+# A command that lists a file also reads the configuration among its attributes: one child serves both.
+@functools.lru_cache(maxsize=1)
+def _read_index(base: Storage, _limits: limits.Limits) -> Hdf5Index:
     made = index_from_records(base, run_on_storage(base, LISTING))
     if not any(map(checks_member, (dataset.source for dataset in made.datasets.values()))):
         # Reading a leaf does not check the member's checksum, so it is checked here.
