@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ckpttool.core import atomic_write, filesystem, limits, sandbox
+from ckpttool.formats.hdf5_listing import NAME_ATTRIBUTES, TEXT_ATTRIBUTES
 
 _SLAB = 16 << 20
 
@@ -221,10 +222,6 @@ def digest_dataset(h5py: Any, dataset: Any, chunk: Sequence[int]) -> str:
 # More or longer strings are only mentioned in a note; beyond some notes, omissions are counted.
 STRINGS, TEXTS = 1 << 20, 10_000
 NOTES = 64
-# Attributes that Keras writes (keras/src/legacy/saving/legacy_h5_format.py, keras/src/saving/saving_lib.py);
-# all others are ignored.
-NAME_ATTRIBUTES = ("layer_names", "weight_names")
-TEXT_ATTRIBUTES = ("model_config", "training_config", "keras_version", "backend", "name")
 
 
 class RefusalError(Exception):  # part of the protocol, not an error

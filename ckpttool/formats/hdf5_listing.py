@@ -16,12 +16,18 @@ import math
 import struct
 from collections.abc import Callable, Iterator
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ckpttool.core import limits
 from ckpttool.core.deferred import NamedTuple
-from ckpttool.core.source import Shape
-from ckpttool.formats.hdf5_child import NAME_ATTRIBUTES, TEXT_ATTRIBUTES
+
+if TYPE_CHECKING:
+    from ckpttool.core.source import Shape
+
+# Attributes that Keras writes (keras/src/legacy/saving/legacy_h5_format.py, keras/src/saving/saving_lib.py);
+# all others are ignored.
+NAME_ATTRIBUTES = ("layer_names", "weight_names")
+TEXT_ATTRIBUTES = ("model_config", "training_config", "keras_version", "backend", "name")
 
 _UNDEFINED = 0xFFFF_FFFF_FFFF_FFFF
 # Signature, versions, sizes of an address and a length, entries of symbol tables and B-trees, no user block.
