@@ -162,6 +162,7 @@ class _PlainListing:
                 _require(flags in _FLAGS and not (zero or padding or size % 8))
                 _require(at + 8 + size <= length)
                 messages.append(_Message(kind, data[at + 8 : at + 8 + size]))
+                _require(kind != _MODIFIED or messages[-1].data[:4] == b"\1\0\0\0")
                 if kind == _CONTINUATION:
                     blocks.append(struct.unpack("<QQ", messages[-1].data[:16]))
                 at += 8 + size
