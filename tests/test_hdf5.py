@@ -414,7 +414,7 @@ def test_a_child_that_dies_or_hangs_is_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, golden: Golden
 ) -> None:
     path = tmp_path / "x.h5"
-    with h5py.File(path, "w") as file:
+    with h5py.File(path, "w", libver="latest") as file:
         file["a"] = 1
     start = hdf5._START
     limited = "from ckpttool.formats import hdf5_child as child; child.limit_resources"
@@ -443,7 +443,7 @@ def test_the_child_may_not_write_and_has_no_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, golden: Golden
 ) -> None:
     path = tmp_path / "x.h5"
-    with h5py.File(path, "w") as file:
+    with h5py.File(path, "w", libver="latest") as file:
         file["a"] = 1
     monkeypatch.setenv("HDF5_PLUGIN_PATH", str(tmp_path))
     monkeypatch.setenv("SECRET", "x")

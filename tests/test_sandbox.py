@@ -209,7 +209,7 @@ def test_process_that_lists_hdf5_refuses_all_attacks(
 
     del own_hdf5_process
     path = hostile.folder / "weights.h5"
-    with h5py.File(path, "w") as file:
+    with h5py.File(path, "w", libver="latest") as file:
         file["x"] = [1.0]
     code = f"""
 import ctypes, socket, subprocess  # the process opens no files later

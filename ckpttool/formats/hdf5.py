@@ -97,11 +97,29 @@ def read_index(base: Storage) -> Hdf5Index:
     Raise FormatError if it is damaged, and UnsupportedError if it refers to other files (external
     storage, external links, virtual datasets), none of which is opened.
     """
-    made = index_from_records(base, run_on_storage(base, LISTING))
+    return _read_index(base, limits.current())
+
+
+# A command that lists a file also reads the configuration among its attributes: one child serves both.
+@functools.lru_cache(maxsize=1)
+def _read_index(base: Storage, _limits: limits.Limits) -> Hdf5Index:
+    made = index_from_records(base, _list_plain(base) or run_on_storage(base, LISTING))
     if not any(map(checks_member, (dataset.source for dataset in made.datasets.values()))):
         # Reading a leaf does not check the member's checksum, so it is checked here.
         verify_checksum(base)
     return made
+
+
+def _list_plain(base: Storage) -> dict[str, Any] | None:
+    """Return the listing of a file of the form that Keras writes, without a child process."""
+    if not isinstance(base, Span):
+        return None
+    from ckpttool.formats.hdf5_listing import list_plain_file
+
+    with base.file.opened(base.offset, base.length) as descriptor:
+        return list_plain_file(
+            lambda offset, length: filesystem.read_at(descriptor, length, base.offset + offset), base.length
+        )
 
 
 def run_on_storage(base: Storage, job: Hdf5Job) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ckpttool.core import atomic_write, filesystem, limits, sandbox
+from ckpttool.formats.hdf5_listing import NAME_ATTRIBUTES, TEXT_ATTRIBUTES
 
 _SLAB = 16 << 20
 
@@ -221,10 +222,6 @@ def digest_dataset(h5py: Any, dataset: Any, chunk: Sequence[int]) -> str:
 # More or longer strings are only mentioned in a note; beyond some notes, omissions are counted.
 STRINGS, TEXTS = 1 << 20, 10_000
 NOTES = 64
-# Attributes that Keras writes (keras/src/legacy/saving/legacy_h5_format.py, keras/src/saving/saving_lib.py);
-# all others are ignored.
-_ATTRIBUTES = ("layer_names", "weight_names")
-_TEXTS = ("model_config", "training_config", "keras_version", "backend", "name")
 
 
 class RefusalError(Exception):  # part of the protocol, not an error
@@ -331,12 +328,12 @@ class Hdf5Walk:
 
     def _attributes(self, group: Any) -> dict[str, Any]:
         found: dict[str, Any] = {}
-        for name in _TEXTS:
+        for name in TEXT_ATTRIBUTES:
             if self.h5py.h5a.exists(group, name.encode()):
                 found[name] = plain_attribute(self._attribute(group, name))
         # Values longer than an attribute may be are split into pieces, numbered from 0. Keras looks up each
         # by name.
-        for stem in _ATTRIBUTES:
+        for stem in NAME_ATTRIBUTES:
             if self.h5py.h5a.exists(group, stem.encode()):
                 found[stem] = self._names(group, stem)
             number = 0
