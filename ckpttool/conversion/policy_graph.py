@@ -49,7 +49,7 @@ def read_policy_graph(agent: Agent) -> tuple[Graph, str]:
     graph, twin = graphs
     if [node.op for node in graph.nodes] != [node.op for node in twin.nodes]:
         raise UnsupportedError("--code cannot write a network whose layers depend on its weights")
-    act = "" if settings.choices is None else ".long()" + "[:, 0]" * settings.choices.single
+    act = "" if settings.choices is None else '.astype("int64")' + "[:, 0]" * settings.choices.single
     return _Binder(agent, numbered).bind(*graphs), act
 
 
