@@ -27,6 +27,7 @@ from ckpttool.mapping.rules import (
     KEEP,
     AxisSlice,
     BlockOrder,
+    Cast,
     ChannelOrder,
     ConcatPart,
     Move,
@@ -118,6 +119,7 @@ def _sliced(expression: str, axis: int, start: int, stop: int) -> str:
 _LITERAL = ("torch.tensor({0}, dtype=torch.{1})", 'ops.convert_to_tensor({0}, dtype="{1}")')
 _PERMUTE = ("{0}.permute{1!r}", "ops.transpose({0}, {1!r})")
 _RESHAPE = ("{0}.reshape({1})", "ops.reshape({0}, {1})")
+_CAST = ("{0}.to(torch.{to})", 'ops.cast({0}, "{to}")')
 _CONCAT = ("torch.cat([{0}], {1})", "ops.concatenate([{0}], {1})")
 
 
@@ -296,6 +298,8 @@ class _GraphWriter:
                 return self.write(_PERMUTE, expression, axes)
             case Reshape(shape):
                 return self.write(_RESHAPE, expression, tuple(shape))
+            case Cast(dtype):
+                return self.write(_CAST, expression, to=dtype)
             case AxisSlice(axis, start, stop):
                 return _sliced(expression, axis, start, stop)
             case BlockOrder(axis, order):
@@ -886,7 +890,7 @@ _STATEMENTS: Mapping[str, tuple[Emit, tuple[str, ...]]] = {
     "GlobalAveragePool": (_function(_POOLED), ()),
     "Flatten": (_flatten, ("axis",)),
     "Reshape": (_reshape, ("allowzero",)),
-    "Cast": (_with_attribute(("{0}.to(torch.{to})", 'ops.cast({0}, "{to}")')), ("to",)),
+    "Cast": (_with_attribute(_CAST), ("to",)),
     "Slice": (_slice, ()),
     "Pad": (_pad, ("mode",)),
     "Transpose": (_with_attribute(("{0}.permute{perm!r}", "ops.transpose({0}, {perm!r})")), ("perm",)),

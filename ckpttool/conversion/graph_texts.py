@@ -1,4 +1,4 @@
-"""What the code of a graph has around its statements, in PyTorch and in Keras: classes, functions, loading."""
+"""What the code of a graph has around its statements: classes, functions and loading, in both frameworks."""
 
 from __future__ import annotations
 
@@ -248,16 +248,23 @@ class Language(NamedTuple):
         return self.column == 1
 
 
-def _keras(imports: str, opened: str, read: str) -> Language:
+def _keras(imports: str, opened: str, read: str, more: str = "") -> Language:
     head = _KERAS_HEAD.replace("IMPORTS", imports)
-    load = _KERAS_LOAD.replace("OPEN", opened).replace("READ", read)
+    load = _KERAS_LOAD.replace("OPEN", opened).replace("READ", read) + more
     return Language(1, head, load, _KERAS_ACT, "call", _KERAS_HELPERS)
 
 
+# Keras writes bfloat16 as bytes of two, and names it in an attribute.
+_STORED = """
+
+def stored(dataset):
+    kind = dataset.attrs.get("dtype")
+    return np.asarray(dataset).view(kind) if kind == "bfloat16" else np.asarray(dataset)
+"""
 _BUNDLE = "contextlib.nullcontext(tf.train.load_checkpoint(path))"
 LANGUAGES = {
     "torch": Language(0, _TORCH_HEAD, _TORCH_LOAD, _TORCH_ACT, "forward", _TORCH_HELPERS),
-    "keras": _keras("import h5py\n", "h5py.File(path)", "file[name][()]"),
+    "keras": _keras("import h5py\n", "h5py.File(path)", "stored(file[name])", _STORED),
     "tf": _keras(
         "import contextlib\n\nimport tensorflow as tf\n", _BUNDLE, "np.asarray(file.get_tensor(name))"
     ),

@@ -22,7 +22,7 @@ from ckpttool.evaluation.restore import Agent
 from ckpttool.formats import open_checkpoint
 from ckpttool.graphs.graph import Constant, Graph, OperatorNode, inline_constant, read_graph
 from ckpttool.libraries.schema import batch_norm_path, canonical_weight_path
-from ckpttool.mapping.rules import AxisSlice, Move, Permute, Rule, chain_rules
+from ckpttool.mapping.rules import AxisSlice, Cast, Move, Permute, Rule, chain_rules
 from ckpttool.networks.build import policy_network
 from ckpttool.networks.network import Network
 
@@ -163,6 +163,9 @@ class _Binder:
         ]
         leaf = self.agent.checkpoint.tree[move.source]
         assert isinstance(leaf, Leaf)  # noqa: S101 - a move of a tensor
+        if leaf.dtype != "float32":
+            # Policies compute in float32, whatever the type of their weights.
+            steps.append(Cast("float32"))
         return Constant(leaf, move.source, chain_rules(move.rule, *steps) if steps else move.rule)
 
     def _norms(self) -> Iterator[tuple[dict[str, Constant], float]]:

@@ -1,6 +1,6 @@
 """Run the code that `convert --code` writes for many files, without this package, and compare its outputs.
 
-usage: python -m tests.everyday.code_share [corpus] [everyday] [agents] [--targets torch,keras] [--match TEXT]
+usage: python -m tests.everyday.code_share [corpus] [everyday] [agents] [--targets NAMES] [--match PATTERN]
        [--folder FOLDER] [--record]
 
 `corpus` are real checkpoints, `everyday` the files of the matrix, `agents` those of tests/agent_truth; with
@@ -444,7 +444,7 @@ def measured(
     jobs: dict[str, list[Job]] = {target: [] for target in targets}
     for kind in names:
         for number, source in enumerate(SETS[kind]((made or folder) / kind)):
-            if match not in source.name or not computes(source.path):
+            if not re.search(match, source.name) or not computes(source.path):
                 continue
             for target in targets:
                 place = folder / f"{kind}_{number}_{target}"
