@@ -68,6 +68,7 @@ from ckpttool.mapping.layers import LayerOption
 from ckpttool.version import __version__
 
 if TYPE_CHECKING:
+    from ckpttool.conversion.graph_code import PolicyCalls
     from ckpttool.graphs.graph import Graph
     from ckpttool.verification.output_comparison import OutputMismatchError, OutputVerification
 
@@ -501,7 +502,7 @@ class _TargetWriter:
         try:
             return self._agent_code(made, digests, found, source)
         except (UnsupportedError, UsageError):
-            graph, act = self._graph()
+            graph, calls = self._graph()
             if graph is None:
                 raise
         from ckpttool.conversion.graph_code import GraphPlan, write_graph_code
@@ -512,7 +513,7 @@ class _TargetWriter:
         )
         try:
             plan = GraphPlan(self.plan.ready.tree, self.plan.moves, found.tree, self.places)
-            return write_graph_code(graph, plan, find_target_name(self.request.kind), about, act)
+            return write_graph_code(graph, plan, find_target_name(self.request.kind), about, calls)
         except CkpttoolError as error:
             raise error.located(file=self.target) from error.__cause__
 
@@ -521,6 +522,9 @@ class _TargetWriter:
     ) -> str:
         from ckpttool.conversion.model_code import write_code
 
+        if self.plan.binding is not None and self.plan.binding.facts.one_hot:
+            # The target's layout does not state how they are encoded.
+            raise UnsupportedError("--code cannot write networks of discrete observations without a policy")
         file = replace(found, path=self.target)
         # What its own file contains is read from under its temporary name.
         try:
@@ -538,8 +542,8 @@ class _TargetWriter:
             )
         return write_code(replace(agent, checkpoint=file), self.request.kind, source, digests)
 
-    def _graph(self) -> tuple[Graph | None, str | None]:
-        """Return what the source computes, and for a policy what turns its output into actions.
+    def _graph(self) -> tuple[Graph | None, PolicyCalls | None]:
+        """Return what the source computes, and for a policy how it is called.
 
         The target is a file of tensors under the source's names, or of the agent's.
         """

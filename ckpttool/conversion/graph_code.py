@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ckpttool.conversion.graph_texts import LANGUAGES
+from ckpttool.conversion.graph_texts import LANGUAGES, ONE_HOT
 from ckpttool.conversion.loading_code import is_word, python_literal
 from ckpttool.conversion.model_code import TORCH_ATTRIBUTES
 from ckpttool.core.deferred import NamedTuple
@@ -23,6 +23,7 @@ from ckpttool.core.kinds import ACTIVATION_KINDS
 from ckpttool.core.text import clean
 from ckpttool.core.tree import Leaf, Path, Tree, display
 from ckpttool.graphs.graph import Constant, Graph, OperatorNode
+from ckpttool.libraries.schema import Choices
 from ckpttool.mapping.rules import (
     KEEP,
     AxisSlice,
@@ -57,7 +58,7 @@ def write_graph_code(
     plan: GraphPlan,
     target: str,
     about: Sequence[str],
-    act: str | None = None,
+    calls: PolicyCalls | None = None,
 ) -> str:
     """Return the text of a module that defines `Model` and `load(path)`.
 
@@ -66,15 +67,32 @@ def write_graph_code(
         plan: the conversion of the leaves that the graph's constants are.
         target: the name of the target's kind, one of LANGUAGES.
         about: lines about the file, for comments.
-        act: what turns the output of a policy, an array, into actions, "" for nothing; None for another
-            model, whose code has no function `act`.
+        calls: how a policy is called; None for another model, whose code has no function `act`.
 
     Raise UnsupportedError for what has no statement.
 
     """
     language = LANGUAGES[target]
     text = _GraphWriter(graph, plan, target).text(about)
-    return text if act is None else text + language.act.replace("END", act)
+    if calls is None:
+        return text
+    observed = "observations"
+    if any(calls.encodings):
+        spaces = [each and (each.counts, each.starts, each.single) for each in calls.encodings]
+        text += f"\n\n# Counts and first numbers of discrete observations.\nSPACES = {spaces!r}\n{ONE_HOT}"
+        observed = "encoded(observations)"
+    return text + language.act.replace("END", calls.result).replace("OBSERVED", observed)
+
+
+class PolicyCalls(NamedTuple):
+    """How a policy is called.
+
+    `result` turns its output, an array, into actions. `encodings` are the discrete observations of each
+    input, which are one-hot rows in it.
+    """
+
+    result: str
+    encodings: tuple[Choices | None, ...]
 
 
 class GraphPlan(NamedTuple):

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from ckpttool.core.deferred import NamedTuple
 
 _TORCH_HEAD = """
+import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -53,7 +54,7 @@ _TORCH_ACT = """
 def act(model, *observations):
     \"\"\"Return the actions, and the next states of a policy that receives states.\"\"\"
     with torch.no_grad():
-        results = model(*(torch.as_tensor(each, dtype=torch.float32) for each in observations))
+        results = model(*(torch.as_tensor(each, dtype=torch.float32) for each in OBSERVED))
     actions, *states = results if isinstance(results, tuple) else (results,)
     actions = actions.numpy()END
     return (actions, *(each.numpy() for each in states)) if states else actions
@@ -94,7 +95,7 @@ _KERAS_ACT = """
 
 def act(model, *observations):
     \"\"\"Return the actions, and the next states of a policy that receives states.\"\"\"
-    results = model(*(np.asarray(each, "float32") for each in observations))
+    results = model(*(np.asarray(each, "float32") for each in OBSERVED))
     actions, *states = results if isinstance(results, (tuple, list)) else (results,)
     actions = ops.convert_to_numpy(actions)END
     return (actions, *(ops.convert_to_numpy(each) for each in states)) if states else actions
@@ -230,6 +231,25 @@ _KERAS_HELPERS = {
     reset = ops.sigmoid(rx + ops.matmul(h, rr) + br)
     return ((1 - z) * ops.tanh(nx + ops.matmul(reset * h, rn) + bn) + z * h,)""",
 }
+
+
+ONE_HOT = """
+
+def encoded(observations):
+    \"\"\"Return the observations with one-hot rows instead of the numbers of discrete ones.\"\"\"
+    inputs = list(observations)
+    for at, space in enumerate(SPACES):
+        if space is not None:
+            counts, starts, single = space
+            numbers = np.asarray(inputs[at])
+            numbers = numbers.reshape(-1, 1) if single else numbers
+            places = numbers - np.array(starts)
+            if (places < 0).any() or (places >= np.array(counts)).any():
+                raise ValueError(f"an observation is outside its space: {numbers.tolist()}")
+            rows = [np.eye(count, dtype="float32")[places[:, n]] for n, count in enumerate(counts)]
+            inputs[at] = np.concatenate(rows, -1)
+    return inputs
+"""
 
 
 class Language(NamedTuple):

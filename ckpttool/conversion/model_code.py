@@ -374,8 +374,6 @@ class _AgentModules:
         self.agent, self.file = agent, agent.checkpoint.path
         self.target = find_target_name(kind)
         self.framework = _FRAMEWORKS[self.target]
-        if agent.binding.facts.one_hot:
-            raise self.refuse("policies of discrete observations")
         settings, assumed = derive_code_settings(agent)
         self.settings = settings
         self.ledger = sidecar.merge_entries(agent.ledger, assumed)

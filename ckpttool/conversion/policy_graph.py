@@ -15,6 +15,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from ckpttool.conversion.graph_code import PolicyCalls
 from ckpttool.conversion.model_code import NumberedTree, derive_code_settings, number_tensors
 from ckpttool.core.errors import MissingExtraError, UnsupportedError
 from ckpttool.core.tree import Leaf, Path, attr
@@ -27,8 +28,8 @@ from ckpttool.networks.build import policy_network
 from ckpttool.networks.network import Network
 
 
-def read_policy_graph(agent: Agent) -> tuple[Graph, str]:
-    """Return what the agent's policy computes, and what turns its output into actions ("" for nothing).
+def read_policy_graph(agent: Agent) -> tuple[Graph, PolicyCalls]:
+    """Return what the agent's policy computes, and how it is called.
 
     The graph computes an action and the next states from observations and states.
     Raise UnsupportedError for an agent without a policy that can be played, and for a constant that is
@@ -39,10 +40,6 @@ def read_policy_graph(agent: Agent) -> tuple[Graph, str]:
     if part is None:
         raise UnsupportedError("--code needs a policy that can be played", file=agent.checkpoint.path)
     settings, _ = derive_code_settings(agent)
-    if agent.binding.facts.one_hot:
-        raise UnsupportedError(
-            "--code cannot write policies of discrete observations", file=agent.checkpoint.path
-        )
     numbered = number_tensors(agent)
     front = agent.front(title)
     graphs = [_exported(policy_network(tree, part, settings, front)) for tree in (agent.tree, numbered.tree)]
@@ -50,7 +47,15 @@ def read_policy_graph(agent: Agent) -> tuple[Graph, str]:
     if [node.op for node in graph.nodes] != [node.op for node in twin.nodes]:
         raise UnsupportedError("--code cannot write a network whose layers depend on its weights")
     act = "" if settings.choices is None else '.astype("int64")' + "[:, 0]" * settings.choices.single
-    return _Binder(agent, numbered).bind(*graphs), act
+    discrete = agent.binding.facts.one_hot
+    encodings = tuple(discrete.get(value.name) for value in graph.inputs)
+    for value, choices in zip(graph.inputs, encodings, strict=True):
+        if choices is not None and (value.shape or ())[1:] != (sum(choices.counts),):
+            # Several observations behind each other.
+            raise UnsupportedError(
+                "--code cannot write this encoding of discrete observations", found=value.name
+            )
+    return _Binder(agent, numbered).bind(*graphs), PolicyCalls(act, encodings)
 
 
 def _exported(network: Network) -> Graph:
