@@ -116,7 +116,7 @@ def _refusal(what: str, found: str) -> UnsupportedError:
     return UnsupportedError(f"--code cannot write {what}", found=found, hint="leave out --code")
 
 
-class _Part(NamedTuple):
+class _StoredPart(NamedTuple):
     """The expression of a tensor of the file, the leaf that it is, and the steps that it still needs."""
 
     expression: str
@@ -263,7 +263,7 @@ class _GraphWriter:
 
     def _stored(self, moves: Sequence[Move], rule: Rule) -> str:
         """Return the expression of a tensor of the source, in the form that `rule` gives it."""
-        parts: list[_Part] = []
+        parts: list[_StoredPart] = []
         for move in moves:
             source = self.plan.tree[move.source]
             path = self.plan.paths.get(move.target, move.target)
@@ -278,13 +278,13 @@ class _GraphWriter:
                 expression = expression if first == move else f"(0 * {expression})"
                 steps = steps[:-1]
             inverse = chain_rules(*steps).inverse(source) if steps else KEEP
-            parts.append(_Part(expression, stored, rule_steps(inverse)))
+            parts.append(_StoredPart(expression, stored, rule_steps(inverse)))
         expression, leaf = self._joined(parts)
         for step in rule_steps(rule):
             expression, leaf = self._changed(expression, leaf, step), _leaf_after(step, leaf)
         return expression
 
-    def _joined(self, parts: Sequence[_Part]) -> tuple[str, Leaf]:
+    def _joined(self, parts: Sequence[_StoredPart]) -> tuple[str, Leaf]:
         """Return the expression of a tensor from its parts and the steps that each still needs."""
         groups: dict[tuple[int, int, tuple[Rule, ...]], list[tuple[int, int, str, Leaf]]] = {}
         for part in parts:
@@ -307,7 +307,7 @@ class _GraphWriter:
             leaf = rows[0][3]
             shape = (*leaf.shape[:axis], whole, *leaf.shape[axis + 1 :])
             text = self.write(_CONCAT, ", ".join(text for _, _, text, _ in rows), axis)
-            joined.append(_Part(text, replace(leaf, shape=shape), rest))
+            joined.append(_StoredPart(text, replace(leaf, shape=shape), rest))
         return self._joined(joined)
 
     def _changed(self, expression: str, leaf: Leaf, rule: Rule) -> str:
@@ -391,20 +391,8 @@ class _GraphWriter:
 # The statements, by operator: how it is written, and the attributes that are understood.
 
 # Inputs after the first are numbers of the statement.
-_STATIC = frozenset(
-    (
-        "Squeeze",
-        "Unsqueeze",
-        "ReduceMean",
-        "ReduceSum",
-        "ReduceMax",
-        "ReduceMin",
-        "Pad",
-        "Clip",
-        "Slice",
-        "Split",
-    )
-)
+_STATIC = frozenset(("Squeeze", "Unsqueeze", "Pad", "Clip", "Slice", "Split"))
+_STATIC |= {"ReduceMean", "ReduceSum", "ReduceMax", "ReduceMin"}
 # Operators that join terms of a sum for a layer, and change none of them.
 _JOINING = frozenset(("Concat", "Unsqueeze", "Reshape", "Identity"))
 # Operators with several results: their expression is a tuple, or "" if they add statements themselves.
@@ -422,11 +410,7 @@ def _require(node: OperatorNode, **usual: object) -> None:
             raise _refusal(f"{node.op} with this {name}", str(node.attributes[name]))
 
 
-def _function(text: Pair) -> Emit:
-    return lambda writer, __, arguments: writer.write(text, *arguments)
-
-
-def _with_attribute(text: Pair, **defaults: Any) -> Emit:
+def _expression(text: Pair, defaults: Mapping[str, Any]) -> Emit:
     return lambda writer, node, arguments: writer.write(text, *arguments, **{**defaults, **node.attributes})
 
 
@@ -621,16 +605,8 @@ def _if(writer: _GraphWriter, node: OperatorNode, arguments: Arguments) -> str:
     return ""
 
 
-_RECURRENT = (
-    "activation_alpha",
-    "activation_beta",
-    "hidden_size",
-    "direction",
-    "activations",
-    "linear_before_reset",
-    "layout",
-    "input_forget",
-)
+_RECURRENT = ("activation_alpha", "activation_beta", "hidden_size", "direction", "activations")
+_RECURRENT += ("linear_before_reset", "layout", "input_forget")
 _DIRECTIONS = {"forward": (1,), "reverse": (-1,), "bidirectional": (1, -1)}
 
 
@@ -641,12 +617,12 @@ def _recurrent(writer: _GraphWriter, node: OperatorNode, arguments: Arguments) -
     if tuple(map(str.lower, get("activations", usual))) != usual:
         raise _refusal(f"{node.op} with these activations", ", ".join(get("activations", usual)))
     # The usual functions have neither alpha nor beta.
-    _require(node, input_forget=0)
+    _require(node, input_forget=0, **({} if lstm else {"linear_before_reset": 1}))
     x, w, r, bias, *rest = (*arguments, "", "", "", "", "")[:8]
     states = [each for each in rest[1:] if each]
     if rest[0] or arguments[7:] or len(states) not in (0, 1 + lstm):
         raise _refusal(f"{node.op} with lengths, peepholes or one state", node.title)
-    cell = "lstm_cell" if lstm else "gru_cell" + "_before" * (not get("linear_before_reset", 0))
+    cell = "lstm_cell" if lstm else "gru_cell"
     batch_first = get("layout", 0)
     writer.helpers |= {cell, "run_cell", *(["batch_first"] * batch_first)}
     zeros = ("torch.zeros({0}, 2 * {1}.shape[1])", "ops.zeros(({0}, 2 * {1}.shape[1]))")
@@ -762,184 +738,106 @@ _PLAIN = {
     for row in ACTIVATION_KINDS.values()
     if row.onnx and row.torch and row.keras and row.is_plain and row.name not in ("gelu", "selu")
 }
-_ELEMENTWISE = (
-    "Exp",
-    "Log",
-    "Sqrt",
-    "Abs",
-    "Erf",
-    "Sin",
-    "Cos",
-    "Tan",
-    "Sinh",
-    "Cosh",
-    "Ceil",
-    "Floor",
-    "Round",
-)
-_ELEMENTWISE += ("Sign", "IsNaN")
-_INVERSES = ("Asin", "Acos", "Atan", "Asinh", "Acosh", "Atanh")
 _SIGNS = {"Add": "+", "Sub": "-", "Mul": "*", "Equal": "==", "Greater": ">", "GreaterOrEqual": ">="}
 _SIGNS |= {"Less": "<", "LessOrEqual": "<=", "And": "&", "Or": "|", "Xor": "^"}
-_WINDOW = ("kernel_shape", "strides", "pads", "ceil_mode", "auto_pad")
-_POOLED = (
-    "{0}.flatten(2).mean(-1).reshape(*{0}.shape[:2], *[1] * ({0}.ndim - 2))",
-    "ops.mean({0}, tuple(range(2, len({0}.shape))), keepdims=True)",
+_SAME = ("Exp", "Log", "Sqrt", "Abs", "Erf", "Sin", "Cos", "Tan", "Sinh", "Cosh", "Ceil", "Floor", "Round")
+_INVERSES = ("Asin", "Acos", "Atan", "Asinh", "Acosh", "Atanh")
+_SELU = {"alpha": SELU_ALPHA, "gamma": SELU_SCALE}
+# Operators that one expression is: the attributes with their defaults, and the templates.
+_EXPRESSIONS: tuple[tuple[str, dict[str, Any], str, str], ...] = (
+    *((op, {}, *texts) for op, texts in _PLAIN.items()),
+    *((op, {}, f"{{0}} {sign} {{1}}", f"{{0}} {sign} {{1}}") for op, sign in _SIGNS.items()),
+    *((op, {}, f"torch.{op.lower()}({{0}})", f"ops.{op.lower()}({{0}})") for op in (*_SAME, "Sign", "IsNaN")),
+    *((op, {}, f"torch.{op.lower()}({{0}})", f"ops.arc{op[1:]}({{0}})") for op in _INVERSES),
+    ("Identity", {}, "{0}", "{0}"),
+    ("Reciprocal", {}, "1 / {0}", "1 / {0}"),
+    ("Neg", {}, "torch.neg({0})", "ops.negative({0})"),
+    ("Not", {}, "~{0}", "ops.logical_not({0})"),
+    ("Where", {}, "torch.where({0}, {1}, {2})", "ops.where({0}, {1}, {2})"),
+    ("Pow", {}, "torch.pow({0}, {1}).to({0}.dtype)", "ops.cast(ops.power({0}, {1}), {0}.dtype)"),
+    ("Softplus", {}, "F.softplus({0})", "ops.softplus({0})"),
+    ("PRelu", {}, "torch.where({0} < 0, {0} * {1}, {0})", "ops.where({0} < 0, {0} * {1}, {0})"),
+    ("Elu", {"alpha": 1.0}, "F.elu({0}, {alpha!r})", "ops.elu({0}, {alpha!r})"),
+    ("Celu", {"alpha": 1.0}, "F.celu({0}, {alpha!r})", "ops.celu({0}, {alpha!r})"),
+    ("Selu", _SELU, "{gamma!r} * F.elu({0}, {alpha!r})", "{gamma!r} * ops.elu({0}, {alpha!r})"),
+    ("LeakyRelu", {"alpha": 0.01}, "F.leaky_relu({0}, {alpha!r})", "ops.leaky_relu({0}, {alpha!r})"),
+    ("Swish", {"alpha": 1.0}, "{0} * torch.sigmoid({alpha!r} * {0})", "{0} * ops.sigmoid({alpha!r} * {0})"),
+    (
+        "HardSigmoid",
+        {"alpha": 0.2, "beta": 0.5},
+        "torch.clamp({0} * {alpha!r} + {beta!r}, 0, 1)",
+        "ops.clip({0} * {alpha!r} + {beta!r}, 0.0, 1.0)",
+    ),
+    (
+        "Gelu",
+        {"approximate": "none"},
+        "F.gelu({0}, approximate={approximate!r})",
+        "ops.gelu({0}, approximate={approximate!r} == 'tanh')",
+    ),
+    ("Softmax", {"axis": -1}, "{0}.softmax({axis})", "ops.softmax({0}, axis={axis})"),
+    ("LogSoftmax", {"axis": -1}, "{0}.log_softmax({axis})", "ops.log_softmax({0}, axis={axis})"),
+    (
+        "ArgMax",
+        {"axis": 0, "keepdims": 1},
+        "{0}.argmax({axis}, keepdim={keepdims} == 1)",
+        'ops.cast(ops.argmax({0}, {axis}, keepdims={keepdims} == 1), "int64")',
+    ),
+    (
+        "Compress",
+        {"axis": 0},
+        "{0}.index_select({axis}, {1}.nonzero().flatten())",
+        "ops.take({0}, np.flatnonzero(ops.convert_to_numpy({1})), axis={axis})",
+    ),
+    (
+        "Expand",
+        {},
+        "{0}.broadcast_to(torch.broadcast_shapes({0}.shape, tuple({1}.tolist())))",
+        "ops.broadcast_to({0}, np.broadcast_shapes({0}.shape, tuple(ops.convert_to_numpy({1}).tolist())))",
+    ),
+    ("Size", {}, "torch.tensor({0}.numel())", 'ops.convert_to_tensor(ops.size({0}), dtype="int64")'),
+    ("MatMul", {}, *_PRODUCT),
+    ("Cast", {"to": ""}, *_CAST),
+    ("Transpose", {"perm": ()}, "{0}.permute{perm!r}", "ops.transpose({0}, {perm!r})"),
+    (
+        "GlobalAveragePool",
+        {},
+        "{0}.flatten(2).mean(-1).reshape(*{0}.shape[:2], *[1] * ({0}.ndim - 2))",
+        "ops.mean({0}, tuple(range(2, len({0}.shape))), keepdims=True)",
+    ),
 )
+_WINDOW = ("kernel_shape", "strides", "pads", "ceil_mode", "auto_pad")
+_ATTENTION = ("q_num_heads", "kv_num_heads", "is_causal", "scale", "left_window_size", "right_window_size")
 _STATEMENTS: Mapping[str, tuple[Emit, tuple[str, ...]]] = {
-    **{op: (_function(texts), ()) for op, texts in _PLAIN.items()},
-    **{op: (_function(f"{{0}} {sign} {{1}}"), ()) for op, sign in _SIGNS.items()},
-    **{
-        op: (_function((f"torch.{op.lower()}({{0}})", f"ops.{op.lower()}({{0}})")), ()) for op in _ELEMENTWISE
-    },
-    **{op: (_function((f"torch.{op.lower()}({{0}})", f"ops.arc{op[1:]}({{0}})")), ()) for op in _INVERSES},
-    "Neg": (_function(("torch.neg({0})", "ops.negative({0})")), ()),
-    "Not": (_function(("~{0}", "ops.logical_not({0})")), ()),
-    "Where": (_function(("torch.where({0}, {1}, {2})", "ops.where({0}, {1}, {2})")), ()),
+    **{op: (_expression((one, other), own), tuple(own)) for op, own, one, other in _EXPRESSIONS},
+    **dict.fromkeys(_NORMS, (_norm, _NORM_ATTRIBUTES)),
     "Max": (_fold("maximum"), ()),
     "Min": (_fold("minimum"), ()),
     "Sum": (lambda _, __, arguments: " + ".join(arguments), ()),
-    "Pow": (
-        _function(("torch.pow({0}, {1}).to({0}.dtype)", "ops.cast(ops.power({0}, {1}), {0}.dtype)")),
-        (),
-    ),
-    "Softplus": (_function(("F.softplus({0})", "ops.softplus({0})")), ()),
-    "PRelu": (
-        _function(("torch.where({0} < 0, {0} * {1}, {0})", "ops.where({0} < 0, {0} * {1}, {0})")),
-        (),
-    ),
-    "Celu": (
-        _with_attribute(("F.celu({0}, {alpha!r})", "ops.celu({0}, {alpha!r})"), alpha=1.0),
-        ("alpha",),
-    ),
-    "Selu": (
-        _with_attribute(
-            ("{gamma!r} * F.elu({0}, {alpha!r})", "{gamma!r} * ops.elu({0}, {alpha!r})"),
-            alpha=SELU_ALPHA,
-            gamma=SELU_SCALE,
-        ),
-        ("alpha", "gamma"),
-    ),
-    "Swish": (
-        _with_attribute(
-            ("{0} * torch.sigmoid({alpha!r} * {0})", "{0} * ops.sigmoid({alpha!r} * {0})"), alpha=1.0
-        ),
-        ("alpha",),
-    ),
-    "HardSigmoid": (
-        _with_attribute(
-            (
-                "torch.clamp({0} * {alpha!r} + {beta!r}, 0, 1)",
-                "ops.clip({0} * {alpha!r} + {beta!r}, 0.0, 1.0)",
-            ),
-            alpha=0.2,
-            beta=0.5,
-        ),
-        ("alpha", "beta"),
-    ),
-    **dict.fromkeys(_NORMS, (_norm, _NORM_ATTRIBUTES)),
     "Split": (_split, ("axis", "num_outputs")),
     "If": (_if, ("then_branch", "else_branch")),
     "LSTM": (_recurrent, _RECURRENT),
     "GRU": (_recurrent, _RECURRENT),
-    "Attention": (
-        _attention,
-        (
-            "q_num_heads",
-            "kv_num_heads",
-            "is_causal",
-            "scale",
-            "left_window_size",
-            "right_window_size",
-            "softcap",
-        ),
-    ),
-    "ArgMax": (
-        _with_attribute(
-            (
-                "{0}.argmax({axis}, keepdim={keepdims} == 1)",
-                'ops.cast(ops.argmax({0}, {axis}, keepdims={keepdims} == 1), "int64")',
-            ),
-            axis=0,
-            keepdims=1,
-        ),
-        ("axis", "keepdims"),
-    ),
+    "Attention": (_attention, (*_ATTENTION, "softcap")),
     "Einsum": (
         lambda w, n, a: f"{w.pick(('torch', 'ops'))}.einsum({n.attributes['equation']!a}, {', '.join(a)})",
         ("equation",),
     ),
     "Gather": (_gather, ("axis",)),
-    "Compress": (
-        _with_attribute(
-            (
-                "{0}.index_select({axis}, {1}.nonzero().flatten())",
-                "ops.take({0}, np.flatnonzero(ops.convert_to_numpy({1})), axis={axis})",
-            )
-        ),
-        ("axis",),
-    ),
-    "Expand": (
-        _function(
-            (
-                "{0}.broadcast_to(torch.broadcast_shapes({0}.shape, tuple({1}.tolist())))",
-                "ops.broadcast_to({0}, "
-                "np.broadcast_shapes(ops.shape({0}), tuple(ops.convert_to_numpy({1}).tolist())))",
-            )
-        ),
-        (),
-    ),
     "ConstantOfShape": (_full, ("value",)),
     "Trilu": (_triangle, ("upper",)),
-    "Size": (
-        _function(("torch.tensor({0}.numel())", 'ops.convert_to_tensor(ops.size({0}), dtype="int64")')),
-        (),
-    ),
     "Shape": (_shape, ("start", "end")),
-    "Reciprocal": (_function("1 / {0}"), ()),
     "Div": (_division, ()),
-    "MatMul": (_function(_PRODUCT), ()),
-    "Identity": (_function("{0}"), ()),
     "Gemm": (_gemm, ("alpha", "beta", "transA", "transB")),
     "Conv": (_convolution, ("strides", "pads", "dilations", "group", "auto_pad", "kernel_shape")),
     "BatchNormalization": (_batch_norm, ("epsilon", "momentum", "training_mode")),
     "MaxPool": (_pool("max"), (*_WINDOW, "dilations", "storage_order")),
     "AveragePool": (_pool("avg"), (*_WINDOW, "count_include_pad")),
-    "GlobalAveragePool": (_function(_POOLED), ()),
     "Flatten": (_flatten, ("axis",)),
     "Reshape": (_reshape, ("allowzero",)),
-    "Cast": (_with_attribute(_CAST), ("to",)),
+    "Clip": (_clip, ()),
     "Slice": (_slice, ()),
     "Pad": (_pad, ("mode",)),
-    "Transpose": (_with_attribute(("{0}.permute{perm!r}", "ops.transpose({0}, {perm!r})")), ("perm",)),
     "Concat": (lambda w, n, a: w.write(_CONCAT, ", ".join(a), n.attributes["axis"]), ("axis",)),
-    "Softmax": (
-        _with_attribute(("{0}.softmax({axis})", "ops.softmax({0}, axis={axis})"), axis=-1),
-        ("axis",),
-    ),
-    "LogSoftmax": (
-        _with_attribute(("{0}.log_softmax({axis})", "ops.log_softmax({0}, axis={axis})"), axis=-1),
-        ("axis",),
-    ),
-    "Elu": (
-        _with_attribute(("F.elu({0}, {alpha!r})", "ops.elu({0}, {alpha!r})"), alpha=1.0),
-        ("alpha",),
-    ),
-    "LeakyRelu": (
-        _with_attribute(("F.leaky_relu({0}, {alpha!r})", "ops.leaky_relu({0}, {alpha!r})"), alpha=0.01),
-        ("alpha",),
-    ),
-    "Gelu": (
-        _with_attribute(
-            (
-                "F.gelu({0}, approximate={approximate!r})",
-                "ops.gelu({0}, approximate={approximate!r} == 'tanh')",
-            ),
-            approximate="none",
-        ),
-        ("approximate",),
-    ),
-    "Clip": (_clip, ()),
     "Squeeze": (_squeeze, ()),
     "Unsqueeze": (_unsqueeze, ()),
     "ReduceMean": (_reduce("mean", "mean"), ("keepdims",)),

@@ -1,4 +1,4 @@
-"""What the code of a graph has around its statements: classes, functions and loading, in both frameworks."""
+"""The texts around the statements of a graph's code, in both frameworks: classes, functions and loading."""
 
 from __future__ import annotations
 
@@ -129,12 +129,6 @@ _TORCH_HELPERS = {
     (zx, rx, nx), (zh, rh, nh) = (x @ w.T + bias).chunk(3, -1), (h @ r.T + bias_state).chunk(3, -1)
     z = (zx + zh).sigmoid()
     return ((1 - z) * (nx + (rx + rh).sigmoid() * nh).tanh() + z * h,)""",
-    "gru_cell_before": """def gru_cell_before(x, state, w, r, bias, bias_state):
-    h = state[0]
-    (rz, rr, rn), (bz, br, bn) = r.chunk(3), bias_state.chunk(3)
-    zx, rx, nx = (x @ w.T + bias).chunk(3, -1)
-    z, reset = (zx + h @ rz.T + bz).sigmoid(), (rx + h @ rr.T + br).sigmoid()
-    return ((1 - z) * (nx + (reset * h) @ rn.T + bn).tanh() + z * h,)""",
 }
 _KERAS_HELPERS = {
     "divide": '''def divide(a, b):
@@ -222,14 +216,6 @@ _KERAS_HELPERS = {
     zh, rh, nh = ops.split(ops.matmul(h, ops.transpose(r)) + bias_state, 3, -1)
     z = ops.sigmoid(zx + zh)
     return ((1 - z) * ops.tanh(nx + ops.sigmoid(rx + rh) * nh) + z * h,)""",
-    "gru_cell_before": """def gru_cell_before(x, state, w, r, bias, bias_state):
-    h = state[0]
-    rz, rr, rn = (ops.transpose(each) for each in ops.split(r, 3))
-    bz, br, bn = ops.split(bias_state, 3)
-    zx, rx, nx = ops.split(ops.matmul(x, ops.transpose(w)) + bias, 3, -1)
-    z = ops.sigmoid(zx + ops.matmul(h, rz) + bz)
-    reset = ops.sigmoid(rx + ops.matmul(h, rr) + br)
-    return ((1 - z) * ops.tanh(nx + ops.matmul(reset * h, rn) + bn) + z * h,)""",
 }
 
 
