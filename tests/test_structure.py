@@ -42,7 +42,7 @@ MOST = {
     "evaluation": (11_700, 117),
     "listing": (4_300, 38),
     "verification": (6_100, 54),
-    "conversion": (10_100, 61),
+    "conversion": (10_500, 65),
     "commands": (8_200, 65),
     "report": (3_000, 37),
     "browser": (2_800, 33),

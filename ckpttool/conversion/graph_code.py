@@ -85,11 +85,7 @@ def write_graph_code(
 
 
 class PolicyCalls(NamedTuple):
-    """How a policy is called.
-
-    `result` turns its output, an array, into actions. `encodings` are the discrete observations of each
-    input, which are one-hot rows in it.
-    """
+    """What turns a policy's output, an array, into actions, and the discrete observations of each input."""
 
     result: str
     encodings: tuple[Choices | None, ...]

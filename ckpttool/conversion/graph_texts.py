@@ -1,4 +1,4 @@
-"""The texts around the statements of a graph's code, in both frameworks: classes, functions and loading."""
+"""The texts around the statements of the code of a graph: classes, functions and loading in both frameworks."""
 
 from __future__ import annotations
 
