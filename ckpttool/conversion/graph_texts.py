@@ -1,4 +1,4 @@
-"""The texts around the statements of the code of a graph: classes, functions and loading in both frameworks."""
+"""The texts around the statements of a graph: classes, functions and loading, in PyTorch and in Keras."""
 
 from __future__ import annotations
 
