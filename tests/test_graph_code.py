@@ -10,10 +10,15 @@ import numpy as np
 import pytest
 
 import ckpttool
+from ckpttool.conversion import graph_code
+from ckpttool.core import Leaf, Tree
+from ckpttool.core.source import Inline
 from ckpttool.evaluation.agent_networks import ActionBounds, derive_network_settings
 from ckpttool.evaluation.restore import restore_agent
 from ckpttool.formats import open_checkpoint
 from ckpttool.graphs import evaluate, read_graph
+from ckpttool.graphs.graph import Graph
+from ckpttool.mapping.rules import BlockOrder, ChannelOrder
 from ckpttool.networks import numpy_backend, policy_network
 from tests import tensorflow_child
 from tests.conftest import in_process, refused
@@ -376,6 +381,17 @@ def test_keras_layers_in_channels_last_order_use_the_reordered_weights(tmp_path:
     file = write_functional(tmp_path, layers, ["image"], "out", arrays)
     expected, result, _ = outputs_of(file, [weights(2, 5, 5, 2)])
     require_equal(expected, result)
+
+
+@pytest.mark.parametrize("rule", [ChannelOrder(1, "first", ((3, 2), (1, 2))), BlockOrder(0, (1, 0))])
+def test_a_stored_order_of_entries_is_undone(rule: ChannelOrder | BlockOrder) -> None:
+    array = weights(4, 8, 3)
+    leaf = Leaf("float32", array.shape, Inline(array.tobytes()), "a")
+    plan = graph_code.GraphPlan(Tree({}), (), Tree({}), {})
+    writer = graph_code._GraphWriter(Graph((), (), (), {}), plan, "torch")
+    text = writer._changed("x", leaf, rule)
+    result = eval(text, {"torch": torch, "x": torch.from_numpy(array)}).numpy()
+    np.testing.assert_array_equal(result, rule.apply(array))
 
 
 def test_keras_memory_has_the_batch_first(tmp_path: Path) -> None:

@@ -328,10 +328,9 @@ class _GraphWriter:
                     if min(part) > 1:
                         sizes = part if to == "first" else part[::-1]
                         before, after = leaf.shape[:axis], leaf.shape[axis + 1 :]
-                        axes = [*range(leaf.ndim + 1)]
-                        axes[axis : axis + 2] = axis + 1, axis
+                        order = (*range(axis), axis + 1, axis, *range(axis + 2, len(leaf.shape) + 1))
                         split = self.write(_RESHAPE, piece, (*before, *sizes, *after))
-                        turned = self.write(_PERMUTE, split, tuple(axes))
+                        turned = self.write(_PERMUTE, split, order)
                         piece = self.write(_RESHAPE, turned, (*before, length, *after))
                     pieces.append(piece)
                     start += length
@@ -525,7 +524,7 @@ def _division(writer: _GraphWriter, _: OperatorNode, arguments: Arguments) -> st
     return f"divide({arguments[0]}, {arguments[1]})"
 
 
-def _reduce(*functions: str) -> Emit:
+def _reduce(functions: tuple[str, str]) -> Emit:
     def emit(writer: _GraphWriter, node: OperatorNode, arguments: Arguments) -> str:
         axes = writer.numbers(node.inputs[1]) if len(node.inputs) > 1 and node.inputs[1] else ()
         if not axes:
@@ -601,8 +600,10 @@ def _if(writer: _GraphWriter, node: OperatorNode, arguments: Arguments) -> str:
     return ""
 
 
-_RECURRENT = ("activation_alpha", "activation_beta", "hidden_size", "direction", "activations")
-_RECURRENT += ("linear_before_reset", "layout", "input_forget")
+_RECURRENT = (
+    *("activation_alpha", "activation_beta", "hidden_size", "direction", "activations"),
+    *("linear_before_reset", "layout", "input_forget"),
+)
 _DIRECTIONS = {"forward": (1,), "reverse": (-1,), "bidirectional": (1, -1)}
 
 
@@ -836,8 +837,8 @@ _STATEMENTS: Mapping[str, tuple[Emit, tuple[str, ...]]] = {
     "Concat": (lambda w, n, a: w.write(_CONCAT, ", ".join(a), n.attributes["axis"]), ("axis",)),
     "Squeeze": (_squeeze, ()),
     "Unsqueeze": (_unsqueeze, ()),
-    "ReduceMean": (_reduce("mean", "mean"), ("keepdims",)),
-    "ReduceSum": (_reduce("sum", "sum"), ("keepdims",)),
-    "ReduceMax": (_reduce("amax", "max"), ("keepdims",)),
-    "ReduceMin": (_reduce("amin", "min"), ("keepdims",)),
+    "ReduceMean": (_reduce(("mean", "mean")), ("keepdims",)),
+    "ReduceSum": (_reduce(("sum", "sum")), ("keepdims",)),
+    "ReduceMax": (_reduce(("amax", "max")), ("keepdims",)),
+    "ReduceMin": (_reduce(("amin", "min")), ("keepdims",)),
 }
