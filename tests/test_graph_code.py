@@ -11,14 +11,12 @@ import pytest
 
 import ckpttool
 from ckpttool.conversion import graph_code
-from ckpttool.core import Leaf, Tree
-from ckpttool.core.source import Inline
+from ckpttool.core import Inline, Leaf, Tree
 from ckpttool.evaluation.agent_networks import ActionBounds, derive_network_settings
 from ckpttool.evaluation.restore import restore_agent
 from ckpttool.formats import open_checkpoint
-from ckpttool.graphs import evaluate, read_graph
-from ckpttool.graphs.graph import Graph
-from ckpttool.mapping.rules import BlockOrder, ChannelOrder
+from ckpttool.graphs import Graph, evaluate, read_graph
+from ckpttool.mapping import BlockOrder, ChannelOrder
 from ckpttool.networks import numpy_backend, policy_network
 from tests import tensorflow_child
 from tests.conftest import in_process, refused
