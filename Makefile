@@ -59,6 +59,7 @@ golden: $(VENV)/.installed
 nightly: $(VENV)/.installed
 	$(BIN)/pytest -n auto -m "slow or hypothesis" --hypothesis-profile explore
 	$(BIN)/python -m tests.everyday --check
+	$(BIN)/python -m tests.everyday.code_share
 	$(BIN)/python -m tests.agent_truth
 	$(BIN)/python -m tests.layer_grid
 	$(BIN)/python -m tests.model_pairs --check

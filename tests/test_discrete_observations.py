@@ -177,6 +177,21 @@ def test_a_converted_agent_plays_the_same_and_names_the_encoding(agents: Any, tm
     assert any("one-hot" in each for each in played.assumed)
 
 
+@needs_library
+@pytest.mark.parametrize("name", ["dqn_lake", "several", "dict"])
+def test_code_takes_the_numbers_of_discrete_observations(agents: Any, name: str, tmp_path: Path) -> None:
+    folder, answer = agents
+    done = ckpttool.convert(str(folder / f"{name}.zip"), str(tmp_path / "a.pt"), to="torch", code="-")
+    scope: dict[str, Any] = {}
+    exec(str(done.code), scope)
+    model, obs = scope["load"](done.target), rows_of(name, answer[name]["obs"])
+    inputs = [obs[each] for each in sorted(obs)] if isinstance(obs, dict) else [obs]
+    actions = scope["act"](model, *inputs)
+    np.testing.assert_allclose(actions, np.array(answer[name]["actions"]), rtol=1e-5, atol=1e-5)
+    with pytest.raises(ValueError, match="outside"):
+        scope["act"](model, *(each + 100 for each in inputs))
+
+
 def test_an_observation_outside_its_space_is_refused(agents: Any) -> None:
     agent = ckpttool.load_agent(str(agents[0] / "dqn_lake.zip"))
     for wrong in (16, -1, np.array([3, 99])):

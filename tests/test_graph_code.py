@@ -10,11 +10,15 @@ import numpy as np
 import pytest
 
 import ckpttool
+from ckpttool.conversion import graph_code
+from ckpttool.core import Inline, Leaf, Tree
 from ckpttool.evaluation.agent_networks import ActionBounds, derive_network_settings
 from ckpttool.evaluation.restore import restore_agent
 from ckpttool.formats import open_checkpoint
-from ckpttool.graphs import evaluate, read_graph
+from ckpttool.graphs import Graph, evaluate, read_graph
+from ckpttool.mapping import BlockOrder, ChannelOrder
 from ckpttool.networks import numpy_backend, policy_network
+from tests import tensorflow_child
 from tests.conftest import in_process, refused
 
 torch = pytest.importorskip("torch")
@@ -127,15 +131,20 @@ AFTER = {
 }
 
 
-@pytest.mark.parametrize("name", AFTER)
-def test_each_operator_is_written_as_it_is_computed(name: str, tmp_path: Path) -> None:
+def write_operator(folder: Path, name: str) -> Path:
+    """Write an operator after a convolution."""
     op, settings, more = AFTER[name]
     kernel = {"kernel": weights(4, 4, 3, 3), "bias": weights(4)}
     nodes = [
         ("Conv", ["x", "kernel", "bias"], "h", {"pads": [1, 1, 1, 1]}),
         (op, ["h", *more], "y", settings),
     ]
-    expected, result, _ = outputs_of(write(tmp_path, nodes, IMAGE, **kernel, **more), [weights(*IMAGE)])
+    return write(folder, nodes, IMAGE, **kernel, **more)
+
+
+@pytest.mark.parametrize("name", AFTER)
+def test_each_operator_is_written_as_it_is_computed(name: str, tmp_path: Path) -> None:
+    expected, result, _ = outputs_of(write_operator(tmp_path, name), [weights(*IMAGE)])
     require_equal(expected, result)
 
 
@@ -145,15 +154,19 @@ CONVOLUTIONS = {
     "dilated": {"dilations": [2, 1]},
     "same": {"auto_pad": "SAME_UPPER"},
     "valid": {"auto_pad": "VALID"},
+    "depthwise": {"group": 4},
 }
+
+
+def write_convolution(folder: Path, name: str) -> Path:
+    """Write a convolution with these settings."""
+    kernel = weights(4, 1 if name == "depthwise" else 4, *(3, 3) if name == "same" else (3, 2))
+    return write(folder, [("Conv", ["x", "kernel"], "y", CONVOLUTIONS[name])], IMAGE, kernel=kernel)
 
 
 @pytest.mark.parametrize("name", CONVOLUTIONS)
 def test_settings_of_convolutions(name: str, tmp_path: Path) -> None:
-    settings = CONVOLUTIONS[name]
-    kernel = weights(4, 4, 3, 3 if name == "same" else 2)
-    source = write(tmp_path, [("Conv", ["x", "kernel"], "y", settings)], IMAGE, kernel=kernel)
-    expected, result, _ = outputs_of(source, [weights(*IMAGE)])
+    expected, result, _ = outputs_of(write_convolution(tmp_path, name), [weights(*IMAGE)])
     require_equal(expected, result)
 
 
@@ -175,15 +188,72 @@ CELLS = {
 }
 
 
-@pytest.mark.parametrize("name", CELLS)
-def test_recurrent_layers(name: str, tmp_path: Path) -> None:
+def write_cell(folder: Path, name: str) -> Path:
+    """Write a recurrent layer."""
     op, settings = name.split()[0], CELLS[name]
     directions, gates = 1 + ("bidirectional" in name), 4 if op == "LSTM" else 3
     values = {"w": weights(directions, gates * 5, 3), "r": weights(directions, gates * 5, 5)}
     values["b"] = weights(directions, 2 * gates * 5)
     nodes = [(op, ["x", "w", "r", "b"], "y", {"hidden_size": 5, **settings})]
-    expected, result, _ = outputs_of(write(tmp_path, nodes, (4, 2, 3), **values), [weights(4, 2, 3)])
+    return write(folder, nodes, (4, 2, 3), **values)
+
+
+@pytest.mark.parametrize("name", CELLS)
+def test_recurrent_layers(name: str, tmp_path: Path) -> None:
+    expected, result, _ = outputs_of(write_cell(tmp_path, name), [weights(4, 2, 3)])
     require_equal(expected, result)
+
+
+def run_in_keras(folder: Path) -> list[list[str]]:
+    """Run the codes in a folder, in a process without PyTorch; return what each does, "" if it is right."""
+    import runpy
+
+    answers = []
+    for code in sorted(folder.glob("*/model_code.py")):
+        with np.load(code.with_name("known.npz")) as known:
+            try:
+                scope = runpy.run_path(str(code))
+                (target,) = (path for path in code.parent.glob("out.*") if path.suffix in (".h5", ".index"))
+                model = scope["load"](str(target).removesuffix(".index"))
+                result = model(known["x"])
+                result = np.asarray(result[0] if isinstance(result, tuple | list) else result)
+                require_equal(known["y"], result)
+                assert result.dtype == known["y"].dtype
+                answers.append([code.parent.name, ""])
+            except Exception as error:  # noqa: BLE001 - each code is tried
+                answers.append([code.parent.name, f"{type(error).__name__}: {error}"])
+    return answers
+
+
+WRITERS: dict[str, tuple[Any, Any, tuple[int, ...]]] = {
+    "operators": (AFTER, write_operator, IMAGE),
+    "convolutions": (CONVOLUTIONS, write_convolution, IMAGE),
+    "cells": (CELLS, write_cell, (4, 2, 3)),
+}
+
+
+@pytest.mark.tensorflow
+@pytest.mark.parametrize("kind", [pytest.param("operators", marks=pytest.mark.slow), "convolutions", "cells"])
+def test_keras_computes_what_the_graph_does(kind: str, tmp_path: Path) -> None:
+    tensorflow_child.require("tensorflow", "keras")
+    names, make, shape = WRITERS[kind]
+    unmapped = []
+    for number, name in enumerate(names):
+        folder = tmp_path / name
+        folder.mkdir()
+        source, (to, out) = make(folder, name), (("keras", "out.weights.h5"), ("tf", "out"))[number % 2]
+        done = ckpttool.convert(str(source), str(folder / out), to=to, code=f"{folder}/model_code.py")
+        if not done.written:
+            unmapped.append(name)
+            continue
+        graph = read_graph(open_checkpoint(str(source)))
+        assert graph is not None
+        x = weights(*shape)
+        np.savez(folder / "known.npz", x=x, y=next(iter(evaluate(graph, {"x": x}).values())))
+    # A norm of images over their last axis, of which Keras's layers have none.
+    assert unmapped == ["layer norm"] * (kind == "operators")
+    answers = dict(tensorflow_child.run(__file__, "run_in_keras", tmp_path))
+    assert answers == dict.fromkeys((name for name in names if name not in unmapped), "")
 
 
 def test_a_split_gives_several_values(tmp_path: Path) -> None:
@@ -309,6 +379,17 @@ def test_keras_layers_in_channels_last_order_use_the_reordered_weights(tmp_path:
     file = write_functional(tmp_path, layers, ["image"], "out", arrays)
     expected, result, _ = outputs_of(file, [weights(2, 5, 5, 2)])
     require_equal(expected, result)
+
+
+@pytest.mark.parametrize("rule", [ChannelOrder(1, "first", ((3, 2), (1, 2))), BlockOrder(0, (1, 0))])
+def test_a_stored_order_of_entries_is_undone(rule: ChannelOrder | BlockOrder) -> None:
+    array = weights(4, 8, 3)
+    leaf = Leaf("float32", array.shape, Inline(array.tobytes()), "a")
+    plan = graph_code.GraphPlan(Tree({}), (), Tree({}), {})
+    writer = graph_code._GraphWriter(Graph((), (), (), {}), plan, "torch")
+    text = writer._changed("x", leaf, rule)
+    result = eval(text, {"torch": torch, "x": torch.from_numpy(array)}).numpy()
+    np.testing.assert_array_equal(result, rule.apply(array))
 
 
 def test_keras_memory_has_the_batch_first(tmp_path: Path) -> None:

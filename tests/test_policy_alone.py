@@ -427,6 +427,27 @@ def test_batch_norms_of_tensorflow_have_its_epsilon(tmp_path: Path) -> None:
     assert any("0.001" in line for line in assumed)
 
 
+@pytest.mark.parametrize(("norm", "target"), [(nn.LayerNorm, "b.weights.h5"), (nn.BatchNorm1d, "b.index")])
+def test_a_conversion_of_weights_keeps_the_epsilon_of_its_framework(
+    norm: type[nn.Module], target: str, tmp_path: Path
+) -> None:
+    model = after_training(in_sequence(nn.Linear(3, 8), norm(8)))
+    # Variances about as large as epsilon, so that another one changes the output.
+    model[0].weight.data *= 0.01
+    if norm is nn.BatchNorm1d:
+        model[1].running_var *= 1e-4
+    facts = AgentFacts(activations="relu", head="linear")
+    source = saved(tmp_path / "a.pt", model.state_dict())
+    done = convert(str(source), str(tmp_path / target), to="keras" if target.endswith("h5") else "tf")
+    with torch.no_grad():
+        expected = model(torch.from_numpy(observations())).numpy()
+    output, assumed = played(Path(done.target), facts)
+    close(output, expected)
+    assert any("1e-05" in line and "a.pt" in line for line in assumed)
+    back = convert(done.target, str(tmp_path / "c.pt"), to="torch").target
+    close(played(Path(back), facts)[0], expected)
+
+
 def test_moving_averages_are_no_observation_statistics(tmp_path: Path) -> None:
     tensors = {"dense/kernel": np.ones((3, 8), "f4"), "dense_1/kernel": np.ones((8, 1), "f4")}
     moving = {f"batch_normalization/moving_{name}": np.ones(3, "f4") for name in ("mean", "variance")}

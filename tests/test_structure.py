@@ -42,7 +42,7 @@ MOST = {
     "evaluation": (11_800, 118),
     "listing": (4_300, 38),
     "verification": (6_100, 54),
-    "conversion": (10_200, 62),
+    "conversion": (10_600, 66),
     "commands": (8_200, 64),
     "report": (3_000, 37),
     "browser": (2_800, 33),

@@ -24,9 +24,9 @@ from ckpttool.conversion.plan import ConversionPlan, ConversionResult, plan_conv
 from ckpttool.conversion.reverse import ReverseRecord, record_reverse
 from ckpttool.conversion.targets import (
     EXPORTS,
-    TARGETS,
     complete_hint,
     complete_hints,
+    find_target_name,
     infer_target_word,
     parse_target_kind,
     sharded_kind,
@@ -68,6 +68,7 @@ from ckpttool.mapping.layers import LayerOption
 from ckpttool.version import __version__
 
 if TYPE_CHECKING:
+    from ckpttool.conversion.graph_code import PolicyCalls
     from ckpttool.graphs.graph import Graph
     from ckpttool.verification.output_comparison import OutputMismatchError, OutputVerification
 
@@ -394,6 +395,7 @@ class _TargetWriter:
     unproved: tuple[str, ...] = ()
     mismatch: OutputMismatchError | None = None
     code: str | None = None
+    places: Mapping[Path, Path] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Start with an empty reverse record."""
@@ -447,6 +449,7 @@ class _TargetWriter:
 
     def _kept(self, places: Mapping[Path, Path], lane: WorkerThread) -> list[Output]:
         """Return the file for entries that the target has no place for, if any."""
+        self.places = places
         if self.plan.whole:
             self.back = record_reverse(self.plan.ready.tree, self.plan.moves, places)
         if self.back.tree is None:
@@ -499,17 +502,18 @@ class _TargetWriter:
         try:
             return self._agent_code(made, digests, found, source)
         except (UnsupportedError, UsageError):
-            graph, act = self._graph()
+            graph, calls = self._graph()
             if graph is None:
                 raise
-        from ckpttool.conversion.graph_code import write_graph_code
+        from ckpttool.conversion.graph_code import GraphPlan, write_graph_code
 
         about = (
             f"Written by ckpttool {__version__} from {source} (sha256 {digests[0]})",
             f"for {os.path.basename(self.target)} (sha256 {digests[1]}).",
         )
         try:
-            return write_graph_code(graph, self.plan.ready.tree, self.plan.moves, found.tree, about, act)
+            plan = GraphPlan(self.plan.ready.tree, self.plan.moves, found.tree, self.places)
+            return write_graph_code(graph, plan, find_target_name(self.request.kind), about, calls)
         except CkpttoolError as error:
             raise error.located(file=self.target) from error.__cause__
 
@@ -518,6 +522,9 @@ class _TargetWriter:
     ) -> str:
         from ckpttool.conversion.model_code import write_code
 
+        if self.plan.binding is not None and self.plan.binding.facts.one_hot:
+            # The target's layout does not state how they are encoded.
+            raise UnsupportedError("--code cannot write networks of discrete observations without a policy")
         file = replace(found, path=self.target)
         # What its own file contains is read from under its temporary name.
         try:
@@ -535,14 +542,16 @@ class _TargetWriter:
             )
         return write_code(replace(agent, checkpoint=file), self.request.kind, source, digests)
 
-    def _graph(self) -> tuple[Graph | None, str | None]:
-        """Return what the source computes, and for a policy what turns its output into actions.
+    def _graph(self) -> tuple[Graph | None, PolicyCalls | None]:
+        """Return what the source computes, and for a policy how it is called.
 
         The target is a file of tensors under the source's names, or of the agent's.
         """
-        if self.request.kind is not TARGETS["torch"]:
-            return None, None
+        from ckpttool.conversion.graph_texts import LANGUAGES
         from ckpttool.graphs.graph import read_graph
+
+        if find_target_name(self.request.kind) not in LANGUAGES:
+            return None, None
 
         graph = read_graph(self.checkpoint) if self.plan.binding is None else None
         binding = None if graph is not None else recognize_playable_agent(self.checkpoint)

@@ -1,34 +1,42 @@
-"""Write the PyTorch module that computes a recorded graph with the weights of a converted file.
+"""Write the PyTorch module or Keras model that computes a graph with the weights of a converted file.
 
 The meaning of operators is that of graphs/graph.py; an operator, an attribute or a constant that has no
-statement here is refused by its name.
+statement here is refused by its name. Images have ONNX's order of axes in both frameworks.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import reduce
 from typing import Any
 
 import numpy as np
 
+from ckpttool.conversion.graph_texts import LANGUAGES, ONE_HOT
 from ckpttool.conversion.loading_code import is_word, python_literal
 from ckpttool.conversion.model_code import TORCH_ATTRIBUTES
+from ckpttool.core.deferred import NamedTuple
 from ckpttool.core.errors import UnsupportedError
 from ckpttool.core.kinds import ACTIVATION_KINDS
 from ckpttool.core.text import clean
-from ckpttool.core.tree import Leaf, Path, Tree
+from ckpttool.core.tree import Leaf, Path, Tree, display
 from ckpttool.graphs.graph import Constant, Graph, OperatorNode
+from ckpttool.libraries.schema import Choices
 from ckpttool.mapping.rules import (
+    KEEP,
     AxisSlice,
     BlockOrder,
+    Cast,
     ChannelOrder,
     ConcatPart,
     Move,
     Permute,
     Reshape,
     Rule,
+    SumTerm,
+    chain_rules,
     rule_steps,
 )
 from ckpttool.networks.network import SELU_ALPHA, SELU_SCALE
@@ -37,148 +45,134 @@ from ckpttool.networks.network import SELU_ALPHA, SELU_SCALE
 _MOST_ENTRIES = 256
 # Names that modules of the code have already, and names that statements use.
 _TAKEN = TORCH_ATTRIBUTES | {"tensor"}
-_USED = frozenset(("self", "torch", "nn", "F", "float", "tuple", "tensors", "TENSORS", "Model", "load"))
-_HEAD = """
-import torch
-from torch import nn
-from torch.nn import functional as F
-
-
-class Model(nn.Module):
-    def __init__(self):
-        super().__init__()
-        for name, (dtype, shape, trained) in TENSORS.items():
-            *path, last = name.split(".")
-            module = self
-            for step in path:
-                if not hasattr(module, step):
-                    module.add_module(step, nn.Module())
-                module = module.get_submodule(step)
-            tensor = torch.zeros(shape, dtype=getattr(torch, dtype))
-            if trained:
-                module.register_parameter(last, nn.Parameter(tensor))
-            else:
-                module.register_buffer(last, tensor)
-
-    def tensor(self, name):
-        path, _, last = name.rpartition(".")
-        return getattr(self.get_submodule(path), last)
-"""
-_LOAD = """
-
-def load(path):
-    \"\"\"Return the model with the weights of the file.\"\"\"
-    model = Model()
-    model.load_state_dict(tensors(torch.load(path, weights_only=True)), strict=True)
-    return model.eval()
-
-
-def tensors(value, name=""):
-    \"\"\"Return the tensors of nested dictionaries by their dotted names.\"\"\"
-    if not isinstance(value, dict):
-        return {name: value} if torch.is_tensor(value) else {}
-    parts = (tensors(each, f"{name}.{key}" if name else str(key)) for key, each in value.items())
-    return {key: each for part in parts for key, each in part.items()}
-"""
-
-_ACT = """
-
-def act(model, *observations):
-    \"\"\"Return the actions, and the next states of a policy that receives states.\"\"\"
-    with torch.no_grad():
-        results = model(*(torch.as_tensor(each, dtype=torch.float32) for each in observations))
-    actions, *states = results if isinstance(results, tuple) else (results,)
-    actions = actionsEND.numpy()
-    return (actions, *(each.numpy() for each in states)) if states else actions
-"""
-# Functions of the code that recurrent layers use; the gates have ONNX's order.
-_HELPERS = {
-    "divide": '''def divide(a, b):
-    """Return a / b; whole numbers are divided without a rest."""
-    return a / b if a.is_floating_point() else torch.div(a, b, rounding_mode="trunc")''',
-    "run_cell": '''def run_cell(cell, x, w, r, bias, states, directions):
-    """Return the outputs [steps, directions, batch, units] and the last states [directions, batch, units]."""
-    outputs, lasts = [], []
-    states = states or [torch.zeros(len(w), x.shape[1], r.shape[2])] * 2
-    for n, step in enumerate(directions):
-        state, steps = [each[n] for each in states], []
-        for entry in x if step > 0 else x.flip(0):
-            state = cell(entry, state, w[n], r[n], *bias[n].chunk(2))
-            steps.append(state[0])
-        outputs.append(torch.stack(steps[::step]))
-        lasts.append(state)
-    return (torch.stack(outputs, 1), *map(torch.stack, zip(*lasts)))''',
-    "batch_first": """def batch_first(results):
-    outputs, *states = results
-    return (outputs.permute(2, 0, 1, 3), *(each.transpose(0, 1) for each in states))""",
-    "lstm_cell": """def lstm_cell(x, state, w, r, bias, bias_state):
-    i, o, f, g = (x @ w.T + state[0] @ r.T + bias + bias_state).chunk(4, -1)
-    c = f.sigmoid() * state[1] + i.sigmoid() * g.tanh()
-    return o.sigmoid() * c.tanh(), c""",
-    "gru_cell": """def gru_cell(x, state, w, r, bias, bias_state):
-    h = state[0]
-    (zx, rx, nx), (zh, rh, nh) = (x @ w.T + bias).chunk(3, -1), (h @ r.T + bias_state).chunk(3, -1)
-    z = (zx + zh).sigmoid()
-    return ((1 - z) * (nx + (rx + rh).sigmoid() * nh).tanh() + z * h,)""",
-}
-
+_USED = frozenset(("self", "torch", "nn", "F", "np", "keras", "ops", "float", "tuple", "tensors", "len"))
+_USED |= {"range", "sorted", "TENSORS", "Model", "load"}
 Arguments = Sequence[str]
+# A template of both frameworks, or that of PyTorch and that of Keras.
+Pair = str | tuple[str, str]
 Emit = Callable[["_GraphWriter", OperatorNode, Arguments], str]
 
 
 def write_graph_code(
     graph: Graph,
-    tree: Tree,
-    moves: Sequence[Move],
-    written: Tree,
+    plan: GraphPlan,
+    target: str,
     about: Sequence[str],
-    act: str | None = None,
+    calls: PolicyCalls | None = None,
 ) -> str:
     """Return the text of a module that defines `Model` and `load(path)`.
 
     Args:
         graph: what the source computes.
-        tree: the tree that the moves convert; its leaves have the bytes of the graph's constants.
-        moves: the conversion of each leaf.
-        written: the tree of the written file, a state dictionary with dotted names.
+        plan: the conversion of the leaves that the graph's constants are.
+        target: the name of the target's kind, one of LANGUAGES.
         about: lines about the file, for comments.
-        act: what turns the output of a policy into actions, "" for nothing; None for another model, whose
-            code has no function `act`.
+        calls: how a policy is called; None for another model, whose code has no function `act`.
 
     Raise UnsupportedError for what has no statement.
 
     """
-    text = _GraphWriter(graph, tree, moves, written).text(about)
-    return text if act is None else text + _ACT.replace("END", act)
+    language = LANGUAGES[target]
+    text = _GraphWriter(graph, plan, target).text(about)
+    if calls is None:
+        return text
+    observed = "observations"
+    if any(calls.encodings):
+        spaces = [each and (each.counts, each.starts, each.single) for each in calls.encodings]
+        text += f"\n\n# Counts and first numbers of discrete observations.\nSPACES = {spaces!r}\n{ONE_HOT}"
+        observed = "encoded(observations)"
+    return text + language.act.replace("END", calls.result).replace("OBSERVED", observed)
+
+
+class PolicyCalls(NamedTuple):
+    """What turns a policy's output, an array, into actions, and the discrete observations of each input."""
+
+    result: str
+    encodings: tuple[Choices | None, ...]
+
+
+class GraphPlan(NamedTuple):
+    """A conversion as the code needs it.
+
+    Args:
+        tree: the tree that the moves convert; its leaves have the bytes of the graph's constants.
+        moves: the conversion of each leaf.
+        written: the tree of the written file.
+        paths: where the written file has what the moves make.
+
+    """
+
+    tree: Tree
+    moves: Sequence[Move]
+    written: Tree
+    paths: Mapping[Path, Path]
 
 
 def _refusal(what: str, found: str) -> UnsupportedError:
     return UnsupportedError(f"--code cannot write {what}", found=found, hint="leave out --code")
 
 
-class _GraphWriter:
-    """Statements of a graph; `names` are the variables of its values, `literals` its small constants."""
+class _StoredPart(NamedTuple):
+    """The expression of a tensor of the file, the leaf that it is, and the steps that it still needs."""
 
-    def __init__(self, graph: Graph, tree: Tree, moves: Sequence[Move], written: Tree) -> None:
-        self.graph, self.tree, self.written = graph, tree, written
+    expression: str
+    leaf: Leaf
+    steps: tuple[Rule, ...]
+
+
+def _leaf_after(rule: Rule, leaf: Leaf) -> Leaf:
+    """Return the leaf that a rule makes, of which only the shape is used."""
+    changed = rule.leaf(leaf)
+    return changed if isinstance(changed, Leaf) else leaf
+
+
+def _sliced(expression: str, axis: int, start: int, stop: int) -> str:
+    return f"{expression}[{':, ' * axis}{start}:{stop}]"
+
+
+_LITERAL = ("torch.tensor({0}, dtype=torch.{1})", 'ops.convert_to_tensor({0}, dtype="{1}")')
+_PERMUTE = ("{0}.permute{1!r}", "ops.transpose({0}, {1!r})")
+_RESHAPE = ("{0}.reshape({1})", "ops.reshape({0}, {1})")
+_CAST = ("{0}.to(torch.{to})", 'ops.cast({0}, "{to}")')
+_CONCAT = ("torch.cat([{0}], {1})", "ops.concatenate([{0}], {1})")
+
+
+class _GraphWriter:
+    """Statements of a graph; `names` are the variables of its values."""
+
+    def __init__(self, graph: Graph, plan: GraphPlan, target: str) -> None:
+        self.graph, self.plan = graph, plan
+        self.language = LANGUAGES[target]
         # Names may have changed before the moves: a leaf's bytes show which entry it became.
         self.moves: dict[int, list[Move]] = {}
-        for move in moves:
-            if isinstance(leaf := tree[move.source], Leaf):
+        for move in plan.moves:
+            if isinstance(leaf := plan.tree[move.source], Leaf):
                 self.moves.setdefault(id(leaf.source), []).append(move)
         self.names: dict[str, str] = {}
         self.constants: Mapping[str, Constant] = graph.constants
         self.lines: list[str] = []
         self.indent = 8
         self.helpers: set[str] = set()
+        self.sums: dict[Path, Move] = {}
+
+    def pick(self, pair: Pair) -> str:
+        """Return the template of the framework; both have the one of a single text."""
+        return pair if isinstance(pair, str) else pair[self.language.column]
+
+    def write(self, pair: Pair, *arguments: object, **settings: object) -> str:
+        """Return an expression: the template of the framework with these arguments."""
+        return self.pick(pair).format(*arguments, **settings)
 
     def text(self, about: Sequence[str]) -> str:
         """Return the whole module."""
         rows = []
-        for path, leaf in self.written.tensors():
+        for path, leaf in self.plan.written.tensors():
             kind = (leaf.dtype, leaf.shape, leaf.role == "parameter" and leaf.dtype.startswith("float"))
-            names = [path, *(alias.path for alias in self.written.aliases.get(path, ()))]
-            rows += [f"    {python_literal(self._key(name))}: {kind!r}," for name in names]
+            if not self.language.keras:
+                names = [path, *(alias.path for alias in self.plan.written.aliases.get(path, ()))]
+                rows += [f"    {python_literal(self._key(name))}: {kind!r}," for name in names]
+            elif leaf.role in ("parameter", "buffer"):
+                rows.append(f"    {python_literal(leaf.key)}: {kind!r},")
         arguments = [self._variable(value.name, f"x{at}") for at, value in enumerate(self.graph.inputs)]
         for node in self.graph.nodes:
             self._add(node)
@@ -190,26 +184,27 @@ class _GraphWriter:
         comments = "\n".join(
             "# " + clean(line).encode("ascii", "backslashreplace").decode() for line in about
         )
-        forward = [
-            f"    def forward(self, {', '.join(arguments)}):",
+        method = [
+            f"    def {self.language.method}(self, {', '.join(arguments)}):",
             *self.lines,
             f"        return {results}",
         ]
-        head = (
+        title = (
             f'"""A converted model: `load(path)` returns it with its weights. Inputs: {"; ".join(shapes)}."""'
         )
         table = "\n".join(
             ["# Name, type and shape of each tensor, and whether it is trained.", "TENSORS = {", *rows, "}"]
         )
-        blocks = [table, *(_HELPERS[name] for name in sorted(self.helpers)), "class Model"]
-        return (
-            f"{head}\n\n{comments}\n{_HEAD.replace('class Model', (chr(10) * 3).join(blocks))}\n"
-            + "\n".join(forward)
-            + "\n"
-            + _LOAD
-        )
+        blocks = [table, *(self.language.helpers[name] for name in sorted(self.helpers)), "class Model"]
+        head = self.language.head.replace("class Model", (chr(10) * 3).join(blocks))
+        return f"{title}\n\n{comments}\n{head}\n" + "\n".join(method) + "\n" + self.language.load
 
     def _key(self, path: Path) -> str:
+        """Return the name by which the code finds a tensor of the written file."""
+        if self.language.keras:
+            leaf = self.plan.written[path]
+            assert isinstance(leaf, Leaf)  # noqa: S101 - only tensors have names here
+            return leaf.key
         steps = [str(step.value) for step in path]
         names = ".".join(steps).split(".")
         if not all(re.fullmatch(r"\w+", name, re.ASCII) and name not in _TAKEN for name in names):
@@ -217,7 +212,11 @@ class _GraphWriter:
         return ".".join(steps)
 
     def _variable(self, name: str, otherwise: str) -> str:
-        usable = is_word(name) and name.isascii() and name not in {*_USED, *_HELPERS, *self.names.values()}
+        usable = (
+            is_word(name)
+            and name.isascii()
+            and name not in {*_USED, *self.language.helpers, *self.names.values()}
+        )
         self.names[name] = name if usable and not re.fullmatch(r"[vx]\d+", name) else otherwise
         return self.names[name]
 
@@ -227,10 +226,14 @@ class _GraphWriter:
             return self.names[name]
         constant = self.constants[name]
         if isinstance(constant.leaf, Leaf) and id(constant.leaf.source) in self.moves:
-            return self._stored(self.moves[id(constant.leaf.source)], constant.rule)
+            moves = self.moves[id(constant.leaf.source)]
+            terms = any(isinstance(step, SumTerm) for move in moves for step in rule_steps(move.rule))
+            if terms and not self._is_added(name):
+                raise _refusal("a term of a sum that is used by itself", name)
+            return self._stored(moves, constant.rule)
         array = self.array(name)
         numbers = re.sub(r"\binf\b", 'float("inf")', repr(array.tolist()))
-        return f"torch.tensor({numbers}, dtype=torch.{array.dtype.name})"
+        return self.write(_LITERAL, numbers, array.dtype.name)
 
     def array(self, name: str) -> np.ndarray:
         """Return a constant that the code contains; raise UnsupportedError for another value."""
@@ -256,62 +259,82 @@ class _GraphWriter:
 
     def _stored(self, moves: Sequence[Move], rule: Rule) -> str:
         """Return the expression of a tensor of the source, in the form that `rule` gives it."""
-        parts: list[tuple[str, tuple[Rule, ...]]] = []
+        parts: list[_StoredPart] = []
         for move in moves:
-            source, key = self.tree[move.source], self._key(move.target)
+            source = self.plan.tree[move.source]
+            path = self.plan.paths.get(move.target, move.target)
             stored = move.rule.leaf(source)
-            if move.target not in self.written or not isinstance(stored, Leaf):
-                raise _refusal("a constant that the written file does not contain", key)
-            parts.append((f"self.tensor({python_literal(key)})", rule_steps(move.rule.inverse(source))))
-        expression = self._joined(parts)
+            if path not in self.plan.written or not isinstance(stored, Leaf):
+                raise _refusal("a constant that the written file does not contain", display(move.target))
+            steps = rule_steps(move.rule)
+            expression = f"self.tensor({python_literal(self._key(path))})"
+            if steps and isinstance(steps[-1], SumTerm):
+                # The other terms of the sum are zeros: see `_is_added`.
+                first = self.sums.setdefault(path, move)
+                expression = expression if first == move else f"(0 * {expression})"
+                steps = steps[:-1]
+            inverse = chain_rules(*steps).inverse(source) if steps else KEEP
+            parts.append(_StoredPart(expression, stored, rule_steps(inverse)))
+        expression, leaf = self._joined(parts)
         for step in rule_steps(rule):
-            expression = self._changed(expression, step)
+            expression, leaf = self._changed(expression, leaf, step), _leaf_after(step, leaf)
         return expression
 
-    def _joined(self, parts: Sequence[tuple[str, tuple[Rule, ...]]]) -> str:
+    def _joined(self, parts: Sequence[_StoredPart]) -> tuple[str, Leaf]:
         """Return the expression of a tensor from its parts and the steps that each still needs."""
-        groups: dict[tuple[int, int, tuple[Rule, ...]], list[tuple[int, int, str]]] = {}
-        for expression, steps in parts:
-            changed = expression
-            for number, step in enumerate(steps):
+        groups: dict[tuple[int, int, tuple[Rule, ...]], list[tuple[int, int, str, Leaf]]] = {}
+        for part in parts:
+            changed, leaf = part.expression, part.leaf
+            for number, step in enumerate(part.steps):
                 if isinstance(step, ConcatPart):
-                    rows = groups.setdefault((step.axis, step.whole, steps[number + 1 :]), [])
-                    rows.append((step.start, step.stop, changed))
+                    rows = groups.setdefault((step.axis, step.whole, part.steps[number + 1 :]), [])
+                    rows.append((step.start, step.stop, changed, leaf))
                     break
-                changed = self._changed(changed, step)
+                changed, leaf = self._changed(changed, leaf, step), _leaf_after(step, leaf)
             else:
                 # A tensor that has several names in the file.
-                return changed
+                return changed, leaf
         joined = []
         for (axis, whole, rest), rows in groups.items():
-            ends = [0, *(stop for _, stop, _ in sorted(rows))]
-            if [start for start, _, _ in sorted(rows)] != ends[:-1] or ends[-1] != whole:
+            rows.sort(key=lambda row: row[:2])
+            ends = [0, *(stop for _, stop, _, _ in rows)]
+            if [start for start, _, _, _ in rows] != ends[:-1] or ends[-1] != whole:
                 raise _refusal("a weight of which the file contains a part", rows[0][2])
-            joined.append((f"torch.cat([{', '.join(text for _, _, text in sorted(rows))}], {axis})", rest))
+            leaf = rows[0][3]
+            shape = (*leaf.shape[:axis], whole, *leaf.shape[axis + 1 :])
+            text = self.write(_CONCAT, ", ".join(text for _, _, text, _ in rows), axis)
+            joined.append(_StoredPart(text, replace(leaf, shape=shape), rest))
         return self._joined(joined)
 
-    def _changed(self, expression: str, rule: Rule) -> str:
+    def _changed(self, expression: str, leaf: Leaf, rule: Rule) -> str:
         match rule:
             case Permute(axes):
-                return f"{expression}.permute{axes!r}"
+                return self.write(_PERMUTE, expression, axes)
             case Reshape(shape):
-                return f"{expression}.reshape{tuple(shape)!r}"
+                return self.write(_RESHAPE, expression, tuple(shape))
+            case Cast(dtype):
+                return self.write(_CAST, expression, to=dtype)
             case AxisSlice(axis, start, stop):
-                return f"{expression}.narrow({axis}, {start}, {stop - start})"
+                return _sliced(expression, axis, start, stop)
             case BlockOrder(axis, order):
-                blocks = f"{expression}.unflatten({axis}, ({len(order)}, -1))"
-                return f"{blocks}[{':, ' * axis}{list(order)}].flatten({axis}, {axis + 1})"
+                size = leaf.shape[axis] // len(order)
+                pieces = [_sliced(expression, axis, at * size, (at + 1) * size) for at in order]
+                return self.write(_CONCAT, ", ".join(pieces), axis)
             case ChannelOrder(axis, to, parts):
                 pieces, start = [], 0
                 for part in parts:
                     length = part[0] * part[1]
-                    piece = f"{expression}.narrow({axis}, {start}, {length})"
+                    piece = _sliced(expression, axis, start, start + length)
                     if min(part) > 1:
-                        split = f"{piece}.unflatten({axis}, {tuple(part if to == 'first' else part[::-1])!r})"
-                        piece = f"{split}.transpose({axis}, {axis + 1}).flatten({axis}, {axis + 1})"
+                        sizes = part if to == "first" else part[::-1]
+                        before, after = leaf.shape[:axis], leaf.shape[axis + 1 :]
+                        order = (*range(axis), axis + 1, axis, *range(axis + 2, len(leaf.shape) + 1))
+                        split = self.write(_RESHAPE, piece, (*before, *sizes, *after))
+                        turned = self.write(_PERMUTE, split, order)
+                        piece = self.write(_RESHAPE, turned, (*before, length, *after))
                     pieces.append(piece)
                     start += length
-                return pieces[0] if len(pieces) == 1 else f"torch.cat([{', '.join(pieces)}], {axis})"
+                return pieces[0] if len(pieces) == 1 else self.write(_CONCAT, ", ".join(pieces), axis)
         raise _refusal("a weight that is stored in another form", rule.name)
 
     def _add(self, node: OperatorNode) -> None:
@@ -334,6 +357,16 @@ class _GraphWriter:
         """Add a statement."""
         self.lines.append(" " * self.indent + text)
 
+    def _is_added(self, name: str) -> bool:
+        """Return whether a value is only used as a term of a sum, such as that of an LSTM's two biases."""
+        users = [node for node in self.graph.nodes if name in node.inputs]
+        return all(
+            node.op == "Add"
+            or (node.op == "LSTM" and node.inputs.index(name) == 3)
+            or (node.op in _JOINING and all(map(self._is_added, node.outputs)))
+            for node in users
+        )
+
     def results(self, node: OperatorNode) -> list[str]:
         """Return a variable for each result of a node."""
         return [self._variable(name, f"v{len(self.lines)}_{n}") for n, name in enumerate(node.outputs)]
@@ -353,20 +386,10 @@ class _GraphWriter:
 # The statements, by operator: how it is written, and the attributes that are understood.
 
 # Inputs after the first are numbers of the statement.
-_STATIC = frozenset(
-    (
-        "Squeeze",
-        "Unsqueeze",
-        "ReduceMean",
-        "ReduceSum",
-        "ReduceMax",
-        "ReduceMin",
-        "Pad",
-        "Clip",
-        "Slice",
-        "Split",
-    )
-)
+_STATIC = frozenset(("Squeeze", "Unsqueeze", "Pad", "Clip", "Slice", "Split"))
+_STATIC |= {"ReduceMean", "ReduceSum", "ReduceMax", "ReduceMin"}
+# Operators that join terms of a sum for a layer, and change none of them.
+_JOINING = frozenset(("Concat", "Unsqueeze", "Reshape", "Identity"))
 # Operators with several results: their expression is a tuple, or "" if they add statements themselves.
 _SEVERAL = frozenset(("Split", "If", "LSTM", "GRU"))
 
@@ -382,86 +405,106 @@ def _require(node: OperatorNode, **usual: object) -> None:
             raise _refusal(f"{node.op} with this {name}", str(node.attributes[name]))
 
 
-def _function(text: str) -> Emit:
-    return lambda _, __, arguments: text.format(*arguments)
+def _expression(text: Pair, defaults: Mapping[str, Any]) -> Emit:
+    return lambda writer, node, arguments: writer.write(text, *arguments, **{**defaults, **node.attributes})
 
 
-def _with_attribute(text: str, **defaults: Any) -> Emit:
-    return lambda _, node, arguments: text.format(*arguments, **{**defaults, **node.attributes})
-
-
-def _gemm(_: _GraphWriter, node: OperatorNode, arguments: Arguments) -> str:
+def _gemm(writer: _GraphWriter, node: OperatorNode, arguments: Arguments) -> str:
     get = node.attributes.get
-    flags = ("transA", "transB")
-    left, right = (f"{a}.T" if get(flag, 0) else a for a, flag in zip(arguments, flags, strict=False))
-    product = f"{left} @ {right}" if get("alpha", 1.0) == 1 else f"{get('alpha')!r} * ({left} @ {right})"
+    left, right = (
+        writer.write(_TURNED, each) if get(flag, 0) else each
+        for each, flag in zip(arguments, ("transA", "transB"), strict=False)
+    )
+    product = writer.write(_PRODUCT, left, right)
+    product = product if get("alpha", 1.0) == 1 else f"{get('alpha')!r} * ({product})"
     if len(arguments) < 3 or not arguments[2]:
         return product
     scale = "" if get("beta", 1.0) == 1 else f"{get('beta')!r} * "
     return f"{product} + {scale}{arguments[2]}"
 
 
-def _padding(node: OperatorNode, axes: int) -> tuple[tuple[int, ...] | str, str]:
-    """Return the padding on both sides of each axis; refuse one that depends on the input's size."""
+def _padding(node: OperatorNode, axes: int) -> list[tuple[int, int]]:
+    """Return the padding before and behind each axis; refuse one that depends on the input's size."""
     if node.attributes.get("auto_pad", "NOTSET") not in ("NOTSET", "VALID"):
         raise _refusal(f"{node.op} with this padding", str(node.attributes["auto_pad"]))
     pads = tuple(node.attributes.get("pads", (0,) * 2 * axes))
-    pairs = [pair for axis in reversed(range(axes)) for pair in (pads[axis], pads[axis + axes])]
-    return (pads[:axes], "") if pads[:axes] == pads[axes:] else ((0,) * axes, f"{tuple(pairs)!r}")
+    return [*zip(pads[:axes], pads[axes:], strict=True)]
 
 
 def _convolution(writer: _GraphWriter, node: OperatorNode, arguments: Arguments) -> str:
     kernel = writer.constants.get(node.inputs[1])
     axes = len((kernel and kernel.shape) or ()) - 2
-    if axes not in (1, 2, 3):
+    if kernel is None or axes not in (1, 2, 3):
         raise _refusal("a convolution whose kernel is computed", node.title)
     get, ones = node.attributes.get, (1,) * axes
-    # PyTorch, too, pads more at the end.
-    same = get("auto_pad") == "SAME_UPPER" and tuple(get("strides", ones)) == ones
-    pads, uneven = (python_literal("same"), "") if same else _padding(node, axes)
-    bias = arguments[2] if len(arguments) > 2 and arguments[2] else "None"
-    source = f"F.pad({arguments[0]}, {uneven})" if uneven else arguments[0]
+    strides, dilations = tuple(get("strides", ones)), tuple(get("dilations", ones))
+    if get("auto_pad") == "SAME_UPPER" and strides == ones:
+        # More at the end, as in both frameworks.
+        wide = [(each - 1) * step for each, step in zip((kernel.shape or ())[2:], dilations, strict=True)]
+        pads = [(each // 2, each - each // 2) for each in wide]
+    else:
+        pads = _padding(node, axes)
+    bias, groups = (arguments[2] if len(arguments) > 2 and arguments[2] else "None"), get("group", 1)
+    if writer.language.keras:
+        if max(strides) > 1 and max(dilations) > 1:
+            raise _refusal("a convolution with strides and dilations", node.title)
+        writer.helpers.add("convolve")
+        return f"convolve({arguments[0]}, {arguments[1]}, {bias}, {strides}, {pads}, {dilations}, {groups})"
+    even = all(before == after for before, after in pads)
+    sides = tuple(side for pair in reversed(pads) for side in pair)
+    source = arguments[0] if even else f"F.pad({arguments[0]}, {sides})"
+    padding = tuple(before for before, _ in pads) if even else (0,) * axes
     return (
-        f"F.conv{axes}d({source}, {arguments[1]}, {bias}, stride={tuple(get('strides', ones))}, "
-        f"padding={pads}, dilation={tuple(get('dilations', ones))}, groups={get('group', 1)})"
+        f"F.conv{axes}d({source}, {arguments[1]}, {bias}, stride={strides}, "
+        f"padding={padding}, dilation={dilations}, groups={groups})"
     )
 
 
 def _pool(kind: str) -> Emit:
-    def emit(_: _GraphWriter, node: OperatorNode, arguments: Arguments) -> str:
+    def emit(writer: _GraphWriter, node: OperatorNode, arguments: Arguments) -> str:
         get = node.attributes.get
         size = tuple(node.attributes["kernel_shape"])
-        pads, uneven = _padding(node, len(size))
-        if uneven or get("ceil_mode", 0) or any(each != 1 for each in get("dilations", ())):
+        pads = _padding(node, len(size))
+        steps, counted = tuple(get("strides", (1,) * len(size))), bool(get("count_include_pad", 0))
+        if get("ceil_mode", 0) or any(each != 1 for each in get("dilations", ())):
             raise _refusal(f"{node.op} with this window", node.title)
-        counted = "" if kind == "max" else f", count_include_pad={bool(get('count_include_pad', 0))}"
-        steps = tuple(get("strides", (1,) * len(size)))
-        return f"F.{kind}_pool{len(size)}d({arguments[0]}, {size}, {steps}, {pads}{counted})"
+        if writer.language.keras:
+            writer.helpers.add("pool")
+            return f"pool({arguments[0]}, {python_literal(kind)}, {size}, {steps}, {pads}, {counted})"
+        if any(before != after for before, after in pads):
+            raise _refusal(f"{node.op} with this window", node.title)
+        more = "" if kind == "max" else f", count_include_pad={counted}"
+        before = tuple(before for before, _ in pads)
+        return f"F.{kind}_pool{len(size)}d({arguments[0]}, {size}, {steps}, {before}{more})"
 
     return emit
 
 
 def _reshape(writer: _GraphWriter, node: OperatorNode, arguments: Arguments) -> str:
     if node.inputs[1] not in writer.constants:
-        return f"{arguments[0]}.reshape(tuple({arguments[1]}.tolist()))"
+        return writer.write(_RESHAPE, arguments[0], writer.write(_NUMBERS, arguments[1]))
     sizes = writer.numbers(node.inputs[1])
     if 0 in sizes and node.attributes.get("allowzero", 0):
         raise _refusal("a reshape to no elements", node.title)
-    kept = ", ".join(str(size) if size else f"{arguments[0]}.shape[{at}]" for at, size in enumerate(sizes))
-    return f"{arguments[0]}.reshape({kept})"
+    kept = [str(size) if size else writer.write(_EXTENT, arguments[0], at) for at, size in enumerate(sizes)]
+    return writer.write(_RESHAPE, arguments[0], f"[{', '.join(kept)}]")
 
 
 def _slice(writer: _GraphWriter, node: OperatorNode, arguments: Arguments) -> str:
     starts, ends, *rest = (writer.numbers(name) for name in node.inputs[1:] if name)
     axes = rest[0] if rest else tuple(range(len(starts)))
     steps = rest[1] if len(rest) > 1 else (1,) * len(starts)
+    # TensorFlow's ends have 32 bits.
+    stops = ["" if end >= 2**31 - 1 else str(end) for end in ends]
     if axes == (-1,) and steps == (1,):
-        return f"{arguments[0]}[..., {starts[0]}:{ends[0]}]"
+        return f"{arguments[0]}[..., {starts[0]}:{stops[0]}]"
     if min(axes) < 0 or min(steps) < 1:
         raise _refusal("a slice of these axes or steps", node.title)
-    kept = dict(zip(axes, zip(starts, ends, steps, strict=True), strict=True))
-    words = [":".join(map(str, kept[axis])) if axis in kept else ":" for axis in range(max(axes) + 1)]
-    return f"{arguments[0]}[{', '.join(words)}]"
+    words = {
+        axis: f"{start}:{stop}" + f":{step}" * (step > 1)
+        for axis, start, stop, step in zip(axes, starts, stops, steps, strict=True)
+    }
+    return f"{arguments[0]}[{', '.join(words.get(axis, ':') for axis in range(max(axes) + 1))}]"
 
 
 def _pad(writer: _GraphWriter, node: OperatorNode, arguments: Arguments) -> str:
@@ -473,9 +516,7 @@ def _pad(writer: _GraphWriter, node: OperatorNode, arguments: Arguments) -> str:
         raise _refusal("a padding of this kind", node.title)
     sides = {axis: (pads[at], pads[at + count]) for at, axis in enumerate(axes)}
     filled = _number(writer.array(value).item()) if value else "0.0"
-    source = arguments[0]
-    every = f"for axis in reversed(range({source}.ndim)) for pad in {sides!r}.get(axis, (0, 0))"
-    return f"F.pad({source}, [pad {every}], value={filled})"
+    return writer.write(_PAD, arguments[0], sides, filled)
 
 
 def _division(writer: _GraphWriter, _: OperatorNode, arguments: Arguments) -> str:
@@ -483,54 +524,73 @@ def _division(writer: _GraphWriter, _: OperatorNode, arguments: Arguments) -> st
     return f"divide({arguments[0]}, {arguments[1]})"
 
 
-def _reduce(function: str) -> Emit:
+def _reduce(functions: tuple[str, str]) -> Emit:
     def emit(writer: _GraphWriter, node: OperatorNode, arguments: Arguments) -> str:
         axes = writer.numbers(node.inputs[1]) if len(node.inputs) > 1 and node.inputs[1] else ()
         if not axes:
             raise _refusal(f"{node.op} over all axes", node.title)
-        return f"{arguments[0]}.{function}({axes!r}, keepdim={bool(node.attributes.get('keepdims', 1))})"
+        kept = bool(node.attributes.get("keepdims", 1))
+        return writer.write(_REDUCTION, arguments[0], axes, kept, function=writer.pick(functions))
 
     return emit
 
 
 def _squeeze(writer: _GraphWriter, node: OperatorNode, arguments: Arguments) -> str:
-    if len(node.inputs) < 2 or not node.inputs[1]:
-        return f"{arguments[0]}.squeeze()"
-    return f"{arguments[0]}.squeeze({writer.numbers(node.inputs[1])!r})"
+    axes = writer.numbers(node.inputs[1]) if len(node.inputs) > 1 and node.inputs[1] else None
+    return writer.write(("{0}.squeeze({2})", "ops.squeeze({0}, {1})"), arguments[0], axes, axes or "")
 
 
 def _unsqueeze(writer: _GraphWriter, node: OperatorNode, arguments: Arguments) -> str:
     axes = writer.numbers(node.inputs[1])
     if min(axes) < 0:
         raise _refusal("new axes counted from the end", node.title)
-    return arguments[0] + "".join(f".unsqueeze({axis})" for axis in sorted(axes))
+    expression = arguments[0]
+    for axis in sorted(axes):
+        expression = writer.write(("{0}.unsqueeze({1})", "ops.expand_dims({0}, {1})"), expression, axis)
+    return expression
 
 
 def _clip(writer: _GraphWriter, node: OperatorNode, arguments: Arguments) -> str:
     ends = [writer.array(name).item() if name else None for name in (*node.inputs[1:], "", "")[:2]]
-    low, high = ("None" if end is None else _number(end) for end in ends)
-    return f"torch.clamp({arguments[0]}, {low}, {high})"
+    none = ("None", 'float("{}inf")')
+    low, high = (
+        writer.write(none, sign) if end is None else _number(end)
+        for end, sign in zip(ends, ("-", ""), strict=True)
+    )
+    return writer.write(("torch.clamp({0}, {1}, {2})", "ops.clip({0}, {1}, {2})"), arguments[0], low, high)
 
 
-def _flatten(_: _GraphWriter, node: OperatorNode, arguments: Arguments) -> str:
+def _flatten(writer: _GraphWriter, node: OperatorNode, arguments: Arguments) -> str:
     if node.attributes.get("axis", 1) != 1:
         raise _refusal("a flattening of other axes", node.title)
-    return f"{arguments[0]}.flatten(1)"
+    return writer.write(("{0}.flatten(1)", "ops.reshape({0}, (ops.shape({0})[0], -1))"), arguments[0])
 
 
-def _batch_norm(_: _GraphWriter, node: OperatorNode, arguments: Arguments) -> str:
+def _batch_norm(writer: _GraphWriter, node: OperatorNode, arguments: Arguments) -> str:
     if node.attributes.get("training_mode", 0):
         raise _refusal("a batch norm in training", node.title)
     source, scale, bias, mean, variance = arguments
     epsilon = node.attributes.get("epsilon", 1e-5)
-    return f"F.batch_norm({source}, {mean}, {variance}, {scale}, {bias}, eps={epsilon!r})"
+    if not writer.language.keras:
+        return f"F.batch_norm({source}, {mean}, {variance}, {scale}, {bias}, eps={epsilon!r})"
+    writer.helpers.add("by_channel")
+    scale, bias, mean, variance = (f"by_channel({source}, {each})" for each in (scale, bias, mean, variance))
+    return f"({source} - {mean}) / ops.sqrt({variance} + {epsilon!r}) * {scale} + {bias}"
 
 
 def _split(writer: _GraphWriter, node: OperatorNode, arguments: Arguments) -> str:
-    axis = node.attributes.get("axis", 0)
+    axis, count = node.attributes.get("axis", 0), len(node.outputs)
     if len(node.inputs) > 1 and node.inputs[1]:
-        return f"{arguments[0]}.split({list(writer.numbers(node.inputs[1]))}, {axis})"
-    return f"{arguments[0]}.split(-(-{arguments[0]}.shape[{axis}] // {len(node.outputs)}), {axis})"
+        sizes = [*writer.numbers(node.inputs[1])]
+        ends = np.cumsum(sizes)[:-1].tolist()
+        pair = ("{0}.split({1}, {2})", "ops.split({0}, {3}, {2})")
+        return writer.write(pair, arguments[0], sizes, axis, ends)
+    size = writer.write(_EXTENT, arguments[0], axis)
+    pair = (
+        "{0}.split(-(-{1} // {3}), {2})",
+        "ops.split({0}, [n * -(-{1} // {3}) for n in range(1, {3})], {2})",
+    )
+    return writer.write(pair, arguments[0], size, axis, count)
 
 
 def _if(writer: _GraphWriter, node: OperatorNode, arguments: Arguments) -> str:
@@ -541,14 +601,8 @@ def _if(writer: _GraphWriter, node: OperatorNode, arguments: Arguments) -> str:
 
 
 _RECURRENT = (
-    "activation_alpha",
-    "activation_beta",
-    "hidden_size",
-    "direction",
-    "activations",
-    "linear_before_reset",
-    "layout",
-    "input_forget",
+    *("activation_alpha", "activation_beta", "hidden_size", "direction", "activations"),
+    *("linear_before_reset", "layout", "input_forget"),
 )
 _DIRECTIONS = {"forward": (1,), "reverse": (-1,), "bidirectional": (1, -1)}
 
@@ -565,166 +619,226 @@ def _recurrent(writer: _GraphWriter, node: OperatorNode, arguments: Arguments) -
     states = [each for each in rest[1:] if each]
     if rest[0] or arguments[7:] or len(states) not in (0, 1 + lstm):
         raise _refusal(f"{node.op} with lengths, peepholes or one state", node.title)
-    cell, batch_first = "lstm_cell" if lstm else "gru_cell", get("layout", 0)
+    cell = "lstm_cell" if lstm else "gru_cell"
+    batch_first = get("layout", 0)
     writer.helpers |= {cell, "run_cell", *(["batch_first"] * batch_first)}
-    bias = bias or f"torch.zeros({len(directions)}, 2 * {w}.shape[1])"
-    x, *states = (f"{each}.transpose(0, 1)" if batch_first else each for each in (x, *states))
+    zeros = ("torch.zeros({0}, 2 * {1}.shape[1])", "ops.zeros(({0}, 2 * {1}.shape[1]))")
+    bias = bias or writer.write(zeros, len(directions), w)
+    if batch_first:
+        x, *states = (writer.write(_SWAPPED, each) for each in (x, *states))
     call = f"run_cell({cell}, {x}, {w}, {r}, {bias}, [{', '.join(states)}], {directions})"
     return f"{f'batch_first({call})' if batch_first else call}[:{len(node.outputs)}]"
 
 
-def _attention(_: _GraphWriter, node: OperatorNode, arguments: Arguments) -> str:
+def _attention(writer: _GraphWriter, node: OperatorNode, arguments: Arguments) -> str:
     get = node.attributes.get
     heads, mask = get("q_num_heads"), (*arguments, "")[3]
     _require(node, kv_num_heads=heads, left_window_size=-1, right_window_size=-1, softcap=0.0)
     if any(arguments[4:]) or (mask and get("is_causal", 0)):
         raise _refusal("an attention with this mask, past keys or lengths", node.title)
+    causal, scale, parts = bool(get("is_causal", 0)), get("scale"), arguments[:3]
+    if writer.language.keras:
+        writer.helpers |= {"attend", *(["split_heads", "join_heads"] if heads else [])}
+        q, k, v = (f"split_heads({each}, {heads})" if heads else each for each in parts)
+        call = f"attend({q}, {k}, {v}, {mask or None}, {causal}, {scale})"
+        return f"join_heads({call})" if heads else call
     split = f".unflatten(-1, ({heads}, -1)).transpose(1, 2)" if heads else ""
-    q, k, v = (f"{each}{split}" for each in arguments[:3])
-    more = f"{mask or None}, is_causal={bool(get('is_causal', 0))}, scale={get('scale')}"
+    q, k, v = (f"{each}{split}" for each in parts)
     joined = ".transpose(1, 2).flatten(2)" if heads else ""
+    more = f"{mask or None}, is_causal={causal}, scale={scale}"
     return f"F.scaled_dot_product_attention({q}, {k}, {v}, {more}){joined}"
 
 
-def _gather(_: _GraphWriter, node: OperatorNode, arguments: Arguments) -> str:
+def _gather(writer: _GraphWriter, node: OperatorNode, arguments: Arguments) -> str:
     axis = node.attributes.get("axis", 0)
     if axis < -1:
         raise _refusal("a choice of entries on an axis counted from the end", node.title)
-    return f"{arguments[0]}[{'..., ' if axis < 0 else ':, ' * axis}{arguments[1]}]"
+    pair = ("{0}[{2}{1}]", "ops.take({0}, {1}, axis={3})")
+    return writer.write(pair, *arguments, "..., " if axis < 0 else ":, " * axis, axis)
 
 
 def _triangle(writer: _GraphWriter, node: OperatorNode, arguments: Arguments) -> str:
     offset = writer.numbers(node.inputs[1])[0] if len(node.inputs) > 1 else 0
-    return f"{arguments[0]}.{'triu' if node.attributes.get('upper', 1) else 'tril'}({offset})"
+    name = "triu" if node.attributes.get("upper", 1) else "tril"
+    return writer.write(("{0}.{1}({2})", "ops.{1}({0}, {2})"), arguments[0], name, offset)
 
 
-def _full(_: _GraphWriter, node: OperatorNode, arguments: Arguments) -> str:
+def _full(writer: _GraphWriter, node: OperatorNode, arguments: Arguments) -> str:
     value = node.attributes.get("value")
     array = np.zeros(1, np.float32) if value is None else value.array()
-    sizes = f"tuple({arguments[0]}.tolist())"
-    return f"torch.full({sizes}, {_number(array.item())}, dtype=torch.{array.dtype.name})"
+    pair = ("torch.full({0}, {1}, dtype=torch.{2})", 'ops.full({0}, {1}, dtype="{2}")')
+    return writer.write(pair, writer.write(_NUMBERS, arguments[0]), _number(array.item()), array.dtype.name)
 
 
-def _shape(_: _GraphWriter, node: OperatorNode, arguments: Arguments) -> str:
+def _shape(writer: _GraphWriter, node: OperatorNode, arguments: Arguments) -> str:
     start, end = (node.attributes.get(name) for name in ("start", "end"))
     part = "" if start is end is None else f"[{'' if start is None else start}:{'' if end is None else end}]"
-    return f"torch.tensor({arguments[0]}.shape{part}, dtype=torch.int64)"
+    extents = writer.write(("{0}.shape", "ops.shape({0})"), arguments[0])
+    return writer.write(_LITERAL, f"{extents}{part}", "int64")
 
 
 def _fold(function: str) -> Emit:
-    return lambda _, __, arguments: reduce(lambda a, b: f"torch.{function}({a}, {b})", arguments)
+    def emit(writer: _GraphWriter, _: OperatorNode, arguments: Arguments) -> str:
+        package = writer.pick(("torch", "ops"))
+        return reduce(lambda a, b: f"{package}.{function}({a}, {b})", arguments)
+
+    return emit
 
 
-def _last(text: str, *ignored: str, **usual: object) -> tuple[Emit, tuple[str, ...]]:
-    """Return the row of a norm over the axes from `axis` on."""
+_NORMS = {
+    "LayerNormalization": "F.layer_norm({0}, {0}.shape[{axis}:], {1}, {2}, {epsilon!r})",
+    "RMSNormalization": "F.rms_norm({0}, {0}.shape[{axis}:], {1}, {epsilon!r})",
+    "GroupNormalization": "F.group_norm({0}, {num_groups}, {1}, {2}, {epsilon!r})",
+    "InstanceNormalization": "F.instance_norm({0}, None, None, {1}, {2}, eps={epsilon!r})",
+}
+_KERAS_NORMS = {
+    "LayerNormalization": "normalize({0}, {axes}, {1}, {2}, {epsilon!r})",
+    "RMSNormalization": (
+        "{0} / ops.sqrt(ops.mean(ops.square({0}), {axes}, keepdims=True) + {epsilon!r}) * {1}"
+    ),
+    "GroupNormalization": "normalize_groups({0}, {num_groups}, {1}, {2}, {epsilon!r})",
+    "InstanceNormalization": "normalize_groups({0}, {0}.shape[1], {1}, {2}, {epsilon!r})",
+}
 
-    def emit(_: _GraphWriter, node: OperatorNode, arguments: Arguments) -> str:
-        _require(node, stash_type="float32", **usual)
-        scale, bias = (*arguments[1:], "None", "None")[:2]
-        values = {"axis": -1, "epsilon": 1e-5, "num_groups": 0, **node.attributes}
-        return text.format(arguments[0], scale, bias or None, **values)
 
-    return emit, ("axis", "epsilon", "num_groups", "stash_type", *ignored)
+def _norm(writer: _GraphWriter, node: OperatorNode, arguments: Arguments) -> str:
+    """Return a norm over the axes from `axis` on, or over those of a group of channels."""
+    _require(node, stash_type="float32")
+    scale, bias = (*arguments[1:], "None", "None")[:2]
+    values: dict[str, Any] = {"axis": -1, "epsilon": 1e-5, "num_groups": 0, **node.attributes}
+    axis = values["axis"]
+    if writer.language.keras and node.op != "RMSNormalization":
+        grouped = node.op != "LayerNormalization"
+        writer.helpers |= {"normalize", *(["normalize_groups", "by_channel"] if grouped else [])}
+    values["axes"] = tuple(range(axis, 0)) if axis < 0 else f"tuple(range({axis}, len({arguments[0]}.shape)))"
+    pair = (_NORMS[node.op], _KERAS_NORMS[node.op])
+    return writer.write(pair, arguments[0], scale, bias or None, **values)
 
 
+_NORM_ATTRIBUTES = ("axis", "epsilon", "num_groups", "stash_type")
+
+
+_TURNED = ("{0}.T", "ops.transpose({0})")
+_SWAPPED = ("{0}.transpose(0, 1)", "ops.swapaxes({0}, 0, 1)")
+_PRODUCT = ("{0} @ {1}", "ops.matmul({0}, {1})")
+_EXTENT = ("{0}.shape[{1}]", "ops.shape({0})[{1}]")
+# Numbers that are computed: sizes for a function that needs them.
+_NUMBERS = ("tuple({0}.tolist())", "tuple(ops.convert_to_numpy({0}).tolist())")
+_REDUCTION = ("{0}.{function}({1}, keepdim={2})", "ops.{function}({0}, {1}, keepdims={2})")
+_PAD = (
+    "F.pad({0}, [pad for axis in reversed(range({0}.ndim)) for pad in {1!r}.get(axis, (0, 0))], value={2})",
+    "ops.pad({0}, [{1!r}.get(axis, (0, 0)) for axis in range(len({0}.shape))], constant_values={2})",
+)
 # Functions of one tensor without settings.
 _PLAIN = {
-    row.onnx: f"nn.{row.torch}()({{0}})"
+    row.onnx: (f"nn.{row.torch}()({{0}})", f"keras.activations.{row.keras[0]}({{0}})")
     for row in ACTIVATION_KINDS.values()
-    if row.onnx and row.torch and row.is_plain and row.name not in ("gelu", "selu")
+    if row.onnx and row.torch and row.keras and row.is_plain and row.name not in ("gelu", "selu")
 }
-_OF_TORCH = (
-    *("Exp", "Log", "Sqrt", "Abs", "Neg", "Erf", "Sin", "Cos", "Tan", "Sinh", "Cosh", "Asin", "Acos"),
-    *("Atan", "Asinh", "Acosh", "Atanh", "Ceil", "Floor", "Round", "Sign", "IsNaN"),
-)
 _SIGNS = {"Add": "+", "Sub": "-", "Mul": "*", "Equal": "==", "Greater": ">", "GreaterOrEqual": ">="}
 _SIGNS |= {"Less": "<", "LessOrEqual": "<=", "And": "&", "Or": "|", "Xor": "^"}
+_SAME = ("Exp", "Log", "Sqrt", "Abs", "Erf", "Sin", "Cos", "Tan", "Sinh", "Cosh", "Ceil", "Floor", "Round")
+_INVERSES = ("Asin", "Acos", "Atan", "Asinh", "Acosh", "Atanh")
+_SELU = {"alpha": SELU_ALPHA, "gamma": SELU_SCALE}
+# Operators that one expression is: the attributes with their defaults, and the templates.
+_EXPRESSIONS: tuple[tuple[str, dict[str, Any], str, str], ...] = (
+    *((op, {}, *texts) for op, texts in _PLAIN.items()),
+    *((op, {}, f"{{0}} {sign} {{1}}", f"{{0}} {sign} {{1}}") for op, sign in _SIGNS.items()),
+    *((op, {}, f"torch.{op.lower()}({{0}})", f"ops.{op.lower()}({{0}})") for op in (*_SAME, "Sign", "IsNaN")),
+    *((op, {}, f"torch.{op.lower()}({{0}})", f"ops.arc{op[1:]}({{0}})") for op in _INVERSES),
+    ("Identity", {}, "{0}", "{0}"),
+    ("Reciprocal", {}, "1 / {0}", "1 / {0}"),
+    ("Neg", {}, "torch.neg({0})", "ops.negative({0})"),
+    ("Not", {}, "~{0}", "ops.logical_not({0})"),
+    ("Where", {}, "torch.where({0}, {1}, {2})", "ops.where({0}, {1}, {2})"),
+    ("Pow", {}, "torch.pow({0}, {1}).to({0}.dtype)", "ops.cast(ops.power({0}, {1}), {0}.dtype)"),
+    ("Softplus", {}, "F.softplus({0})", "ops.softplus({0})"),
+    ("PRelu", {}, "torch.where({0} < 0, {0} * {1}, {0})", "ops.where({0} < 0, {0} * {1}, {0})"),
+    ("Elu", {"alpha": 1.0}, "F.elu({0}, {alpha!r})", "ops.elu({0}, {alpha!r})"),
+    ("Celu", {"alpha": 1.0}, "F.celu({0}, {alpha!r})", "ops.celu({0}, {alpha!r})"),
+    ("Selu", _SELU, "{gamma!r} * F.elu({0}, {alpha!r})", "{gamma!r} * ops.elu({0}, {alpha!r})"),
+    ("LeakyRelu", {"alpha": 0.01}, "F.leaky_relu({0}, {alpha!r})", "ops.leaky_relu({0}, {alpha!r})"),
+    ("Swish", {"alpha": 1.0}, "{0} * torch.sigmoid({alpha!r} * {0})", "{0} * ops.sigmoid({alpha!r} * {0})"),
+    (
+        "HardSigmoid",
+        {"alpha": 0.2, "beta": 0.5},
+        "torch.clamp({0} * {alpha!r} + {beta!r}, 0, 1)",
+        "ops.clip({0} * {alpha!r} + {beta!r}, 0.0, 1.0)",
+    ),
+    (
+        "Gelu",
+        {"approximate": "none"},
+        "F.gelu({0}, approximate={approximate!r})",
+        "ops.gelu({0}, approximate={approximate!r} == 'tanh')",
+    ),
+    ("Softmax", {"axis": -1}, "{0}.softmax({axis})", "ops.softmax({0}, axis={axis})"),
+    ("LogSoftmax", {"axis": -1}, "{0}.log_softmax({axis})", "ops.log_softmax({0}, axis={axis})"),
+    (
+        "ArgMax",
+        {"axis": 0, "keepdims": 1},
+        "{0}.argmax({axis}, keepdim={keepdims} == 1)",
+        'ops.cast(ops.argmax({0}, {axis}, keepdims={keepdims} == 1), "int64")',
+    ),
+    (
+        "Compress",
+        {"axis": 0},
+        "{0}.index_select({axis}, {1}.nonzero().flatten())",
+        "ops.take({0}, np.flatnonzero(ops.convert_to_numpy({1})), axis={axis})",
+    ),
+    (
+        "Expand",
+        {},
+        "{0}.broadcast_to(torch.broadcast_shapes({0}.shape, tuple({1}.tolist())))",
+        "ops.broadcast_to({0}, np.broadcast_shapes({0}.shape, tuple(ops.convert_to_numpy({1}).tolist())))",
+    ),
+    ("Size", {}, "torch.tensor({0}.numel())", 'ops.convert_to_tensor(ops.size({0}), dtype="int64")'),
+    ("MatMul", {}, *_PRODUCT),
+    ("Cast", {"to": ""}, *_CAST),
+    ("Transpose", {"perm": ()}, "{0}.permute{perm!r}", "ops.transpose({0}, {perm!r})"),
+    (
+        "GlobalAveragePool",
+        {},
+        "{0}.flatten(2).mean(-1).reshape(*{0}.shape[:2], *[1] * ({0}.ndim - 2))",
+        "ops.mean({0}, tuple(range(2, len({0}.shape))), keepdims=True)",
+    ),
+)
 _WINDOW = ("kernel_shape", "strides", "pads", "ceil_mode", "auto_pad")
-_POOLED = "{0}.flatten(2).mean(-1).reshape(*{0}.shape[:2], *[1] * ({0}.ndim - 2))"
+_ATTENTION = ("q_num_heads", "kv_num_heads", "is_causal", "scale", "left_window_size", "right_window_size")
 _STATEMENTS: Mapping[str, tuple[Emit, tuple[str, ...]]] = {
-    **{op: (_function(text), ()) for op, text in _PLAIN.items()},
-    **{op: (_function(f"{{0}} {sign} {{1}}"), ()) for op, sign in _SIGNS.items()},
-    **{op: (_function(f"torch.{op.lower()}({{0}})"), ()) for op in _OF_TORCH},
-    "Not": (_function("~{0}"), ()),
-    "Where": (_function("torch.where({0}, {1}, {2})"), ()),
+    **{op: (_expression((one, other), own), tuple(own)) for op, own, one, other in _EXPRESSIONS},
+    **dict.fromkeys(_NORMS, (_norm, _NORM_ATTRIBUTES)),
     "Max": (_fold("maximum"), ()),
     "Min": (_fold("minimum"), ()),
     "Sum": (lambda _, __, arguments: " + ".join(arguments), ()),
-    "Pow": (_function("torch.pow({0}, {1}).to({0}.dtype)"), ()),
-    "Softplus": (_function("F.softplus({0})"), ()),
-    "PRelu": (_function("torch.where({0} < 0, {0} * {1}, {0})"), ()),
-    "Celu": (_with_attribute("F.celu({0}, {alpha!r})", alpha=1.0), ("alpha",)),
-    "Selu": (
-        _with_attribute("{gamma!r} * F.elu({0}, {alpha!r})", alpha=SELU_ALPHA, gamma=SELU_SCALE),
-        ("alpha", "gamma"),
-    ),
-    "Swish": (_with_attribute("{0} * torch.sigmoid({alpha!r} * {0})", alpha=1.0), ("alpha",)),
-    "HardSigmoid": (
-        _with_attribute("torch.clamp({0} * {alpha!r} + {beta!r}, 0, 1)", alpha=0.2, beta=0.5),
-        ("alpha", "beta"),
-    ),
-    "LayerNormalization": _last("F.layer_norm({0}, {0}.shape[{axis}:], {1}, {2}, {epsilon!r})"),
-    "RMSNormalization": _last("F.rms_norm({0}, {0}.shape[{axis}:], {1}, {epsilon!r})"),
-    "GroupNormalization": _last("F.group_norm({0}, {num_groups}, {1}, {2}, {epsilon!r})"),
-    "InstanceNormalization": _last("F.instance_norm({0}, None, None, {1}, {2}, eps={epsilon!r})"),
     "Split": (_split, ("axis", "num_outputs")),
     "If": (_if, ("then_branch", "else_branch")),
     "LSTM": (_recurrent, _RECURRENT),
     "GRU": (_recurrent, _RECURRENT),
-    "Attention": (
-        _attention,
-        (
-            "q_num_heads",
-            "kv_num_heads",
-            "is_causal",
-            "scale",
-            "left_window_size",
-            "right_window_size",
-            "softcap",
-        ),
+    "Attention": (_attention, (*_ATTENTION, "softcap")),
+    "Einsum": (
+        lambda w, n, a: f"{w.pick(('torch', 'ops'))}.einsum({n.attributes['equation']!a}, {', '.join(a)})",
+        ("equation",),
     ),
-    "ArgMax": (
-        _with_attribute("{0}.argmax({axis}, keepdim={keepdims} == 1)", axis=0, keepdims=1),
-        ("axis", "keepdims"),
-    ),
-    "Einsum": (lambda _, n, a: f"torch.einsum({n.attributes['equation']!a}, {', '.join(a)})", ("equation",)),
     "Gather": (_gather, ("axis",)),
-    "Compress": (_with_attribute("{0}.index_select({axis}, {1}.nonzero().flatten())"), ("axis",)),
-    "Expand": (_function("{0}.broadcast_to(torch.broadcast_shapes({0}.shape, tuple({1}.tolist())))"), ()),
     "ConstantOfShape": (_full, ("value",)),
     "Trilu": (_triangle, ("upper",)),
-    "Size": (_function("torch.tensor({0}.numel())"), ()),
     "Shape": (_shape, ("start", "end")),
-    "Reciprocal": (_function("1 / {0}"), ()),
     "Div": (_division, ()),
-    "MatMul": (_function("{0} @ {1}"), ()),
-    "Identity": (_function("{0}"), ()),
     "Gemm": (_gemm, ("alpha", "beta", "transA", "transB")),
     "Conv": (_convolution, ("strides", "pads", "dilations", "group", "auto_pad", "kernel_shape")),
     "BatchNormalization": (_batch_norm, ("epsilon", "momentum", "training_mode")),
     "MaxPool": (_pool("max"), (*_WINDOW, "dilations", "storage_order")),
     "AveragePool": (_pool("avg"), (*_WINDOW, "count_include_pad")),
-    "GlobalAveragePool": (_function(_POOLED), ()),
     "Flatten": (_flatten, ("axis",)),
     "Reshape": (_reshape, ("allowzero",)),
-    "Cast": (_with_attribute("{0}.to(torch.{to})"), ("to",)),
+    "Clip": (_clip, ()),
     "Slice": (_slice, ()),
     "Pad": (_pad, ("mode",)),
-    "Transpose": (_with_attribute("{0}.permute{perm!r}"), ("perm",)),
-    "Concat": (lambda _, node, a: f"torch.cat([{', '.join(a)}], {node.attributes['axis']})", ("axis",)),
-    "Softmax": (_with_attribute("{0}.softmax({axis})", axis=-1), ("axis",)),
-    "LogSoftmax": (_with_attribute("{0}.log_softmax({axis})", axis=-1), ("axis",)),
-    "Elu": (_with_attribute("F.elu({0}, {alpha!r})", alpha=1.0), ("alpha",)),
-    "LeakyRelu": (_with_attribute("F.leaky_relu({0}, {alpha!r})", alpha=0.01), ("alpha",)),
-    "Gelu": (
-        _with_attribute("F.gelu({0}, approximate={approximate!r})", approximate="none"),
-        ("approximate",),
-    ),
-    "Clip": (_clip, ()),
+    "Concat": (lambda w, n, a: w.write(_CONCAT, ", ".join(a), n.attributes["axis"]), ("axis",)),
     "Squeeze": (_squeeze, ()),
     "Unsqueeze": (_unsqueeze, ()),
-    "ReduceMean": (_reduce("mean"), ("keepdims",)),
-    "ReduceSum": (_reduce("sum"), ("keepdims",)),
-    "ReduceMax": (_reduce("amax"), ("keepdims",)),
-    "ReduceMin": (_reduce("amin"), ("keepdims",)),
+    "ReduceMean": (_reduce(("mean", "mean")), ("keepdims",)),
+    "ReduceSum": (_reduce(("sum", "sum")), ("keepdims",)),
+    "ReduceMax": (_reduce(("amax", "max")), ("keepdims",)),
+    "ReduceMin": (_reduce(("amin", "min")), ("keepdims",)),
 }

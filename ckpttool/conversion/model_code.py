@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ckpttool.conversion.loading_code import is_word, python_literal
-from ckpttool.conversion.targets import TARGETS, TargetKind
+from ckpttool.conversion.targets import TARGETS, TargetKind, find_target_name
 from ckpttool.core import sidecar
 from ckpttool.core.deferred import NamedTuple, dataclass, field
 from ckpttool.core.errors import CkpttoolError, UnsupportedError, UsageError
@@ -372,10 +372,8 @@ class _AgentModules:
 
     def __init__(self, agent: Agent, kind: TargetKind) -> None:
         self.agent, self.file = agent, agent.checkpoint.path
-        self.target = next(name for name, each in TARGETS.items() if each is kind)
+        self.target = find_target_name(kind)
         self.framework = _FRAMEWORKS[self.target]
-        if agent.binding.facts.one_hot:
-            raise self.refuse("policies of discrete observations")
         settings, assumed = derive_code_settings(agent)
         self.settings = settings
         self.ledger = sidecar.merge_entries(agent.ledger, assumed)

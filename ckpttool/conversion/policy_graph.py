@@ -15,6 +15,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from ckpttool.conversion.graph_code import PolicyCalls
 from ckpttool.conversion.model_code import NumberedTree, derive_code_settings, number_tensors
 from ckpttool.core.errors import MissingExtraError, UnsupportedError
 from ckpttool.core.tree import Leaf, Path, attr
@@ -22,13 +23,13 @@ from ckpttool.evaluation.restore import Agent
 from ckpttool.formats import open_checkpoint
 from ckpttool.graphs.graph import Constant, Graph, OperatorNode, inline_constant, read_graph
 from ckpttool.libraries.schema import batch_norm_path, canonical_weight_path
-from ckpttool.mapping.rules import AxisSlice, Move, Permute, Rule, chain_rules
+from ckpttool.mapping.rules import AxisSlice, Cast, Move, Permute, Rule, chain_rules
 from ckpttool.networks.build import policy_network
 from ckpttool.networks.network import Network
 
 
-def read_policy_graph(agent: Agent) -> tuple[Graph, str]:
-    """Return what the agent's policy computes, and what turns its output into actions ("" for nothing).
+def read_policy_graph(agent: Agent) -> tuple[Graph, PolicyCalls]:
+    """Return what the agent's policy computes, and how it is called.
 
     The graph computes an action and the next states from observations and states.
     Raise UnsupportedError for an agent without a policy that can be played, and for a constant that is
@@ -39,18 +40,22 @@ def read_policy_graph(agent: Agent) -> tuple[Graph, str]:
     if part is None:
         raise UnsupportedError("--code needs a policy that can be played", file=agent.checkpoint.path)
     settings, _ = derive_code_settings(agent)
-    if agent.binding.facts.one_hot:
-        raise UnsupportedError(
-            "--code cannot write policies of discrete observations", file=agent.checkpoint.path
-        )
     numbered = number_tensors(agent)
     front = agent.front(title)
     graphs = [_exported(policy_network(tree, part, settings, front)) for tree in (agent.tree, numbered.tree)]
     graph, twin = graphs
     if [node.op for node in graph.nodes] != [node.op for node in twin.nodes]:
         raise UnsupportedError("--code cannot write a network whose layers depend on its weights")
-    act = "" if settings.choices is None else ".long()" + "[:, 0]" * settings.choices.single
-    return _Binder(agent, numbered).bind(*graphs), act
+    act = "" if settings.choices is None else '.astype("int64")' + "[:, 0]" * settings.choices.single
+    discrete = agent.binding.facts.one_hot
+    encodings = tuple(discrete.get(value.name) for value in graph.inputs)
+    for value, choices in zip(graph.inputs, encodings, strict=True):
+        if choices is not None and (value.shape or ())[1:] != (sum(choices.counts),):
+            # Several observations behind each other.
+            raise UnsupportedError(
+                "--code cannot write this encoding of discrete observations", found=value.name
+            )
+    return _Binder(agent, numbered).bind(*graphs), PolicyCalls(act, encodings)
 
 
 def _exported(network: Network) -> Graph:
@@ -163,6 +168,9 @@ class _Binder:
         ]
         leaf = self.agent.checkpoint.tree[move.source]
         assert isinstance(leaf, Leaf)  # noqa: S101 - a move of a tensor
+        if leaf.dtype != "float32":
+            # Policies compute in float32, whatever the type of their weights.
+            steps.append(Cast("float32"))
         return Constant(leaf, move.source, chain_rules(move.rule, *steps) if steps else move.rule)
 
     def _norms(self) -> Iterator[tuple[dict[str, Constant], float]]:

@@ -62,7 +62,7 @@ def with_policy_facts(
         return replace(own, sidecar=known)
     # A chain whose class is not in the file: the target contains as much of it as the source.
     if recorded is None or (own.sidecar is not None and own.sidecar.computation is not None):
-        return own
+        return own if model or part is not None else _with_norm_epsilon(checkpoint, target, own)
     kept = {"origin": recorded.origin, "code": recorded.code, "refused": found.refused[:_LONGEST]}
     kept = {name: text for name, text in kept.items() if text}
     return replace(own, sidecar=replace(own.sidecar or Sidecar(""), computation=kept))
@@ -97,6 +97,29 @@ def _read_policy_facts(checkpoint: Checkpoint, target: Checkpoint, own: Sidecar 
     except CkpttoolError as error:
         why = error.message + (f": {error.found}" if error.found else "")
         return _PolicyFacts(refused="" if policy is not None else why)
+
+
+def _with_norm_epsilon(checkpoint: Checkpoint, target: Checkpoint, own: VerifiedSidecar) -> VerifiedSidecar:
+    """Return the sidecar with the epsilon of the source's norms, if the target's framework has another one.
+
+    No file of weights records it: both sides assume the default of their framework.
+    """
+    try:
+        one, other = (
+            recognize_checkpoint(each) or recognize_single_policy(each) for each in (checkpoint, target)
+        )
+    except CkpttoolError:
+        return own
+    base = own.sidecar or Sidecar("")
+    if one is None or other is None or base.epsilon is not None or one.norm_kind is None:
+        return own
+    if one.norm_kind != other.norm_kind or one.facts.epsilon == other.facts.epsilon:
+        return own
+    name = os.path.basename(checkpoint.path)
+    origin = f"assumed: default of the framework of {name}, from which it was converted"
+    provenance = {**base.provenance, "epsilon": origin}
+    known = replace(base, epsilon={one.norm_kind: one.facts.epsilon}, provenance=provenance)
+    return replace(own, sidecar=known)
 
 
 def unplayable_note(own: VerifiedSidecar) -> tuple[str, ...]:

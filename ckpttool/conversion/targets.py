@@ -111,6 +111,11 @@ _COMMON = "torch, tf, keras, safetensors, npz, onnx"
 _ALL = "run ckpttool convert --help for all targets"
 
 
+def find_target_name(kind: TargetKind) -> str:
+    """Return the word of `--to` for a kind, "" for one that has no word, such as files in shards."""
+    return next((name for name, each in TARGETS.items() if each is kind), "")
+
+
 def _unknown_target_error(chosen: str, known: Collection[str]) -> UsageError:
     """Return the error for an unknown target, with the most similar one."""
     plain = re.sub(r"[^a-z0-9]", "", chosen.lower())

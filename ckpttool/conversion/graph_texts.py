@@ -1,0 +1,278 @@
+"""The texts around the statements of a graph: classes, functions and loading, in PyTorch and in Keras."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ckpttool.core.deferred import NamedTuple
+
+_TORCH_HEAD = """
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        for name, (dtype, shape, trained) in TENSORS.items():
+            *path, last = name.split(".")
+            module = self
+            for step in path:
+                if not hasattr(module, step):
+                    module.add_module(step, nn.Module())
+                module = module.get_submodule(step)
+            tensor = torch.zeros(shape, dtype=getattr(torch, dtype))
+            if trained:
+                module.register_parameter(last, nn.Parameter(tensor))
+            else:
+                module.register_buffer(last, tensor)
+
+    def tensor(self, name):
+        path, _, last = name.rpartition(".")
+        return getattr(self.get_submodule(path), last)
+"""
+_TORCH_LOAD = """
+
+def load(path):
+    \"\"\"Return the model with the weights of the file.\"\"\"
+    model = Model()
+    model.load_state_dict(tensors(torch.load(path, weights_only=True)), strict=True)
+    return model.eval()
+
+
+def tensors(value, name=""):
+    \"\"\"Return the tensors of nested dictionaries by their dotted names.\"\"\"
+    if not isinstance(value, dict):
+        return {name: value} if torch.is_tensor(value) else {}
+    parts = (tensors(each, f"{name}.{key}" if name else str(key)) for key, each in value.items())
+    return {key: each for part in parts for key, each in part.items()}
+"""
+_TORCH_ACT = """
+
+def act(model, *observations):
+    \"\"\"Return the actions, and the next states of a policy that receives states.\"\"\"
+    with torch.no_grad():
+        results = model(*(torch.as_tensor(each, dtype=torch.float32) for each in OBSERVED))
+    actions, *states = results if isinstance(results, tuple) else (results,)
+    actions = actions.numpy()END
+    return (actions, *(each.numpy() for each in states)) if states else actions
+"""
+_KERAS_HEAD = """
+IMPORTSimport keras
+import numpy as np
+from keras import ops
+
+
+class Model(keras.Model):
+    def __init__(self):
+        super().__init__(autocast=False)
+        self.stored = {
+            name: self.add_weight(
+                shape=shape, dtype=dtype, initializer="zeros", trainable=trained, name=name.replace("/", "_")
+            )
+            for name, (dtype, shape, trained) in TENSORS.items()
+        }
+
+    def tensor(self, name):
+        return ops.convert_to_tensor(self.stored[name])
+"""
+_KERAS_LOAD = """
+
+def load(path):
+    \"\"\"Return the model with the weights of the file, which must contain each in its shape.\"\"\"
+    model = Model()
+    with OPEN as file:
+        for name, variable in model.stored.items():
+            value = READ
+            if value.shape != tuple(variable.shape):
+                raise ValueError(f"{name} has the shape {value.shape} in the file, not {variable.shape}")
+            variable.assign(value)
+    return model
+"""
+_KERAS_ACT = """
+
+def act(model, *observations):
+    \"\"\"Return the actions, and the next states of a policy that receives states.\"\"\"
+    results = model(*(np.asarray(each, "float32") for each in OBSERVED))
+    actions, *states = results if isinstance(results, (tuple, list)) else (results,)
+    actions = ops.convert_to_numpy(actions)END
+    return (actions, *(ops.convert_to_numpy(each) for each in states)) if states else actions
+"""
+# Functions of the code; the gates of recurrent layers have ONNX's order.
+_TORCH_HELPERS = {
+    "divide": '''def divide(a, b):
+    """Return a / b; whole numbers are divided without a rest."""
+    return a / b if a.is_floating_point() else torch.div(a, b, rounding_mode="trunc")''',
+    "run_cell": '''def run_cell(cell, x, w, r, bias, states, directions):
+    """Return the outputs [steps, directions, batch, units] and the last states [directions, batch, units]."""
+    outputs, lasts = [], []
+    states = states or [torch.zeros(len(w), x.shape[1], r.shape[2])] * 2
+    for n, step in enumerate(directions):
+        state, steps = [each[n] for each in states], []
+        for entry in x if step > 0 else x.flip(0):
+            state = cell(entry, state, w[n], r[n], *bias[n].chunk(2))
+            steps.append(state[0])
+        outputs.append(torch.stack(steps[::step]))
+        lasts.append(state)
+    return (torch.stack(outputs, 1), *map(torch.stack, zip(*lasts)))''',
+    "batch_first": """def batch_first(results):
+    outputs, *states = results
+    return (outputs.permute(2, 0, 1, 3), *(each.transpose(0, 1) for each in states))""",
+    "lstm_cell": """def lstm_cell(x, state, w, r, bias, bias_state):
+    i, o, f, g = (x @ w.T + state[0] @ r.T + bias + bias_state).chunk(4, -1)
+    c = f.sigmoid() * state[1] + i.sigmoid() * g.tanh()
+    return o.sigmoid() * c.tanh(), c""",
+    "gru_cell": """def gru_cell(x, state, w, r, bias, bias_state):
+    h = state[0]
+    (zx, rx, nx), (zh, rh, nh) = (x @ w.T + bias).chunk(3, -1), (h @ r.T + bias_state).chunk(3, -1)
+    z = (zx + zh).sigmoid()
+    return ((1 - z) * (nx + (rx + rh).sigmoid() * nh).tanh() + z * h,)""",
+}
+_KERAS_HELPERS = {
+    "divide": '''def divide(a, b):
+    """Return a / b; whole numbers are divided without a rest."""
+    if "float" in keras.backend.standardize_dtype(a.dtype):
+        return a / b
+    return ops.sign(a) * ops.sign(b) * (ops.abs(a) // ops.abs(b))''',
+    "convolve": '''def convolve(x, kernel, bias, strides, pads, dilations, groups):
+    """Convolve x [batch, channels, ...] with a kernel [out, in, ...], padded by zeros on both sides."""
+    axes = range(2, len(kernel.shape))
+    x = ops.transpose(ops.pad(x, [(0, 0), (0, 0), *pads]), (0, *axes, 1))
+    kernel = ops.transpose(kernel, (*axes, 1, 0))
+    parts = zip(ops.split(x, groups, -1), ops.split(kernel, groups, -1))
+    y = [ops.conv(part, w, strides, "valid", "channels_last", dilations) for part, w in parts]
+    y = ops.concatenate(y, -1) if groups > 1 else y[0]
+    y = y if bias is None else y + bias
+    return ops.transpose(y, (0, len(kernel.shape) - 1, *(axis - 1 for axis in axes)))''',
+    "pool": '''def pool(x, kind, size, strides, pads, counted=True):
+    """Return the largest or mean entries of the windows of x [batch, channels, ...]."""
+    axes, sides = range(2, len(x.shape)), [(0, 0), (0, 0), *pads]
+    def run(function, values, fill):
+        values = ops.pad(values, sides, constant_values=fill) if any(map(any, pads)) else values
+        values = function(ops.transpose(values, (0, *axes, 1)), size, strides, "valid", "channels_last")
+        return ops.transpose(values, (0, len(x.shape) - 1, *(axis - 1 for axis in axes)))
+    if kind == "max":
+        return run(ops.max_pool, x, float("-inf"))
+    mean = run(ops.average_pool, x, 0.0)
+    return mean if counted else mean / run(ops.average_pool, ops.ones_like(x), 0.0)''',
+    "normalize": '''def normalize(x, axes, scale, bias, epsilon):
+    """Return x less its mean, over its deviation, times the scale plus the bias."""
+    centred = x - ops.mean(x, axes, keepdims=True)
+    x = centred / ops.sqrt(ops.mean(ops.square(centred), axes, keepdims=True) + epsilon)
+    x = x if scale is None else x * scale
+    return x if bias is None else x + bias''',
+    "by_channel": '''def by_channel(x, values):
+    """Return a value of each channel in the form of x [batch, channels, ...]."""
+    return None if values is None else ops.reshape(values, (-1, *[1] * (len(x.shape) - 2)))''',
+    "normalize_groups": '''def normalize_groups(x, groups, scale, bias, epsilon):
+    """Normalize the channels of each group together."""
+    rows = ops.reshape(x, (ops.shape(x)[0], groups, -1))
+    y = ops.reshape(normalize(rows, -1, None, None, epsilon), ops.shape(x))
+    y = y if scale is None else y * by_channel(x, scale)
+    return y if bias is None else y + by_channel(x, bias)''',
+    "attend": '''def attend(q, k, v, mask, causal, scale):
+    """Return the values that the queries choose, [..., queries, size]."""
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    scores = ops.matmul(q, ops.swapaxes(k, -1, -2)) * scale
+    if causal:
+        mask = np.tril(np.ones((q.shape[-2], k.shape[-2]), bool))
+    if mask is not None and "bool" in str(mask.dtype):
+        scores = ops.where(mask, scores, float("-inf"))
+    elif mask is not None:
+        scores = scores + mask
+    return ops.matmul(ops.softmax(scores, axis=-1), v)''',
+    "split_heads": '''def split_heads(x, heads):
+    """Return [batch, heads, steps, size] of [batch, steps, heads * size]."""
+    return ops.transpose(ops.reshape(x, (*ops.shape(x)[:2], heads, x.shape[-1] // heads)), (0, 2, 1, 3))''',
+    "join_heads": '''def join_heads(x):
+    """Return [batch, steps, heads * size] of [batch, heads, steps, size]."""
+    rows = ops.transpose(x, (0, 2, 1, 3))
+    return ops.reshape(rows, (*ops.shape(rows)[:2], x.shape[1] * x.shape[3]))''',
+    "run_cell": '''def run_cell(cell, x, w, r, bias, states, directions):
+    """Return the outputs [steps, directions, batch, units] and the last states [directions, batch, units]."""
+    outputs, lasts = [], []
+    states = states or [ops.zeros((w.shape[0], ops.shape(x)[1], r.shape[2]), x.dtype)] * 2
+    for n, step in enumerate(directions):
+        state, steps = [each[n] for each in states], []
+        for at in range(x.shape[0])[::step]:
+            state = cell(x[at], state, w[n], r[n], *ops.split(bias[n], 2))
+            steps.append(state[0])
+        outputs.append(ops.stack(steps[::step]))
+        lasts.append(state)
+    return (ops.stack(outputs, 1), *(ops.stack(each) for each in zip(*lasts)))''',
+    "batch_first": """def batch_first(results):
+    outputs, *states = results
+    return (ops.transpose(outputs, (2, 0, 1, 3)), *(ops.swapaxes(each, 0, 1) for each in states))""",
+    "lstm_cell": """def lstm_cell(x, state, w, r, bias, bias_state):
+    gates = ops.matmul(x, ops.transpose(w)) + ops.matmul(state[0], ops.transpose(r)) + bias + bias_state
+    i, o, f, g = ops.split(gates, 4, -1)
+    c = ops.sigmoid(f) * state[1] + ops.sigmoid(i) * ops.tanh(g)
+    return ops.sigmoid(o) * ops.tanh(c), c""",
+    "gru_cell": """def gru_cell(x, state, w, r, bias, bias_state):
+    h = state[0]
+    zx, rx, nx = ops.split(ops.matmul(x, ops.transpose(w)) + bias, 3, -1)
+    zh, rh, nh = ops.split(ops.matmul(h, ops.transpose(r)) + bias_state, 3, -1)
+    z = ops.sigmoid(zx + zh)
+    return ((1 - z) * ops.tanh(nx + ops.sigmoid(rx + rh) * nh) + z * h,)""",
+}
+
+
+ONE_HOT = """
+
+def encoded(observations):
+    \"\"\"Return the observations with one-hot rows instead of the numbers of discrete ones.\"\"\"
+    inputs = list(observations)
+    for at, space in enumerate(SPACES):
+        if space is not None:
+            counts, starts, single = space
+            numbers = np.asarray(inputs[at])
+            numbers = numbers.reshape(-1, 1) if single else numbers
+            places = numbers - np.array(starts)
+            if (places < 0).any() or (places >= np.array(counts)).any():
+                raise ValueError(f"an observation is outside its space: {numbers.tolist()}")
+            rows = [np.eye(count, dtype="float32")[places[:, n]] for n, count in enumerate(counts)]
+            inputs[at] = np.concatenate(rows, -1)
+    return inputs
+"""
+
+
+class Language(NamedTuple):
+    """What differs between the codes of the frameworks; `column` is that of pairs of templates."""
+
+    column: int
+    head: str
+    load: str
+    act: str
+    method: str
+    helpers: Mapping[str, str]
+
+    @property
+    def keras(self) -> bool:
+        """Return whether the code is for Keras."""
+        return self.column == 1
+
+
+def _keras(imports: str, opened: str, read: str, more: str = "") -> Language:
+    head = _KERAS_HEAD.replace("IMPORTS", imports)
+    load = _KERAS_LOAD.replace("OPEN", opened).replace("READ", read) + more
+    return Language(1, head, load, _KERAS_ACT, "call", _KERAS_HELPERS)
+
+
+# Keras writes bfloat16 as bytes of two, and names it in an attribute.
+_STORED = """
+
+def stored(dataset):
+    kind = dataset.attrs.get("dtype")
+    return np.asarray(dataset).view(kind) if kind == "bfloat16" else np.asarray(dataset)
+"""
+_BUNDLE = "contextlib.nullcontext(tf.train.load_checkpoint(path))"
+LANGUAGES = {
+    "torch": Language(0, _TORCH_HEAD, _TORCH_LOAD, _TORCH_ACT, "forward", _TORCH_HELPERS),
+    "keras": _keras("import h5py\n", "h5py.File(path)", "stored(file[name])", _STORED),
+    "tf": _keras(
+        "import contextlib\n\nimport tensorflow as tf\n", _BUNDLE, "np.asarray(file.get_tensor(name))"
+    ),
+}
+"""Targets whose code can be written from a graph, and the language of each."""
