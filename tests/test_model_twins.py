@@ -16,7 +16,7 @@ from ckpttool.core.activations import MIXED, CallPlace, FeaturePart, common_part
 from ckpttool.mapping import BlockOrder, LayerCandidate, add_call_places, find_layers, solve
 from ckpttool.mapping.flattening import FeatureReordering, arrange_parts
 from ckpttool.mapping.layer_kinds import LayerFacts
-from ckpttool.mapping.solver import PLACE
+from ckpttool.mapping.solver import BIAS, PLACE
 from ckpttool.networks import probe_module
 from tests.model_pairs import twins
 
@@ -461,3 +461,19 @@ def test_a_matrix_that_a_file_has_twice_fills_once(tmp_path):
         torch.save(rows, tmp_path / "a.pt")
         with pytest.raises(MappingError) if error else contextlib.nullcontext():
             load_into(torch.nn.Linear(4, 3, bias=False), tmp_path / "a.pt")
+
+
+@pytest.mark.parametrize("dilations", [(1, 1), (1, 2)])
+def test_layers_of_one_shape_pair_by_their_biases_or_without_them(dilations):
+    theirs = [layer(name)._replace(settings=frozenset({(BIAS, name == "x")})) for name in ("x", "y")]
+    ours = [layer(name)._replace(settings=frozenset({(BIAS, name == "a")})) for name in ("b", "a")]
+    assert found(theirs, ours)[0] == {"x": "a", "y": "b"}
+    # All of one side have biases, as norms were merged into them: another setting decides, if there is one.
+    theirs, ours = (
+        [
+            one._replace(settings=frozenset({(BIAS, side == 0 or n == 0), ("dilation", dilations[n])}))
+            for n, one in enumerate(each)
+        ]
+        for side, each in enumerate((theirs, ours))
+    )
+    assert found(theirs, ours)[0] == ({"x": "b", "y": "a"} if dilations == (1, 2) else {})

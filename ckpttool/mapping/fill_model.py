@@ -44,6 +44,7 @@ from ckpttool.mapping.layers import (
 )
 from ckpttool.mapping.rules import KEEP, Cast, Move, Plan, Rule, apply_plan, chain_rules, compose_rules
 from ckpttool.mapping.solver import (
+    BIAS,
     Ambiguity,
     By,
     FillResult,
@@ -157,9 +158,12 @@ def _call_place(tree: Tree, layer: Layer) -> CallPlace:
 
 def _comparable_settings(layer: Layer) -> frozenset[tuple[str, object]]:
     """Return the settings that must agree between two matching layers; epsilons are often changed."""
-    return frozenset(
-        (name, value) for name, value in layer_settings(layer).items() if name not in ("epsilon", "norm")
-    )
+    settings: dict[str, object] = {
+        name: value for name, value in layer_settings(layer).items() if name not in ("epsilon", "norm")
+    }
+    if _NORMS.isdisjoint(kind.name for kind in layer.kinds):  # whose offsets have other names
+        settings[BIAS] = any("bias" in name for name in layer.tensors)
+    return frozenset(settings.items())
 
 
 def _is_saved_by_place(tree: Tree, layer: Layer, keys: Sequence[str]) -> bool:

@@ -427,6 +427,8 @@ def _add_places(
 
 
 PLACE = "position in the order of calls"
+# Whether a layer has a bias: one of equal shape without it cannot take its numbers.
+BIAS = "bias"
 _ROUNDS = 8
 _MOST_PLACED = 600
 
@@ -808,18 +810,21 @@ class _Solver:
         theirs = {n: self.sources[n].settings for n in having}
         ours = {n: self.targets[n].settings for n in wanting}
         every = [{name for name, _ in each} for each in (*theirs.values(), *ours.values())]
-        known = set.intersection(*every)
-        sides = [
-            {
-                n: frozenset(f"{name} {value}" for name, value in each if name in known)
-                for n, each in side.items()
-            }
-            for side in (theirs, ours)
-        ]
-        if any(len(set(side.values())) < 2 for side in sides):
-            return []
-        counts = [Counter(side.values()) for side in sides]
-        return _pair_by_marks(*sides) if counts[0] == counts[1] else []
+        both = set.intersection(*every)
+        for known in (both, both - {BIAS}):
+            sides = [
+                {
+                    n: frozenset(f"{name} {value}" for name, value in each if name in known)
+                    for n, each in side.items()
+                }
+                for side in (theirs, ours)
+            ]
+            if any(len(set(side.values())) < 2 for side in sides):
+                continue
+            counts = [Counter(side.values()) for side in sides]
+            if counts[0] == counts[1]:
+                return _pair_by_marks(*sides)
+        return []
 
     def _by_words(self, having: list[int], wanting: list[int]) -> list[tuple[list[int], list[int]]]:
         """Return groups of both sides with the same distinguishing words."""
@@ -899,7 +904,7 @@ class _Solver:
         Programs number such branches in different orders.
         """
         sides = [
-            {n: frozenset(each for each in every[n].settings if each[0] != PLACE) for n in some}
+            {n: frozenset(each for each in every[n].settings if each[0] not in (PLACE, BIAS)) for n in some}
             for every, some in ((self.sources, having), (self.targets, wanting))
         ]
         return len(set(sides[1].values())) > 1 == len(set(sides[0].values()))
@@ -956,19 +961,25 @@ class _Solver:
             one, other = normed.get(pair.source), own.get(pair.target)
             if one is not None and other is not None and partners.get(one[0], other[0]) != other[0]:
                 return
-        theirs = {
-            n: (partners[normed[n][0]], normed[n][1])
-            for n in having
-            if normed.get(n, _NO_LAYER)[0] in partners
-        }
         ours = {own[n]: n for n in wanting if n in own}
-        if not theirs or len({*theirs.values()}) < len(theirs) or not {*theirs.values()} <= {*ours}:
+        found: dict[int, int] = {}
+        count = -1
+        while count < len(found):
+            count = len(found)
+            for n in having:
+                layer, alike = normed.get(n, _NO_LAYER)
+                partner = partners.get(layer, found.get(layer))
+                if n in found or partner is None:
+                    continue
+                target = ours.get((partner, alike))
+                if target is None or target in found.values():
+                    return
+                found[n] = target
+        by_place = self.in_order and any(self.sources[n].call.number < 0 for n in having)
+        if by_place and not len(found) == len(having) == len(wanting):
             return
-        by_place = any(self.sources[n].call.number < 0 for n in having) and self.in_order
-        if by_place and not len(theirs) == len(having) == len(wanting):
-            return
-        for source, layer in theirs.items():
-            if self._pair(source, ours[layer], "calls"):
+        for source, target in found.items():
+            if self._pair(source, target, "calls"):
                 self.normed.append(self.pairs[-1])
 
     def _normed_layers(self, side: int) -> dict[int, tuple[int, bool]]:
@@ -993,7 +1004,7 @@ class _Solver:
                 before = [place for place in by_call if one.call.after >> place & 1]
                 layer = by_call[max(before)] if before else None
             elif side == 0 and self.in_order:
-                layer = n - 1 if n and n - 1 not in norms and not every[n - 1].lone else None
+                layer = n - 1 if n and not every[n - 1].lone else None
             elif one.name and len(same := named.get((*one.name[:-1], _strip_kind(one.name[-1])), [])) == 1:
                 layer = same[0] if _widths(every[same[0]]) & _widths(one) else None
             if layer is not None:
@@ -1172,7 +1183,7 @@ def _build_row(every: Sequence[LayerCandidate], some: Sequence[int]) -> _LayerRo
 _NO_LAYER = (-1, False)
 # What names add for a norm, and for the layer itself: `bn_Conv1`, `block1a_bn` of `block1a_dwconv`.
 _KIND_OF_LAYER = deferred.compile(
-    r"(?:^|(?<=_))(?:bn|bnorm|batch_?norm(?:alization)?|norm|(?:dw)?conv[123]?d?)(?:_|$)", re.IGNORECASE
+    r"(?:^|(?<=_))(?:bn|bnorm|batch_?norm(?:alization)?|norm|(?:dw)?conv(?:[123]d)?)(?:_|$)", re.IGNORECASE
 )
 
 
