@@ -35,6 +35,7 @@ SQUARE = ("twins_dense", "twins_images", "twins_attention")
 USUAL = ("twins_agents", "twins_vision", "twins_language")
 # Models of keras.applications and torchvision, and of Transformers.
 PUBLISHED = ("twins_published",)
+LIBRARIES = {"application_": "keras.applications and torchvision", "transformers_": "Transformers"}
 PUBLISHED_APPLICATIONS = ("keras", "saved_model", "weights", "script", "onnx", "pt")
 PUBLISHED_TRANSFORMERS = (
     *("h5", "keras_safetensors", "saved_model", "objects"),
@@ -468,6 +469,14 @@ models, recommenders. Hints were not tried. `.keras` files of custom classes rec
 the other recorded computations, outputs decide what names and shapes leave open.
 
 """
+_PUBLISHED_PAGE = """
+### Models of other libraries
+
+{applications} models of keras.applications that torchvision has, too ({names}), with the same epsilon, odd
+images and, for ResNet50, Keras's strides and biases; VGG16 without its head. {transformers} small models of
+Transformers 4.49, with the files that it writes. All have random numbers. *Followed* are refusals whose hint
+makes them right, such as `--from torch` for GPT2. `python -m tests.model_pairs.twins --published --record`
+"""
 _FORMS = {
     "keras": "`.keras`",
     "saved_model": "SavedModel",
@@ -503,7 +512,8 @@ def _wrong_fillings(found: Sequence[Cell]) -> str:
 
 def page() -> str:
     """Return the sections with the recorded states by form, and the fillings that are wrong."""
-    cells, columns = recorded(), ("right", "assumed", "corrected", "followed", "refused")
+    every, columns = recorded(), ("right", "assumed", "corrected", "followed", "refused")
+    cells = [cell for cell in every if not cell.pair.startswith(tuple(LIBRARIES))]
     usual = {cell.pair for cell in cells if cell.source in ("onnx", "saved_model")}
     square = [cell for cell in cells if cell.pair not in usual]
     others = [cell for cell in cells if cell.pair in usual]
@@ -515,7 +525,29 @@ def page() -> str:
     rows: list[tuple[str, Sequence[str]]] = [(title, (form,)) for form, title in _FORMS.items()]
     rows += [("with a computation", RECORDING), ("all", FORMS[USUAL])]
     text += _table(others, ("right", "assumed", "refused"), rows)
-    return f"{text}\nWrong with a sentence that names the layer: {_wrong_fillings(others)}.\n"
+    text += f"\nWrong with a sentence that names the layer: {_wrong_fillings(others)}.\n"
+    return text + _published([cell for cell in every if cell not in cells])
+
+
+def _published(cells: Sequence[Cell]) -> str:
+    """Return the section on the models of other libraries, "" without records."""
+    if not cells:
+        return ""
+    by_library = {start: [cell for cell in cells if cell.pair.startswith(start)] for start in LIBRARIES}
+    names = {start: dict.fromkeys(cell.pair for cell in found) for start, found in by_library.items()}
+    text = _PUBLISHED_PAGE.format(
+        names=", ".join(name.removeprefix("application_") for name in names["application_"]),
+        applications=len(names["application_"]),
+        transformers=len(names["transformers_"]),
+    )
+    columns = ("right", "assumed", "corrected", "followed", "refused")
+    for start, title in LIBRARIES.items():
+        rows = ((f"{title} to PyTorch", KERAS), (f"{title} to Keras", TORCH), ("both", (*KERAS, *TORCH)))
+        text += f"\n{_table(by_library[start], columns, rows)}"
+    refused = [cell for cell in cells if cell.state == "refused"]
+    if refused:
+        text += f"\nRefused: {', '.join(f'`{cell.pair}` ({cell.source})' for cell in refused)}.\n"
+    return text
 
 
 def main() -> None:
