@@ -463,8 +463,11 @@ def _copies(tree: Tree, unused: Iterable[Path], used: Collection[Path]) -> Itera
             continue
         for other in used:
             first = tree[other]
-            alike = isinstance(first, Leaf) and (first.dtype, first.shape) == (leaf.dtype, leaf.shape)
-            if alike and np.array_equal(first.array(), values):
+            if (
+                isinstance(first, Leaf)
+                and (first.dtype, first.shape) == (leaf.dtype, leaf.shape)
+                and np.array_equal(first.array(), values)
+            ):
                 yield path, f"same numbers as {tree.names[other]}"
                 break
 

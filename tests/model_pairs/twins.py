@@ -472,10 +472,12 @@ the other recorded computations, outputs decide what names and shapes leave open
 _PUBLISHED_PAGE = """
 ### Models of other libraries
 
-{applications} models of keras.applications that torchvision has, too ({names}), with the same epsilon, odd
-images and, for ResNet50, Keras's strides and biases; VGG16 without its head. {transformers} small models of
-Transformers 4.49, with the files that it writes. All have random numbers. *Followed* are refusals whose hint
-makes them right, such as `--from torch` for GPT2. `python -m tests.model_pairs.twins --published --record`
+{applications} models of keras.applications that torchvision has, too, with the same epsilon and odd images:
+{names}.
+ResNet50 has Keras's strides and biases, VGG16 no head. {transformers} small models of Transformers 4.49,
+with the files that it writes. All have random numbers. {run} of {all} conversions were run, by
+`python -m tests.model_pairs.twins --published --record`. *Followed* are refusals whose hint makes them
+right, such as `--from torch` for GPT2.
 """
 _FORMS = {
     "keras": "`.keras`",
@@ -539,6 +541,9 @@ def _published(cells: Sequence[Cell]) -> str:
         names=", ".join(name.removeprefix("application_") for name in names["application_"]),
         applications=len(names["application_"]),
         transformers=len(names["transformers_"]),
+        run=len(cells),
+        all=len(names["application_"]) * len(PUBLISHED_APPLICATIONS)
+        + len(names["transformers_"]) * len(PUBLISHED_TRANSFORMERS),
     )
     columns = ("right", "assumed", "corrected", "followed", "refused")
     for start, title in LIBRARIES.items():
