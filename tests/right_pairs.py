@@ -104,20 +104,13 @@ def keras_application(name: str) -> Any:
     return cls(weights=None, include_top=False, input_shape=APPLICATIONS[name])
 
 
-_LIBRARIES: list[Any] = []
-
-
 def torch_application(name: str) -> Any:
     """Return the same of torchvision."""
-    import torch
     from torch import nn
 
-    # A build of torchvision for another PyTorch lacks its operators, which no model here uses.
-    if not hasattr(torch.ops.torchvision, "nms"):
-        library = torch.library.Library("torchvision", "DEF")
-        _LIBRARIES.append(library)
-        for each in ("nms", "qnms"):
-            library.define(f"{each}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    from tests.model_pairs.twins_published import define_operators
+
+    define_operators()
     import torchvision
 
     model = getattr(torchvision.models, name.lower())(weights=None)
@@ -186,7 +179,7 @@ def write_transformers(folder: str, names: Sequence[str]) -> None:
         model.save_pretrained(at)
         other = getattr(transformers, f"TF{name}Model").from_pretrained(at, from_pt=True)
         other.save_weights(f"{at}.h5")
-        np.savez(f"{at}.npz", **hugging_face._inputs(name))
+        np.savez(f"{at}.npz", **hugging_face.inputs(name))
 
 
 def _spec(factory: str, name: str) -> ModelSpec:

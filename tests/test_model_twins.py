@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 from collections import Counter
@@ -10,12 +11,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ckpttool.core import ActivationTracker, Inline, Leaf, Tree, attr, framework_order
+from ckpttool.core import ActivationTracker, Inline, Leaf, MappingError, Tree, attr, framework_order
 from ckpttool.core.activations import MIXED, CallPlace, FeaturePart, common_parts
 from ckpttool.mapping import BlockOrder, LayerCandidate, add_call_places, find_layers, solve
 from ckpttool.mapping.flattening import FeatureReordering, arrange_parts
 from ckpttool.mapping.layer_kinds import LayerFacts
-from ckpttool.mapping.solver import PLACE
+from ckpttool.mapping.solver import BIAS, PLACE
 from ckpttool.networks import probe_module
 from tests.model_pairs import twins
 
@@ -360,3 +361,119 @@ def test_numbers_of_a_model_that_calls_its_layers_in_another_order_pair_nothing(
     ours = chain(["fc1", "fc2", "fc3"], ["fc3", "fc2", "fc1"])
     assert found(theirs, ours)[0] == {}
     assert len(found(theirs, chain(["fc1", "fc2", "fc3"], ["fc1", "fc2", "fc3"]))[0]) == 3
+
+
+def normed_blocks(names, *, calls=None, widths=(8, 8, 8)):
+    """Return convolutions and batch norms with these names; `calls` are the names in the order of calls."""
+    made = []
+    for name in names:
+        width = widths[sum("conv" in one.title for one in made) % len(widths)]
+        norm = "conv" not in name
+        shapes = ("batch_norm", (8,)) if norm else ("convolution", ("kernel", (3, 3, 8 + len(made), width)))
+        number = calls.index(name) if calls else -1
+        place = CallPlace(number, (1 << max(number, 0)) - 1) if calls else CallPlace()
+        made.append(LayerCandidate(tuple(name.split("/")), frozenset({shapes}), name, -1, place))
+    return made
+
+
+CONVOLUTIONS = ["a_conv", "b_conv", "c_conv"]
+CALLED = ["a_conv", "a", "b_conv", "b", "c_conv", "c"]
+BEFORE = ["a", "a_conv", "b", "b_conv", "c", "c_conv"]
+
+
+@pytest.mark.parametrize(
+    ("theirs", "in_order", "calls", "widths"),
+    [
+        # Names: of a file that lists the layers in any order.
+        ([*CONVOLUTIONS, "bn_c", "b_bn", "a_batch_norm"], False, CALLED, (8, 8, 8)),
+        # The list of a program, with names that do not pair.
+        (["a_conv", "n", "b_conv", "m", "c_conv", "k"], True, CALLED, (8, 8, 8)),
+        ([*CONVOLUTIONS, "n", "m", "k"], True, CALLED, ()),
+        # The model normalizes what a layer takes, the file seems to say what it gives.
+        (["a_conv", "n", "b_conv", "m", "c_conv", "k"], True, BEFORE, ()),
+        ([*CONVOLUTIONS, "bn_c", "b_bn", "a_bn"], False, BEFORE, ()),
+        ([*CONVOLUTIONS, "bn_c", "b_bn", "a_bn", "c_bn"], False, CALLED, ()),
+        # A norm with the name of a layer that has another number of channels.
+        ([*CONVOLUTIONS, "bn_c", "b_bn", "a_bn"], False, CALLED, (8, 8, 4)),
+    ],
+)
+def test_batch_norms_pair_as_the_layers_whose_results_they_take(theirs, in_order, calls, widths):
+    sources, ours = normed_blocks(theirs, widths=widths or (8,)), normed_blocks(CALLED, calls=calls)
+    for n, one in enumerate(ours):  # kernels of three shapes
+        if "conv" in one.title:
+            same = next(each for each in sources if each.title == one.title)
+            ours[n] = one._replace(signatures=same.signatures, name=(f"x{n}",))
+        else:
+            ours[n] = one._replace(name=(f"y{n}",))
+    solution = solve(sources, ours, in_order=in_order)
+    norms = {pair.source: pair.target for pair in solution.normed}
+    assert len(norms) == widths.count(8)
+    order = sorted(norms, reverse=not in_order)
+    assert [norms[n] for n in order] == sorted(norms.values())
+
+
+MASK = np.tri(4, dtype=bool).reshape(1, 1, 4, 4)
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    ("table", "kept"),
+    [
+        (np.arange(6).reshape(1, 6), True),
+        (np.zeros((1, 6), np.int64), True),
+        (MASK, True),
+        (np.array([[2, 0, 1, 3]]), False),
+        (np.arange(6).reshape(2, 3), False),
+        (MASK.transpose(0, 1, 3, 2), False),
+        (np.arange(6, dtype=np.float32), False),
+    ],
+)
+@pytest.mark.parametrize("in_model", [False, True])
+def test_an_integer_table_that_programs_compute_is_named_and_another_one_refused(
+    tmp_path, table, kept, in_model
+):
+    import torch
+
+    from ckpttool import load_into
+
+    models = [torch.nn.Sequential(torch.nn.Linear(4, 3)) for _ in range(2)]
+    models[in_model].register_buffer("table", torch.from_numpy(table.copy()))
+    torch.save(models[0].state_dict(), tmp_path / "a.pt")
+    if kept:
+        done = load_into(models[1], tmp_path / "a.pt")
+        assert [each for each in done.report.assumed if each.startswith("table: ")]
+        assert torch.equal(models[0][0].weight, models[1][0].weight)
+        assert not in_model or torch.equal(models[1].table, torch.from_numpy(table))
+    else:
+        with pytest.raises(MappingError):
+            load_into(models[1], tmp_path / "a.pt")
+
+
+@pytest.mark.torch
+def test_a_matrix_that_a_file_has_twice_fills_once(tmp_path):
+    import torch
+
+    from ckpttool import load_into
+
+    model = torch.nn.Linear(4, 3, bias=False)
+    for other, error in ((model.weight + 1, True), (model.weight, False)):
+        rows = {"weight": model.weight.detach(), "tied.weight": other.detach().clone()}
+        torch.save(rows, tmp_path / "a.pt")
+        with pytest.raises(MappingError) if error else contextlib.nullcontext():
+            load_into(torch.nn.Linear(4, 3, bias=False), tmp_path / "a.pt")
+
+
+@pytest.mark.parametrize("dilations", [(1, 1), (1, 2)])
+def test_layers_of_one_shape_pair_by_their_biases_or_without_them(dilations):
+    theirs = [layer(name)._replace(settings=frozenset({(BIAS, name == "x")})) for name in ("x", "y")]
+    ours = [layer(name)._replace(settings=frozenset({(BIAS, name == "a")})) for name in ("b", "a")]
+    assert found(theirs, ours)[0] == {"x": "a", "y": "b"}
+    # All of one side have biases, as norms were merged into them: another setting decides, if there is one.
+    theirs, ours = (
+        [
+            one._replace(settings=frozenset({(BIAS, side == 0 or n == 0), ("dilation", dilations[n])}))
+            for n, one in enumerate(each)
+        ]
+        for side, each in enumerate((theirs, ours))
+    )
+    assert found(theirs, ours)[0] == ({"x": "b", "y": "a"} if dilations == (1, 2) else {})

@@ -190,7 +190,8 @@ def compile_glob(glob: str | None) -> Callable[[str], bool]:
     if glob is None:
         return lambda _: True
     pattern = re.compile(("" if glob.startswith("/") else "(?:.*/)?") + _glob_to_regex(glob.lstrip("/")))
-    return lambda path: pattern.fullmatch(path) is not None
+    # Names of constants in ONNX graphs begin with a slash.
+    return lambda path: pattern.fullmatch(path.removeprefix("/")) is not None
 
 
 _NO_MATCH = "ckpttool inspect lists the paths; * stands for one step of a path, ** for several"

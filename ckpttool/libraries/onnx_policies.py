@@ -22,7 +22,7 @@ from ckpttool.formats.onnx import OnnxModel, OnnxNode
 from ckpttool.graphs.onnx import module_of_node, split_scope
 from ckpttool.libraries.activation_orders import with_orders
 from ckpttool.mapping.layer_kinds import LayerFacts
-from ckpttool.mapping.layers import LayerOption
+from ckpttool.mapping.layers import LayerOption, describe_table
 from ckpttool.mapping.rules import (
     KEEP,
     TRANSPOSE,
@@ -475,6 +475,8 @@ def _sort_unused(
         plain = isinstance(leaf, Leaf) and leaf.size == max(leaf.shape, default=1)
         if isinstance(leaf, Leaf) and operators <= _STATES and not plain and not leaf.array().any():
             zeros.append(path)  # the initial state of a recurrent layer
+        elif isinstance(leaf, Leaf) and describe_table(leaf) is not None:
+            zeros.append(path)  # positions or a mask, which a program computes
         elif isinstance(leaf, ValueLeaf) or not plain or not operators <= _SETTINGS or len(path) > 1:
             gone.add(path)
             lost.append(f"{tree.names[path]} ({', '.join(sorted(operators)) or 'no operator of the graph'})")

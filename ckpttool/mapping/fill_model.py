@@ -36,6 +36,7 @@ from ckpttool.mapping.layers import (
     candidate_kinds,
     canonical_tensors,
     convert_layer,
+    describe_table,
     find_layers,
     find_modules,
     propose_options,
@@ -43,6 +44,7 @@ from ckpttool.mapping.layers import (
 )
 from ckpttool.mapping.rules import KEEP, Cast, Move, Plan, Rule, apply_plan, chain_rules, compose_rules
 from ckpttool.mapping.solver import (
+    BIAS,
     Ambiguity,
     By,
     FillResult,
@@ -156,9 +158,12 @@ def _call_place(tree: Tree, layer: Layer) -> CallPlace:
 
 def _comparable_settings(layer: Layer) -> frozenset[tuple[str, object]]:
     """Return the settings that must agree between two matching layers; epsilons are often changed."""
-    return frozenset(
-        (name, value) for name, value in layer_settings(layer).items() if name not in ("epsilon", "norm")
-    )
+    settings: dict[str, object] = {
+        name: value for name, value in layer_settings(layer).items() if name not in ("epsilon", "norm")
+    }
+    if _NORMS.isdisjoint(kind.name for kind in layer.kinds):  # whose offsets have other names
+        settings[BIAS] = any("bias" in name for name in layer.tensors)
+    return frozenset(settings.items())
 
 
 def _is_saved_by_place(tree: Tree, layer: Layer, keys: Sequence[str]) -> bool:
@@ -404,6 +409,10 @@ def _fill_by_layers(source: FillSource, skeleton: Skeleton, options: MatchOption
     reached = ({move.target for move in made.moves} | made.added.keys()) - unfit.keys()
     used = {move.source for move in made.moves} | made.left
     linked = set(places.values())
+    unfilled = [path for path in skeleton.tree if path in linked and path not in reached]
+    unused = [path for path, leaf in tree.tensors() if leaf.role in STATES and path not in used]
+    own = dict(_own_tables(skeleton.tree, unfilled))
+    left = {**dict(_own_tables(tree, unused)), **dict(_copies(tree, unused, used))}
     return FillResult(
         filled,
         tuple(made.moves),
@@ -417,18 +426,50 @@ def _fill_by_layers(source: FillSource, skeleton: Skeleton, options: MatchOption
             )
             for group in solution.ambiguous
         ),
-        tuple(path for path in skeleton.tree if path in linked and path not in reached),
-        tuple(path for path, leaf in tree.tensors() if leaf.role in STATES and path not in used),
+        tuple(path for path in unfilled if path not in own),
+        tuple(path for path in unused if path not in left),
         (
             *_describe_assumptions(theirs, ours, solution),
             *(("both models return their outputs in the same order",) if by_outputs else ()),
             *dict.fromkeys(made.assumed),
+            *(f"{skeleton.tree.names[path]}: {what}, kept from the model" for path, what in own.items()),
+            *(f"{tree.names[path]}: {what}, left out" for path, what in left.items()),
         ),
         (*made.notes, *needs, *_describe_unmatched(theirs, ours, solution, source.framework)),
         (*misfits, *different, *unfit.values()),
         made.evidence,
         tuple(made.assumed_parts),
     )
+
+
+def _own_tables(tree: Tree, paths: Iterable[Path]) -> Iterator[tuple[Path, str]]:
+    """Yield integer tables that the other model computes itself, and what they have."""
+    for path in paths:
+        leaf = tree[path]
+        if isinstance(leaf, Leaf) and (what := describe_table(leaf)) is not None:
+            yield path, f"integer table with {what}"
+
+
+def _copies(tree: Tree, unused: Iterable[Path], used: Collection[Path]) -> Iterator[tuple[Path, str]]:
+    """Yield unused matrices with the numbers of a used one: a tied layer that the file has several times."""
+    import numpy as np
+
+    for path in unused:
+        leaf = tree[path]
+        if not isinstance(leaf, Leaf) or len(leaf.shape) < 2 or leaf.size < 2:
+            continue
+        values = leaf.array()
+        if (values == values.flat[0]).all():
+            continue
+        for other in used:
+            first = tree[other]
+            if (
+                isinstance(first, Leaf)
+                and (first.dtype, first.shape) == (leaf.dtype, leaf.shape)
+                and np.array_equal(first.array(), values)
+            ):
+                yield path, f"same numbers as {tree.names[other]}"
+                break
 
 
 def _name_decided(
@@ -789,6 +830,7 @@ def _describe_assumptions(theirs: MatchSide, ours: MatchSide, solution: Solution
         ("numbers follow the order of calls", solution.counted),
         ("numbers count the same layers on both sides", solution.numbered),
         ("paired by the order of calls, not by name", solution.renamed),
+        ("batch norms are paired as the layers of which they have the name or the place", solution.normed),
     ):
         if pairs:
             named = [f"{theirs.title(pair.source)} -> {ours.title(pair.target)}" for pair in pairs]

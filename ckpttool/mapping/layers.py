@@ -413,6 +413,30 @@ class Layer(NamedTuple):
         return {name: leaf for name, path in self.tensors.items() if isinstance(leaf := tree[path], Leaf)}
 
 
+_MOST_IN_TABLE = 1 << 24
+
+
+def describe_table(leaf: Leaf) -> str | None:
+    """Return what an integer table has if it is one that programs compute themselves, None otherwise.
+
+    A program registers them as buffers (`position_ids` of Transformers, the mask of GPT-2). Others, such as a
+    random permutation, are no such table.
+    """
+    if not re.match("u?int|bool", leaf.dtype) or not 1 < leaf.size <= _MOST_IN_TABLE:
+        return None
+    import numpy as np
+
+    values, extent = leaf.array(), leaf.shape[-1]
+    if not values.any():
+        return "zeros"
+    if leaf.size == extent and np.array_equal(values.reshape(-1), np.arange(extent)):
+        return "positions"
+    square = len(leaf.shape) > 1 and leaf.size == extent**2 == extent * leaf.shape[-2]
+    if square and np.array_equal(values.reshape(extent, extent), np.tri(extent, dtype=values.dtype)):
+        return "a causal mask"
+    return None
+
+
 def find_modules(
     tree: Tree,
     framework: str,

@@ -427,6 +427,8 @@ def _add_places(
 
 
 PLACE = "position in the order of calls"
+# Whether a layer has a bias: one of equal shape without it cannot take its numbers.
+BIAS = "bias"
 _ROUNDS = 8
 _MOST_PLACED = 600
 
@@ -520,7 +522,7 @@ class Solution(NamedTuple):
 
     `counted` are pairs in which one side's numbers are the framework's count, `numbered` those with
     numbers chosen by both programs, in names that differ, `renamed` those whose names belong to other
-    layers.
+    layers, `normed` batch norms of matched layers.
     """
 
     pairs: tuple[LayerPair, ...]
@@ -529,6 +531,7 @@ class Solution(NamedTuple):
     counted: tuple[LayerPair, ...] = ()
     numbered: tuple[LayerPair, ...] = ()
     renamed: tuple[LayerPair, ...] = ()
+    normed: tuple[LayerPair, ...] = ()
 
 
 def solve(
@@ -565,6 +568,11 @@ class _Solver:
         self.misfits: list[LayerPair] = []
         self.counted: list[LayerPair] = []
         self.numbered: list[LayerPair] = []
+        self.normed: list[LayerPair] = []
+        self._normed: tuple[dict[int, tuple[int, bool]] | None, dict[int, tuple[int, bool]] | None] = (
+            None,
+            None,
+        )
         self._crossed: set[int] = set()
         self._tokens: tuple[dict[int, frozenset[str]], dict[int, frozenset[str]]] = ({}, {})
         self._attends: bool | None = None
@@ -600,6 +608,7 @@ class _Solver:
             tuple(sorted(self.counted, key=lambda pair: pair.target)),
             tuple(sorted(self.numbered, key=lambda pair: pair.target)),
             tuple(pair for pair in self.pairs if pair.target in self._crossed and pair.by != "given"),
+            tuple(sorted(self.normed, key=lambda pair: pair.target)),
         )
 
     def _given(self, sources: list[int], targets: list[int]) -> None:
@@ -752,7 +761,7 @@ class _Solver:
                     self._resolve(theirs, ours)
             if len(self.pairs) > found:
                 return
-        for parted in (self._by_numbers, self._by_calls, self._by_stems):
+        for parted in (self._by_numbers, self._by_calls, self._by_stems, self._by_normed_layers):
             parted(having, wanting)
             if len(self.pairs) > found:
                 return
@@ -801,18 +810,21 @@ class _Solver:
         theirs = {n: self.sources[n].settings for n in having}
         ours = {n: self.targets[n].settings for n in wanting}
         every = [{name for name, _ in each} for each in (*theirs.values(), *ours.values())]
-        known = set.intersection(*every)
-        sides = [
-            {
-                n: frozenset(f"{name} {value}" for name, value in each if name in known)
-                for n, each in side.items()
-            }
-            for side in (theirs, ours)
-        ]
-        if any(len(set(side.values())) < 2 for side in sides):
-            return []
-        counts = [Counter(side.values()) for side in sides]
-        return _pair_by_marks(*sides) if counts[0] == counts[1] else []
+        both = set.intersection(*every)
+        for known in (both, both - {BIAS}):
+            sides = [
+                {
+                    n: frozenset(f"{name} {value}" for name, value in each if name in known)
+                    for n, each in side.items()
+                }
+                for side in (theirs, ours)
+            ]
+            if any(len(set(side.values())) < 2 for side in sides):
+                continue
+            counts = [Counter(side.values()) for side in sides]
+            if counts[0] == counts[1]:
+                return _pair_by_marks(*sides)
+        return []
 
     def _by_words(self, having: list[int], wanting: list[int]) -> list[tuple[list[int], list[int]]]:
         """Return groups of both sides with the same distinguishing words."""
@@ -892,7 +904,7 @@ class _Solver:
         Programs number such branches in different orders.
         """
         sides = [
-            {n: frozenset(each for each in every[n].settings if each[0] != PLACE) for n in some}
+            {n: frozenset(each for each in every[n].settings if each[0] not in (PLACE, BIAS)) for n in some}
             for every, some in ((self.sources, having), (self.targets, wanting))
         ]
         return len(set(sides[1].values())) > 1 == len(set(sides[0].values()))
@@ -937,6 +949,68 @@ class _Solver:
         for source, target in zip(theirs.layers, ours, strict=True):
             if self._pair(source, target, "calls"):
                 self.counted.append(self.pairs[-1])
+
+    def _by_normed_layers(self, having: list[int], wanting: list[int]) -> None:
+        """Match batch norms by the layers whose results they take, where these layers are matched.
+
+        A name or a list may be another layer's, so nothing is matched if one norm of either side contradicts.
+        """
+        partners = {pair.source: pair.target for pair in self.pairs}
+        normed, own = self._normed_layers(0), self._normed_layers(1)
+        for pair in self.pairs:
+            one, other = normed.get(pair.source), own.get(pair.target)
+            if one is not None and other is not None and partners.get(one[0], other[0]) != other[0]:
+                return
+        ours = {own[n]: n for n in wanting if n in own}
+        found: dict[int, int] = {}
+        count = -1
+        while count < len(found):
+            count = len(found)
+            for n in having:
+                layer, alike = normed.get(n, _NO_LAYER)
+                partner = partners.get(layer, found.get(layer))
+                if n in found or partner is None:
+                    continue
+                target = ours.get((partner, alike))
+                if target is None or target in found.values():
+                    return
+                found[n] = target
+        by_place = self.in_order and any(self.sources[n].call.number < 0 for n in having)
+        if by_place and not len(found) == len(having) == len(wanting):
+            return
+        for source, target in found.items():
+            if self._pair(source, target, "calls"):
+                self.normed.append(self.pairs[-1])
+
+    def _normed_layers(self, side: int) -> dict[int, tuple[int, bool]]:
+        """Return the layer whose result each batch norm takes, and whether that has as many channels.
+
+        The calls of the model record it. Of a file without, the norm has the layer's name and channels
+        (`conv1_bn`), or the source lists it directly behind the layer.
+        """
+        if (known := self._normed[side]) is not None:
+            return known
+        every = (self.sources, self.targets)[side]
+        norms = {n for n, one in enumerate(every) if any(s[0] == "batch_norm" for s in one.signatures)}
+        by_call = {one.call.number: n for n, one in enumerate(every) if one.call.number >= 0}
+        named: dict[tuple[str, ...], list[int]] = {}
+        for n, one in enumerate(every):
+            if n not in norms and one.name and not one.lone:
+                named.setdefault((*one.name[:-1], _strip_kind(one.name[-1])), []).append(n)
+        made: dict[int, tuple[int, bool]] = {}
+        for n in norms:
+            one, layer = every[n], None
+            if one.call.number >= 0:
+                before = [place for place in by_call if one.call.after >> place & 1]
+                layer = by_call[max(before)] if before else None
+            elif side == 0 and self.in_order:
+                layer = n - 1 if n and not every[n - 1].lone else None
+            elif one.name and len(same := named.get((*one.name[:-1], _strip_kind(one.name[-1])), [])) == 1:
+                layer = same[0] if _widths(every[same[0]]) & _widths(one) else None
+            if layer is not None:
+                made[n] = layer, bool(_widths(every[layer]) & _widths(one))
+        self._normed = (made, self._normed[1]) if side == 0 else (self._normed[0], made)
+        return made
 
     def _only_fits(self, sources: list[int], targets: list[int]) -> tuple[list[int], list[int]]:
         """Match, until nothing changes, each target that fits only one source which no other target needs."""
@@ -1104,6 +1178,28 @@ def _build_row(every: Sequence[LayerCandidate], some: Sequence[int]) -> _LayerRo
         every[n].listed and parse_name_step(steps[n][first - 1]).text is not None for n in some
     )
     return _LayerRow(ordered, [steps[n] for n in ordered], rows, varying, listed, made, placed)
+
+
+_NO_LAYER = (-1, False)
+# What names add for a norm, and for the layer itself: `bn_Conv1`, `block1a_bn` of `block1a_dwconv`.
+_KIND_OF_LAYER = deferred.compile(
+    r"(?:^|(?<=_))(?:bn|bnorm|batch_?norm(?:alization)?|norm|(?:dw)?conv(?:[123]d)?)(?:_|$)", re.IGNORECASE
+)
+
+
+def _strip_kind(step: str) -> str:
+    return _KIND_OF_LAYER.sub("", step).strip("_").lower()
+
+
+def _widths(one: LayerCandidate) -> frozenset[int]:
+    """Return the possible numbers of channels of a layer's result: the last extent of its kernel or scale."""
+    found = set()
+    for _, *shapes in one.signatures:
+        for each in shapes:
+            extents = each[1] if isinstance(each, tuple) and len(each) == 2 and each[0] == "kernel" else each
+            if isinstance(extents, tuple) and extents and isinstance(extents[-1], int):
+                found.add(extents[-1])
+    return frozenset(found)
 
 
 def _is_chain(called: Sequence[LayerCandidate]) -> bool:

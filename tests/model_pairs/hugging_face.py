@@ -32,16 +32,27 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
         "use_cache": False,  # a cache has another structure in each framework
     },
     "ViT": {**_SMALL, "image_size": 8, "patch_size": 4, "num_channels": 3},
+    "T5": {
+        "vocab_size": 50,
+        "d_model": 16,
+        "d_kv": 8,
+        "d_ff": 24,
+        "num_layers": 2,
+        "num_heads": 2,
+        "use_cache": False,
+    },
 }
 _FILES = {"torch": "pt/model.safetensors", "keras": "tf/tf_model.h5"}
 _MOST_HINTS = 8
 
 
-def _inputs(name: str) -> dict[str, np.ndarray]:
+def inputs(name: str) -> dict[str, np.ndarray]:
+    """Return random inputs by name, as both frameworks take them."""
     draw = np.random.default_rng(1)
     if name == "ViT":
         return {"pixel_values": draw.standard_normal((3, 3, 8, 8)).astype(np.float32)}
-    return {"input_ids": draw.integers(0, 50, (3, 7))}
+    words = {"input_ids": draw.integers(0, 50, (3, 7))}
+    return {**words, "decoder_input_ids": draw.integers(0, 50, (3, 5))} if name == "T5" else words
 
 
 def torch_model(name: str) -> Any:
@@ -59,7 +70,7 @@ def keras_model(name: str) -> Any:
 
     config = getattr(transformers, f"{name}Config")(**CONFIGURATIONS[name])
     model = getattr(transformers, f"TF{name}Model")(config)
-    model({key: tf.constant(value) for key, value in _inputs(name).items()})
+    model({key: tf.constant(value) for key, value in inputs(name).items()})
     return model
 
 
@@ -67,14 +78,14 @@ def _torch_outputs(model: Any, name: str) -> np.ndarray:
     import torch
 
     with torch.no_grad():
-        found = model.eval()(**{key: torch.from_numpy(value) for key, value in _inputs(name).items()})
+        found = model.eval()(**{key: torch.from_numpy(value) for key, value in inputs(name).items()})
     return found.last_hidden_state.numpy()
 
 
 def _keras_outputs(model: Any, name: str) -> np.ndarray:
     import tensorflow as tf
 
-    found = model({key: tf.constant(value) for key, value in _inputs(name).items()})
+    found = model({key: tf.constant(value) for key, value in inputs(name).items()})
     return found.last_hidden_state.numpy()
 
 

@@ -33,7 +33,15 @@ RESULTS = Path(__file__).with_name("twins.tsv")
 # Blocks with square matrices on purpose, and whole architectures with the shapes that they usually have.
 SQUARE = ("twins_dense", "twins_images", "twins_attention")
 USUAL = ("twins_agents", "twins_vision", "twins_language")
-KERAS = ("keras", "weights", "h5", "objects", "npz_keras", "saved_model")
+# Models of keras.applications and torchvision, and of Transformers.
+PUBLISHED = ("twins_published",)
+LIBRARIES = {"application_": "keras.applications and torchvision", "transformers_": "Transformers"}
+PUBLISHED_APPLICATIONS = ("keras", "saved_model", "weights", "script", "onnx", "pt")
+PUBLISHED_TRANSFORMERS = (
+    *("h5", "keras_safetensors", "saved_model", "objects"),
+    *("pt", "safetensors", "script", "onnx"),
+)
+KERAS = ("keras", "weights", "h5", "objects", "npz_keras", "saved_model", "keras_safetensors")
 TORCH = ("pt", "safetensors", "whole", "script", "onnx")
 # What each family is saved as. Half of the forms of the usual shapes record the computation.
 FORMS = {
@@ -56,6 +64,7 @@ _MOST_TRIES = 30
 _CANDIDATES = re.compile(
     r"could fill (?P<targets>.*?)(?:; choose|, and nothing) .*?match=\{(?P<sources>[^}]*)\}"
 )
+_UNUSED = re.compile(r"allow_unused=\[([^\]]+)\]")
 _STATED = re.compile(r"\b(flatten|unflatten|kinds)=\{'([^']+)': '([^']+)'\}")
 _OPTION = re.compile(r"--(flatten|unflatten|kind) '([^'=]+)=([^']+)'")
 _EPSILON = re.compile(
@@ -76,10 +85,15 @@ class Twins:
     inputs: tuple[Spec, ...]
     out: str
     make: Callable[[], tuple[Callable[[], Any], Callable[[], Any]]]
+    own_forms: tuple[str, ...] = ()  # otherwise those of the family
+    sides: tuple[type[Keras], type[Torch]] | None = None
+    keys: tuple[str, ...] = ()  # the inputs' names, where the models take them by name
 
     @property
     def forms(self) -> tuple[str, ...]:
         """The forms that are recorded of it."""
+        if self.own_forms:
+            return self.own_forms
         family = self.make.__module__.rpartition(".")[2]
         return next(forms for families, forms in FORMS.items() if family in families)
 
@@ -109,14 +123,16 @@ def pair(name: str, *inputs: Spec, out: str = "v", expect: str = "right") -> Cal
     return register
 
 
-def load_families() -> None:
+def load_families(*, published: bool = False) -> None:
     """Import the modules that register the pairs."""
-    for name in (*SQUARE, *USUAL):
+    for name in (*SQUARE, *USUAL, *(PUBLISHED if published else ())):
         importlib.import_module(f"tests.model_pairs.{name}")
 
 
 def shapes(twins: Twins, framework: str) -> list[tuple[int, ...]]:
-    """Return the shapes of the inputs without the batch."""
+    """Return the shapes of the inputs without the batch, none of several that are given by name only."""
+    if len(twins.keys) > 1:
+        return []
     found: list[tuple[int, ...]] = []
     for kind, *shape in twins.inputs:
         if kind == "ids":
@@ -168,8 +184,9 @@ class Keras:
         self.outputs(model, twins, 1)
         draw = np.random.default_rng(seed)
         for variable in model.weights:
-            if "seed" not in variable.path and "int" not in str(variable.dtype):
-                variable.assign(weights(variable.path, tuple(variable.shape), draw))
+            path = getattr(variable, "path", variable.name)  # Keras 2 has names
+            if "seed" not in path and "int" not in str(variable.dtype):
+                variable.assign(weights(path, tuple(variable.shape), draw))
         return model
 
     def outputs(self, model: Any, twins: Twins, seed: int, scale: float = 1.0) -> list[np.ndarray]:
@@ -285,8 +302,9 @@ def cells(names: Sequence[str], sources: Sequence[str] = (), tries: int = _MOST_
 def _cell(name: str, source: str, folder: Path, tries: int) -> Cell:
 
     twins = PAIRS[name]
-    sides: tuple[Any, Any] = (Keras(), Torch()) if source in KERAS else (Torch(), Keras())
-    theirs, ours = sides
+    keras_side, torch_side = twins.sides or (Keras, Torch)
+    theirs: Any = keras_side() if source in KERAS else torch_side()
+    ours: Any = torch_side() if source in KERAS else keras_side()
     model = theirs.build(twins, 1)
     try:
         file = theirs.save(model, source, folder, twins)
@@ -344,7 +362,7 @@ class _Tries:
         for choice in _choices(text):
             if self.left <= 0:
                 return False
-            held = {key: {**options.get(key, {}), **choice.get(key, {})} for key in {*options, *choice}}
+            held = _joined(options, choice)
             if held == options:
                 continue
             found = self._filled(held)
@@ -383,7 +401,17 @@ def _in_python(text: str) -> str:
     )
 
 
-def _choices(text: str) -> Iterator[dict[str, dict[str, str]]]:
+def _joined(options: dict[str, Any], choice: dict[str, Any]) -> dict[str, Any]:
+    """Return the options with those of a choice added."""
+    held = dict(options)
+    for key, value in choice.items():
+        if isinstance(value, dict):
+            value = {**held.get(key, {}), **value}
+        held[key] = [*held.get(key, []), *value] if isinstance(value, list) else value
+    return held
+
+
+def _choices(text: str) -> Iterator[dict[str, Any]]:
     """Go through the choices that a hint leaves: an assignment of candidates, or one of several options."""
     found = _CANDIDATES.search(text)
     if found is not None:
@@ -398,6 +426,12 @@ def _choices(text: str) -> Iterator[dict[str, dict[str, str]]]:
         return
     for key, title, value in _STATED.findall(_in_python(text)):
         yield {key: {title: value}}
+    if (unused := _UNUSED.search(text)) is not None:
+        yield {"allow_unused": re.findall(r"'([^']+)'", unused[1])}
+    if "fold_weight_norm=True" in text:
+        yield {"fold_weight_norm": True}
+    if (origin := re.search(r"--from (torch|tf)\b|from_='(torch|tf)'", text)) is not None:
+        yield {"from_": origin[1] or origin[2]}
 
 
 def _set_epsilon(model: Any, title: str, value: float) -> None:
@@ -435,6 +469,16 @@ models, recommenders. Hints were not tried. `.keras` files of custom classes rec
 the other recorded computations, outputs decide what names and shapes leave open.
 
 """
+_PUBLISHED_PAGE = """
+### Models of other libraries
+
+{applications} models of keras.applications that torchvision has, too, with the same epsilon and odd images:
+{names}.
+ResNet50 has Keras's strides and biases, VGG16 no head. {transformers} small models of Transformers 4.49,
+with the files that it writes. All have random numbers. {run} of {all} conversions were run, by
+`python -m tests.model_pairs.twins --published --record`. *Followed* are refusals whose hint makes them
+right, such as `--from torch` for GPT2.
+"""
 _FORMS = {
     "keras": "`.keras`",
     "saved_model": "SavedModel",
@@ -470,7 +514,8 @@ def _wrong_fillings(found: Sequence[Cell]) -> str:
 
 def page() -> str:
     """Return the sections with the recorded states by form, and the fillings that are wrong."""
-    cells, columns = recorded(), ("right", "assumed", "corrected", "followed", "refused")
+    every, columns = recorded(), ("right", "assumed", "corrected", "followed", "refused")
+    cells = [cell for cell in every if not cell.pair.startswith(tuple(LIBRARIES))]
     usual = {cell.pair for cell in cells if cell.source in ("onnx", "saved_model")}
     square = [cell for cell in cells if cell.pair not in usual]
     others = [cell for cell in cells if cell.pair in usual]
@@ -482,7 +527,32 @@ def page() -> str:
     rows: list[tuple[str, Sequence[str]]] = [(title, (form,)) for form, title in _FORMS.items()]
     rows += [("with a computation", RECORDING), ("all", FORMS[USUAL])]
     text += _table(others, ("right", "assumed", "refused"), rows)
-    return f"{text}\nWrong with a sentence that names the layer: {_wrong_fillings(others)}.\n"
+    text += f"\nWrong with a sentence that names the layer: {_wrong_fillings(others)}.\n"
+    return text + _published([cell for cell in every if cell not in cells])
+
+
+def _published(cells: Sequence[Cell]) -> str:
+    """Return the section on the models of other libraries, "" without records."""
+    if not cells:
+        return ""
+    by_library = {start: [cell for cell in cells if cell.pair.startswith(start)] for start in LIBRARIES}
+    names = {start: dict.fromkeys(cell.pair for cell in found) for start, found in by_library.items()}
+    text = _PUBLISHED_PAGE.format(
+        names=", ".join(name.removeprefix("application_") for name in names["application_"]),
+        applications=len(names["application_"]),
+        transformers=len(names["transformers_"]),
+        run=len(cells),
+        all=len(names["application_"]) * len(PUBLISHED_APPLICATIONS)
+        + len(names["transformers_"]) * len(PUBLISHED_TRANSFORMERS),
+    )
+    columns = ("right", "assumed", "corrected", "followed", "refused")
+    for start, title in LIBRARIES.items():
+        rows = ((f"{title} to PyTorch", KERAS), (f"{title} to Keras", TORCH), ("both", (*KERAS, *TORCH)))
+        text += f"\n{_table(by_library[start], columns, rows)}"
+    refused = [cell for cell in cells if cell.state == "refused"]
+    if refused:
+        text += f"\nRefused: {', '.join(f'`{cell.pair}` ({cell.source})' for cell in refused)}.\n"
+    return text
 
 
 def main() -> None:
@@ -491,15 +561,18 @@ def main() -> None:
     parser.add_argument("names", nargs="*")
     parser.add_argument("--sources", default="", help="forms; without it those of the family")
     parser.add_argument("--usual", action="store_true", help="only pairs with usual shapes")
+    parser.add_argument("--published", action="store_true", help="only models of other libraries")
     parser.add_argument("--record", action="store_true")
     parser.add_argument("--of", default="0/1", help="which part of the pairs, such as 1/3")
     parser.add_argument("--tries", type=int, default=_MOST_TRIES, help="choices of a hint that are tried")
     options = parser.parse_args()
-    load_families()
+    load_families(published=True)
     found = []
     part, of = map(int, options.of.split("/"))
     usual = [name for name, twins in PAIRS.items() if twins.forms == FORMS[USUAL]]
-    names = options.names or (usual if options.usual else [*PAIRS])
+    published = [name for name, twins in PAIRS.items() if twins.own_forms]
+    own = [name for name in PAIRS if name not in published]
+    names = options.names or (usual if options.usual else published if options.published else own)
     forms = tuple(filter(None, options.sources.split(",")))
     for cell in cells(names[part::of], forms, options.tries):
         found.append(cell)
