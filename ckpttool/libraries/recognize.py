@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from itertools import groupby, pairwise
 from typing import Protocol, cast
 
@@ -892,13 +892,18 @@ def may_recognize(plugin: plugins.Plugin, names: Sequence[str], file: str) -> bo
         return True
     if plugin.files and re.compile(plugin.files, re.DOTALL).fullmatch(file):
         return True
-    return bool(plugin.names) and any(map(re.compile(plugin.names, re.DOTALL).fullmatch, names))
+    return bool(plugin.names) and _has_match(plugin.names, tuple(names))
+
+
+@lru_cache(maxsize=128)
+def _has_match(pattern: str, names: tuple[str, ...]) -> bool:
+    """Return whether a pattern matches a name: the checkpoints of a run have the same names."""
+    return any(map(re.compile(pattern, re.DOTALL).fullmatch, names))
 
 
 def list_display_names(tree: Tree) -> Iterator[str]:
     """Yield the names of all entries and their aliases, including those that share one."""
-    for path in tree:
-        yield display(path)
+    yield from tree.displayed.values()
     for aliases in tree.aliases.values():
         yield from (display(alias.path) for alias in aliases)
 
