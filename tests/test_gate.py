@@ -29,9 +29,7 @@ from ckpttool.commands import check as candidates
 from ckpttool.commands.check import CheckResult, check
 from ckpttool.commands.doctor import diagnose
 from ckpttool.core import File, code_references, filesystem
-from ckpttool.core.code_references import unsafe_references
-from ckpttool.encodings import pickle_reader
-from ckpttool.encodings.pickle_values import Global, PickleObject, dumps
+from ckpttool.encodings import Global, PickleObject, dumps, pickle_reader
 from ckpttool.formats import (
     Probe,
     detect,
@@ -377,10 +375,9 @@ def test_torch_pickle_is_scanned_again_unless_it_is_data(tmp_path: Path, value: 
     (tmp_path / "file.pt").write_bytes(archive(pickled, {"0": ONE}))
     opened = open_checkpoint(tmp_path / "file.pt")
     assert [source.read() for source in opened.plain] == ([pickled] if plain else [])
-    found = {each.name for each in unsafe_references(opened.code_references)}
-    assert found >= {
-        each.name for each in unsafe_references(pickle_reader.scan_pickle(pickled).code_references)
-    }
+    found = {each.name for each in code_references.unsafe_references(opened.code_references)}
+    again = pickle_reader.scan_pickle(pickled).code_references
+    assert found >= {each.name for each in code_references.unsafe_references(again)}
     assert plain != bool(found)
 
 
