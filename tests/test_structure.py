@@ -32,12 +32,12 @@ PACKAGE = ROOT / "ckpttool"
 # Lines and classes of each package, without the modules that a table names: a newcomer's format is free.
 # They only fall: a higher one needs an entry in docs/decisions/0025-rooms.md that states what it pays for.
 MOST = {
-    "core": (9_800, 114),
+    "core": (9_900, 114),
     "encodings": (3_700, 24),
     "formats": (12_800, 109),
     "mapping": (9_900, 78),
     "graphs": (4_200, 38),
-    "libraries": (11_700, 73),
+    "libraries": (11_800, 73),
     "networks": (9_700, 86),
     "evaluation": (11_800, 118),
     "listing": (4_300, 38),
