@@ -29,7 +29,7 @@ from ckpttool.commands.run_history import (
 )
 from ckpttool.core import WorkerError, limits
 from ckpttool.listing.findings import Finding
-from ckpttool.report.run_page import RunInputs, build_drift, gather_run, split_findings
+from ckpttool.pages.run_page import RunInputs, build_drift, gather_run, split_findings
 from tests.conftest import TF_SAMPLE, TORCH_SAMPLE, Ran, in_process, refused
 from tests.golden_texts import Golden
 from tests.report_pages import HOSTILE, Page, write_gif, write_results

@@ -85,7 +85,7 @@ class ConvertOutputOptions:
 
 def convert(
     source: Annotated[str, argument("SRC", "Checkpoint to convert.")],
-    target: Annotated[str, argument("DST", "File to write; a prefix for tf, tf1, fujimoto.")],
+    target: Annotated[str, argument("DST", "File to write, also -o DST; a prefix for tf, tf1, fujimoto.")],
     options: ConversionOptions,
     agent: PlayedAgentOptions,
     model: ConvertModelOptions,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -148,6 +149,38 @@ def render_record(record: Any) -> str:
         if value not in (None, [], {})
     )
     return f"<table><caption>{html_text(type(record).__name__)}</caption>{rows}</table>"
+
+
+# Above it, a notebook is slow to open and to save.
+_MAX_EMBEDDED = 8_000_000
+_MEDIA_TYPES = {".gif": "image/gif", ".png": "image/png", ".svg": "image/svg+xml", ".mp4": "video/mp4"}
+
+
+def render_file(record: Any) -> str:
+    """Return the page, picture or film that a result's `file` contains, else the result's table.
+
+    Scripts of a page run in its frame alone, without access to the notebook.
+    """
+    from base64 import b64encode  # only notebooks need both
+    from html import escape
+
+    suffix = os.path.splitext(record.file)[1].lower()
+    try:
+        if os.path.getsize(record.file) > _MAX_EMBEDDED:
+            return render_record(record)
+        with open(record.file, "rb") as stream:
+            content = stream.read()
+    except OSError:  # it was moved: its facts remain
+        return render_record(record)
+    name = escape(os.path.basename(record.file))
+    if suffix not in _MEDIA_TYPES:
+        page = escape(content.decode(errors="replace"))
+        frame = 'sandbox="allow-scripts" width="100%" height="640"'
+        return f'<iframe title="{name}" {frame} srcdoc="{page}"></iframe>'
+    source = f"data:{_MEDIA_TYPES[suffix]};base64,{b64encode(content).decode()}"
+    if suffix == ".mp4":
+        return f'<video controls loop title="{name}" src="{source}"></video>'
+    return f'<img alt="{name}" src="{source}">'
 
 
 def _html_value(value: Any) -> str:

@@ -30,6 +30,7 @@ from ckpttool.core.sidecar import (
     unknown_fact,
 )
 from ckpttool.core.source import Inline, Shape
+from ckpttool.core.text import describe_record
 from ckpttool.core.tree import Leaf, Path, Tree, ValueLeaf, attr, index
 from ckpttool.mapping.rules import KEEP, Move, MoveList, Reshape
 
@@ -608,6 +609,8 @@ class AgentMetadata(NamedTuple):
     a form that is not understood, by their names in a sidecar ("activations"): their defaults do not hold.
     """
 
+    __repr__ = describe_record
+
     head: str
     hidden: str
     epsilon: float
@@ -694,6 +697,8 @@ class RecognizedAgent:
     layers, by component. `ledger` lists what else could change the numbers: used, assumed, or found and
     unusable.
     """
+
+    __repr__ = describe_record
 
     layout: str
     moves: MoveList
