@@ -594,6 +594,10 @@ def test_a_notebook_shows_every_result(results: dict[str, Any]) -> None:
     assert inside is not None
     assert html.unescape(inside[1]) == Path(page.file).read_text(encoding="utf-8")
     assert 'sandbox="allow-scripts"' in page._repr_html_()
+    # No column of empty cells, or of lists that a table cannot show.
+    listed = results["summary"]._repr_html_()
+    assert "<th>path</th><th>key</th><th>dtype</th>" in listed
+    assert "<th>keys</th>" not in listed
     Path(page.file).unlink()
     assert tags(page._repr_html_()) == {"table", "caption", "tr", "th", "td"}
 

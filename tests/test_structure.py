@@ -46,7 +46,7 @@ MOST = {
     "commands": (8_200, 65),
     "pages": (3_300, 39),
     "browser": (2_800, 33),
-    "cli": (4_900, 20),
+    "cli": (4_800, 20),
 }
 SHORTEST = 50
 MOST_LINES = 80

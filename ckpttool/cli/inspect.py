@@ -404,7 +404,6 @@ def digest(
         console.print_document({**found.document(), **against})
     else:
         console.print_text(tables.render_digest(found, compared, quiet=quiet))
-        next_steps.print_next_steps(next_steps.after_digest, path, quiet=quiet)
     return 0 if compared is None or compared.equal else 1
 
 

@@ -193,7 +193,7 @@ def compile_glob(glob: str | None) -> Callable[[str], bool]:
     return lambda path: pattern.fullmatch(path) is not None
 
 
-_NO_MATCH = "ckpttool inspect lists the paths; * stands for one step of a path, ** for several"
+_NO_MATCH = "run ckpttool inspect to list the paths; * stands for one step of a path, ** for several"
 
 
 def no_match_error(

@@ -190,16 +190,20 @@ def _html_value(value: Any) -> str:
 
 
 def _html_table(objects: list[dict[str, Any]]) -> str:
-    """Return the first objects of a list, one per row; a column for each member of any of them."""
-    shown = objects[:_MAX_HTML_ROWS]
-    names = list(dict.fromkeys(name for each in shown for name in each))[:_MAX_HTML_COLUMNS]
+    """Return the first objects of a list, one per row; a column for each member with a text in any row."""
+    rows = [{name: _cell(value) for name, value in each.items()} for each in objects[:_MAX_HTML_ROWS]]
+    names = [*dict.fromkeys(name for row in rows for name, text in row.items() if text)][:_MAX_HTML_COLUMNS]
     head = "".join(f"<th>{html_text(name)}</th>" for name in names)
-    rows = "".join(
-        f"<tr>{''.join(f'<td>{html_text(_plain_text(each.get(name)))}</td>' for name in names)}</tr>"
-        for each in shown
-    )
-    more = f"<tr><td>{len(objects) - len(shown):,} more</td></tr>" if len(objects) > len(shown) else ""
-    return f"<table><tr>{head}</tr>{rows}{more}</table>"
+    cells = ("".join(f"<td>{html_text(row.get(name) or '')}</td>" for name in names) for row in rows)
+    body = "".join(f"<tr>{each}</tr>" for each in cells)
+    more = f"<tr><td>{len(objects) - len(rows):,} more</td></tr>" if len(objects) > len(rows) else ""
+    return f"<table><tr>{head}</tr>{body}{more}</table>"
+
+
+def _cell(value: Any) -> str:
+    """Return the text of a table's cell; none for a list of lists or objects, e.g. the keys of a path."""
+    nested = isinstance(value, list) and any(isinstance(each, dict | list) for each in value)
+    return "" if nested else _plain_text(value)
 
 
 def _plain_text(value: Any) -> str:

@@ -609,8 +609,6 @@ class AgentMetadata(NamedTuple):
     a form that is not understood, by their names in a sidecar ("activations"): their defaults do not hold.
     """
 
-    __repr__ = describe_record
-
     head: str
     hidden: str
     epsilon: float

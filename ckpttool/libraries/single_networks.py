@@ -129,7 +129,10 @@ def recognize_single_policy(checkpoint: Checkpoint, network: str = "actor") -> R
     if checkpoint.format in _LIBRARIES:
         return None
     if (graph := _read_graph(checkpoint)) is not None:
-        hint = _ONLY_LAYERS if checkpoint.format == onnx.NAME else None
+        hint = None
+        if checkpoint.format == onnx.NAME:
+            command = urls.format_command("convert", checkpoint.path, "layers.pt")
+            hint = f"to convert only its layers, without the graph: {command}"
         computation = _lower_policy(graph, network, checkpoint.path, hint=hint)
         return _bind_computation(computation, checkpoint)
     module = read_pickled_module(tree)
@@ -156,7 +159,6 @@ def recognize_single_policy(checkpoint: Checkpoint, network: str = "actor") -> R
 
 
 HOOK = "a PyTorch hook"
-_ONLY_LAYERS = "to convert only its layers, without the graph, use ckpttool convert --to torch"
 _OLDEST = 7  # in older versions of ONNX, Add and others broadcast by attributes, and Dropout may be active
 
 

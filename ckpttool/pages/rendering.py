@@ -235,7 +235,7 @@ class EvaluationSection:
     @property
     def counted(self) -> tuple[str, ...]:
         """Titles of all counters that any checkpoint has, one column each."""
-        titles = ("step", *training_counters.TITLES.values())
+        titles = dict.fromkeys(("step", *training_counters.TITLES.values()))
         return tuple(title for title in titles if any(title in each.counts for each in self.results))
 
 

@@ -150,6 +150,8 @@ def report(
     from ckpttool.commands.run_history import RunReading, find_run
 
     options = with_keywords(options or ReportOptions(), keywords, "report")
+    if options.out is not None:
+        require_new(options.out, force=options.force)  # before minutes of reading
     reading = RunReading(options.glob, options.layout, options.jobs, progress)
     run = None if other is not None else find_run(path, options.layout, reading)
     if run is not None:
