@@ -576,7 +576,7 @@ def walk_records(value: Any, depth: int = 0) -> Iterator[Any]:
 
 def test_no_representation_is_longer_than_a_few_lines(results: dict[str, Any]) -> None:
     longest: dict[str, int] = {}
-    for record in walk_records(results):
+    for record in itertools.chain(*map(walk_records, results.values())):
         name = type(record).__qualname__
         longest[name] = max(longest.get(name, 0), len(repr(record)))
     assert len(longest) > 60
