@@ -37,9 +37,10 @@ def package_face(**renamed: str) -> None:
 
         if name not in space["__all__"]:
             raise AttributeError(f"module {space['__name__']!r} has no attribute {name!r}")
-        value = vars(importlib.import_module(homes[name])).get(renamed.get(name, name))
+        own = renamed.get(name, name)
+        value = vars(importlib.import_module(homes[own])).get(own)
         if value is None:
-            value = importlib.import_module(f"{homes[name]}.{name}")
+            value = importlib.import_module(f"{homes[own]}.{own}")
         space[name] = value
         return value
 
@@ -79,11 +80,14 @@ if TYPE_CHECKING:
     from ckpttool.commands.convert import convert as convert
     from ckpttool.commands.diff import diff as diff
     from ckpttool.commands.digest import digest as digest
-    from ckpttool.commands.doctor import diagnose as diagnose
-    from ckpttool.commands.evaluate import evaluate as evaluate
+    from ckpttool.commands.doctor import diagnose
+    from ckpttool.commands.evaluate import evaluate as evaluate, video as video
     from ckpttool.evaluation.protocol import Protocol as Protocol
     from ckpttool.evaluation.evidence import AgentFacts as AgentFacts
     from ckpttool.conversion.export import ExportOptions as ExportOptions, export as export
+    from ckpttool.cli.figures import plot as plot
+    from ckpttool.pages.options import ReportOptions as ReportOptions
+    from ckpttool.pages.report import report as report
     from ckpttool.commands.inspect import summary as summary
     from ckpttool.commands.schemas import schema as schema
     from ckpttool.commands.load_agent import LoadedAgent as LoadedAgent, load_agent as load_agent
@@ -103,6 +107,7 @@ if TYPE_CHECKING:
     from ckpttool.networks.live_trees import flatten_with_path as flatten_with_path
     from ckpttool.listing.paths import open_path
 
+    doctor = diagnose
     open = open_path  # noqa: A001  # ckpttool.open(path)
 
-package_face(open="open_path")
+package_face(open="open_path", doctor="diagnose")

@@ -151,7 +151,7 @@ def filled(folder: Path) -> dict[str, Any]:
     found["pictures"] = np.asarray(pictures(given)).tolist()
     saved = tf.train.Checkpoint(made["chain"]).save(str(folder / "chain"))
     found["doctor"] = [
-        [each.sentence for each in ckpttool.diagnose(saved, model=what).findings if each.topic == "model"]
+        [each.sentence for each in ckpttool.doctor(saved, model=what).findings if each.topic == "model"]
         for what in (made["chain"], Unbuilt())
     ]
     return found

@@ -12,8 +12,8 @@ import pytest
 
 from ckpttool.commands.inspect import summary
 from ckpttool.listing.strips import FlowStage, FlowStrip
-from ckpttool.report import computation
-from ckpttool.report.computation import MOST_BOXES, Computation, draw_strips, find_computation
+from ckpttool.pages import computation
+from ckpttool.pages.computation import MOST_BOXES, Computation, draw_strips, find_computation
 from tests.conftest import TF_SAMPLE, TORCH_SAMPLE
 from tests.test_architecture import keras_file
 

@@ -648,3 +648,14 @@ def test_options_that_exclude_each_other_are_refused_before_anything_is_read(
 def test_every_exclusion_names_fields_of_the_options() -> None:
     known = {each.name for each in dataclasses.fields(ckpttool.ConversionOptions)}
     assert {name for rule in EXCLUSIONS for name in rule.options} <= known
+
+
+@pytest.mark.parametrize("words", [("-o", "DST"), ("--out", "DST"), ("--out=DST",)])
+def test_the_target_may_be_an_option(words: tuple[str, ...], tmp_path: Path) -> None:
+    """As in `eval` and `report`, whose commands are the pattern for a newcomer."""
+    target = tmp_path / "out.npz"
+    given = [word.replace("DST", str(target)) for word in words]
+    assert in_process("convert", *given, TORCH_SAMPLE).status == 0
+    assert in_process("convert", TORCH_SAMPLE, target, *given).status == 2
+    assert in_process("convert", TORCH_SAMPLE, *given).status == 2
+    assert in_process("convert", TORCH_SAMPLE, *given, "--force").status == 0

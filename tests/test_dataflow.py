@@ -32,7 +32,7 @@ from ckpttool.networks import (
     policy_network,
 )
 from ckpttool.networks.build import HEADS as BUILT_HEADS
-from ckpttool.report.dataflow import render_dataflow
+from ckpttool.pages.dataflow import render_dataflow
 from tests.agent_truth import matrix
 from tests.conftest import TF_SAMPLE, TORCH_SAMPLE, in_process
 from tests.golden_texts import Golden

@@ -24,7 +24,7 @@ from ckpttool.commands.inspect import summary
 from ckpttool.conversion.write import save
 from ckpttool.core import Container, TargetExistsError, UsageError, limits
 from ckpttool.listing.module_graph import COMFORTABLE, MOST, ModuleGraph, build_module_graph
-from ckpttool.report.computation import Computation, DrawnBox
+from ckpttool.pages.computation import Computation, DrawnBox
 from tests.conftest import TF_SAMPLE, TORCH_SAMPLE, in_process, refused
 from tests.golden_texts import Golden
 from tests.test_inspect import listing, rows

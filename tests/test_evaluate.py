@@ -166,7 +166,7 @@ def test_a_taken_result_file_is_said_before_playing(tmp_path: Path, golden: Gold
     (tmp_path / "have.json").write_text("mine")
     ran = in_process("eval", TORCH_SAMPLE, "--episodes", 100_000_000, "--out", tmp_path / "have.json")
     golden(refused(ran))
-    assert "--force" not in ran.err
+    assert "--force" in ran.err
 
 
 def seconds(pid: int) -> float:
@@ -419,3 +419,19 @@ def test_a_sidecar_that_is_not_used_is_named_when_it_is_missed(tmp_path: Path, g
     ran = in_process("eval", tmp_path / "x.pt")
     refused(ran)
     golden(ran)
+
+
+def test_existing_files_are_replaced_only_with_force(tmp_path: Path) -> None:
+    """`--force` means in `eval` what it means in `convert` and `report`."""
+    pytest.importorskip("matplotlib")
+    files = {name: tmp_path / name for name in ("a.json", "a.csv", "a.svg", "a.gif", "a.png")}
+    options = ("-o", "--csv", "--plot", "--video", "--strip")
+    words = [word for pair in zip(options, files.values(), strict=True) for word in pair]
+    command = ("eval", TORCH_SAMPLE, "--env", "Pendulum-v1", "--episodes", "1", "--video-width", "32")
+    for file in files.values():
+        file.write_bytes(b"mine")
+        option = words[words.index(file) - 1]
+        refused(in_process(*command[:6], option, file))
+    assert {file.read_bytes() for file in files.values()} == {b"mine"}
+    assert in_process(*command, *words, "--force", "-q").status == 0
+    assert all(len(file.read_bytes()) > 100 for file in files.values())

@@ -43,6 +43,11 @@ def two_runs(folder: Path) -> None:
     bundle(folder / "b")
 
 
+def unlike_runs(folder: Path) -> None:
+    bundle(folder / "a")
+    torch_files("b/ckpt-1.pt", "b/ckpt-2.pt")(folder)
+
+
 def other_files(folder: Path) -> None:
     (folder / "README.md").write_text("# Nothing\n")
     (folder / "logs").mkdir()
@@ -75,6 +80,7 @@ KINDS: dict[str, tuple[Callable[[Path], None], str]] = {
     "a run in a subfolder": (lambda folder: bundle(folder / "checkpoints"), "checkpoints/ckpt-15000"),
     "numbered files in a subfolder": (torch_files("models/ckpt-1.pt", "models/ckpt-2.pt"), CHOOSE),
     "two runs": (two_runs, CHOOSE),
+    "a run with its latest beside one without": (unlike_runs, CHOOSE),
     "a sharded model": (sharded, ITSELF),
     "empty": (lambda _: None, NOTHING),
     "other files": (other_files, NOTHING),
@@ -207,7 +213,7 @@ def test_eval_plays_every_checkpoint(kind: str, folders: Path) -> None:
     elif expected != CHOOSE:
         assert str(folder / expected) in found
     else:
-        assert len(found) > 1 or kind == "two runs"
+        assert len(found) > 1 or kind in ("two runs", "a run with its latest beside one without")
     if kind == "a run in a subfolder":
         assert found == [each.path for each in expand_paths([str(folder / "checkpoints")])]
         assert len(found) == 2

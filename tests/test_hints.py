@@ -6,9 +6,11 @@ command takes its place. The last command must end with 0, and what it wrote is 
 
 from __future__ import annotations
 
+import ast
 import os
+import re
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,9 +18,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ckpttool.cli.app import COMMANDS
 from ckpttool.cli.tables import merge_default_sentences
 from tests import golden_texts, refusals
-from tests.conftest import TORCH_SAMPLE, Ran, in_process
+from tests.conftest import ROOT, TORCH_SAMPLE, Ran, in_process
 
 torch = pytest.importorskip("torch")
 h5py = pytest.importorskip("h5py")
@@ -638,3 +641,80 @@ def test_a_folder_that_cannot_be_listed_is_not_taken_for_empty(
     ran = in_process("eval", "in.pt", *OPTIONS.split(), *FACTS.split(), "--json", cwd=tmp_path)
     entries = [each for each in ran.json()["ledger"] if each["use"] == "cannot be known"]
     assert any(str(tmp_path) in str(each) for each in entries), ran.json()
+
+
+# --- Templates ------------------------------------------------------------------------------------------
+
+PARSERS = {each.name: each.parser() for each in COMMANDS}
+# A word of a sentence that goes on behind a command: "ckpttool inspect FILE lists the paths".
+SENTENCE = re.compile(r"[a-z]+[,.]?|[(:].*")
+
+
+def templates(source: str) -> Iterator[str]:
+    """Yield the texts of a program that are no docstrings; an inserted value is the word VALUE."""
+    tree = ast.parse(source)
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef)
+    nodes = list(ast.walk(tree))
+    bodies = [node.body[0] for node in nodes if isinstance(node, documented) and node.body]
+    skipped = {id(first.value) for first in bodies if isinstance(first, ast.Expr)}
+    skipped |= {id(part) for node in nodes if isinstance(node, ast.JoinedStr) for part in node.values}
+    for node in nodes:
+        if isinstance(node, ast.JoinedStr):
+            yield "".join(str(p.value) if isinstance(p, ast.Constant) else "VALUE" for p in node.values)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in skipped:
+            yield node.value
+
+
+def problem_of_command(text: str) -> str | None:
+    """Return why the command at the start of a text would be refused whatever its values are."""
+    name, *words = re.split(r"[;)\n]|, or ", text.replace("'", ""))[0].split()
+    command, positional, value = PARSERS[name], 0, 0
+    options = {name: each for each in command.params for name in (*each.opts, *each.secondary_opts)}
+    for word in words:
+        option, equals, _ = word.rstrip(",;").partition("=")
+        if value:
+            value -= 1
+        elif option in ("--help", "-h"):
+            return None
+        elif option.startswith("-") and option != "-":
+            if option not in options:
+                return f"{name} has no option {option}"
+            value = 0 if equals or options[option].is_flag else options[option].nargs
+        elif SENTENCE.fullmatch(word) or word in ("<", ">"):
+            break
+        else:
+            positional += 1
+            if word[-1] in ",;":
+                break
+    required = sum(each.param_type_name == "argument" and each.required for each in command.params)
+    return None if positional >= required else f"{name} needs {required} arguments"
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("stats --glob 'actor/**'", "stats needs 1 arguments"),
+        ("inspect lists the paths", "inspect needs 1 arguments"),
+        ("convert VALUE", "convert needs 2 arguments"),
+        ("digest VALUE --save saved.json", "digest has no option --save"),
+        ("digest VALUE --check saved.json, or compare them", None),
+        ("eval VALUE --bounds -1 1 --env ID", None),
+    ],
+)
+def test_a_command_that_would_be_refused_is_found(text: str, problem: str | None) -> None:
+    assert problem_of_command(text) == problem
+
+
+def test_commands_in_messages_are_complete() -> None:
+    """Commands that a message puts together from parts are followed above."""
+    # The program completes "run ckpttool inspect to ..." by the path; the others describe a file.
+    other = "(?<!`)(?<!written by )(?<!output of )(?!ckpttool inspect to )"
+    command = re.compile(rf"{other}\bckpttool ((?:{'|'.join(PARSERS)})\b[^`]*)")
+    refused = [
+        f"{file.name}: {problem}: {match[0]}"
+        for file in sorted((ROOT / "ckpttool").rglob("*.py"))
+        for text in templates(file.read_text(encoding="utf-8"))
+        for match in command.finditer(text)
+        if (problem := problem_of_command(match[1]))
+    ]
+    assert "\n".join(refused) == ""

@@ -16,7 +16,6 @@ import pytest
 import ckpttool
 from ckpttool import CkpttoolError
 from ckpttool.cli.tree_tables import TreeView, render_tree
-from ckpttool.commands.check import check
 from ckpttool.commands.inspect import inspect_path
 from ckpttool.conversion.write import save
 from ckpttool.core import Container, Inline, Leaf, attr, shorten
@@ -457,17 +456,3 @@ def test_the_verdict_is_the_first_line_and_that_of_check(value: Any, label: str,
     assert in_process("check", path, "--no-numbers", "--quiet").status == (not verdict.passes)
     assert in_process("doctor", path).out.startswith(f"{label}: ")
     assert in_process(path).out.startswith(f"{label}: ")
-
-
-def test_no_record_is_longer_than_a_few_lines(tmp_path: Path) -> None:
-    path, other = str(TORCH_SAMPLE), str(TF_SAMPLE)
-    opened = ckpttool.open(path)
-    records = [
-        *(ckpttool.summary(path), ckpttool.stats(path), ckpttool.digest(path), ckpttool.diff(path, other)),
-        *(ckpttool.diagnose(path), opened, opened.tree, opened["actor"], opened["actor/l1/weight"]),
-        *(ckpttool.Sidecar("0" * 64), ckpttool.convert(path, str(tmp_path / "a.pt"), dry_run=True)),
-        *(check([path]), inspect_path(str(TORCH_SAMPLE.parent))),
-    ]
-    for record in records:
-        assert repr(record).startswith(f"<{type(record).__name__}")
-        assert len(repr(record)) <= 500

@@ -326,13 +326,13 @@ def test_a_pattern_that_nothing_of_a_live_model_matches_is_an_error(
 
 
 def of_model(path: str, model: Any, part: str | None = None) -> list[str]:
-    found = ckpttool.diagnose(path, model=model, part=part)
+    found = ckpttool.doctor(path, model=model, part=part)
     assert all(each.topic == "model" for each in found.findings[-1:])
     return [each.sentence for each in found.findings if each.topic == "model"]
 
 
 def test_variables_that_no_restore_fills_are_found(tmp_path: Path, golden: Golden) -> None:
-    assert ckpttool.diagnose(TF, model=row(*ACTOR), part="actor").findings == ()
+    assert ckpttool.doctor(TF, model=row(*ACTOR), part="actor").findings == ()
     said = of_model(TF, net(5, 64, 64, 1), "policy/actor")
     golden("\n".join(said))
     torch.save(row(*ACTOR).state_dict(), tmp_path / "x.pt")
@@ -341,7 +341,7 @@ def test_variables_that_no_restore_fills_are_found(tmp_path: Path, golden: Golde
     said = of_model(str(tmp_path / "x.pt"), model)
     golden("\n".join((said[0], said[-1])))
     with pytest.raises(UsageError) as caught:
-        ckpttool.diagnose(TF, part="actor")
+        ckpttool.doctor(TF, part="actor")
     golden(caught.value)
 
 
@@ -353,7 +353,7 @@ def test_doctor_asks_a_model_of_the_users_own(monkeypatch: pytest.MonkeyPatch, g
     assert ran.status == 1, ran.err
     (finding,) = [each for each in ran.json()["findings"] if each["topic"] == "model"]
     golden(finding["sentence"])
-    assert ckpttool.diagnose(PT, model=ModelSpec("torch:nn.Linear", [64, 1]), part="actor/l3").findings == ()
+    assert ckpttool.doctor(PT, model=ModelSpec("torch:nn.Linear", [64, 1]), part="actor/l3").findings == ()
     alone = in_process("doctor", PT, "--python", "python3", cwd=here)
     assert alone.status == 2
     golden(alone)

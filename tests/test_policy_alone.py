@@ -1227,15 +1227,15 @@ def test_a_given_fact_wins_over_the_file_and_the_contradiction_is_named(tmp_path
     agent = restore_agent(str(path), facts=facts)
     assert agent.known.activations == ["relu"]
     assert any("activations" in note and "elu" in note for note in agent.notes)
-    diagnosis = ckpttool.diagnose(str(path), TASK, facts=facts)
+    diagnosis = ckpttool.doctor(str(path), TASK, facts=facts)
     assert any("activations" in each.sentence for each in diagnosis.findings)
 
 
 def test_doctor_names_what_no_file_holds(tmp_path: Path) -> None:
     path = saved(tmp_path / "a.pth", Actor().state_dict())
-    findings = ckpttool.diagnose(str(path), TASK).findings
+    findings = ckpttool.doctor(str(path), TASK).findings
     assert any({"--activation", "--head", "NAME"} <= set((each.fix or "").split()) for each in findings)
-    assert not [f for f in ckpttool.diagnose(str(path), TASK, facts=GIVEN).findings if f.topic == "agent"]
+    assert not [f for f in ckpttool.doctor(str(path), TASK, facts=GIVEN).findings if f.topic == "agent"]
 
 
 STATISTICS = {"mean": np.array([0.5, -1.0, 2.0]), "var": np.array([0.25, 4.0, 9.0])}

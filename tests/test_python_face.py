@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import doctest
+import html
 import html.parser
 import importlib
 import inspect
 import io
+import itertools
 import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
@@ -25,6 +28,7 @@ from rich.console import Console
 from rich.pretty import pretty_repr
 
 import ckpttool
+from ckpttool.commands.inspect import inspect_path
 from ckpttool.core import (
     Alias,
     Branch,
@@ -73,8 +77,10 @@ NEEDED = {
     "evaluate": "gymnasium",
     "export": "onnx",
     "load_into": "torch",
+    "plot": "matplotlib",
     "sweep": "gymnasium",
     "verify": "torch",
+    "video": "imageio",
 }
 
 
@@ -517,7 +523,7 @@ def test_a_difference_is_a_table_of_text() -> None:
 def test_the_result_of_every_command_is_a_table_in_a_notebook(tmp_path: Path) -> None:
     path, target = str(TORCH_SAMPLE), str(tmp_path / "<b>a</b>.pt")
     records = (
-        *(ckpttool.summary(path), ckpttool.stats(path), ckpttool.digest(path), ckpttool.diagnose(path)),
+        *(ckpttool.summary(path), ckpttool.stats(path), ckpttool.digest(path), ckpttool.doctor(path)),
         *(ckpttool.check([path]), ckpttool.convert(path, target, to="torch", dry_run=True)),
     )
     for record in records:
@@ -527,6 +533,98 @@ def test_the_result_of_every_command_is_a_table_in_a_notebook(tmp_path: Path) ->
         assert len(shown) < 30_000
         assert all(f"<th>{name}</th>" in shown for name, value in record.document().items() if value)
     assert "&lt;b&gt;a" in shown
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Return what each public function returns for a sample, except those that need a framework."""
+    pytest.importorskip("gymnasium")
+    folder, path, run = tmp_path_factory.mktemp("results"), str(TORCH_SAMPLE), str(TORCH_SAMPLE.parent)
+    once = ckpttool.Protocol(episodes=1)
+    played = ckpttool.evaluate(path, "Pendulum-v1", once)
+    sweep = ckpttool.sweep([path, str(TORCH_SAMPLE.with_name("ckpt-2500.pt"))], "Pendulum-v1", once)
+    return {
+        **{name: getattr(ckpttool, name)(path) for name in ("open", "summary", "stats", "digest", "doctor")},
+        "check": ckpttool.check(path),
+        "folder": inspect_path(run),
+        "diff": ckpttool.diff(path, str(TF_SAMPLE)),
+        "convert": ckpttool.convert(path, str(folder / "a.npz"), dry_run=True),
+        "evaluate": played,
+        "sweep": sweep,
+        "agent": ckpttool.load_agent(path),
+        "report": ckpttool.report(path, out=str(folder / "one.html")),
+        "run": ckpttool.report(run, out=str(folder / "run.html")),
+        "plot": ckpttool.plot(sweep, str(folder / "curve.svg")),
+        "video": ckpttool.video(played, str(folder / "play.gif"), width=64),
+        "sidecar": ckpttool.Sidecar("0" * 64),
+    }
+
+
+def walk_records(value: Any, depth: int = 0) -> Iterator[Any]:
+    """Yield the objects of this package that a person reaches by attributes and the first items."""
+    if isinstance(value, list | tuple | Mapping):
+        items = value.values() if isinstance(value, Mapping) else value
+        for item in itertools.islice(items, 2):
+            yield from walk_records(item, depth)
+    elif type(value).__module__.startswith("ckpttool") and depth < 6:
+        yield value
+        for name in dir(value):
+            if name[0] != "_":
+                with suppress(Exception):  # e.g. a property that needs a checkpoint on disk
+                    yield from walk_records(getattr(value, name), depth + 1)
+
+
+def test_no_representation_is_longer_than_a_few_lines(results: dict[str, Any]) -> None:
+    longest: dict[str, int] = {}
+    for record in itertools.chain(*map(walk_records, results.values())):
+        name = type(record).__qualname__
+        longest[name] = max(longest.get(name, 0), len(repr(record)))
+    assert len(longest) > 60
+    assert {name: length for name, length in longest.items() if length > 500} == {}
+
+
+def test_a_notebook_shows_every_result(results: dict[str, Any]) -> None:
+    for name, record in results.items():
+        if name != "sidecar":
+            assert record._repr_html_().startswith("<"), name
+    page = results["report"]
+    for name, start in {"report": "<iframe", "run": "<iframe", "plot": "<img", "video": "<img"}.items():
+        assert results[name]._repr_html_().startswith(f"{start} "), name
+    inside = re.search('srcdoc="([^"]*)"', page._repr_html_())
+    assert inside is not None
+    assert html.unescape(inside[1]) == Path(page.file).read_text(encoding="utf-8")
+    assert 'sandbox="allow-scripts"' in page._repr_html_()
+    # No column of empty cells, or of lists that a table cannot show.
+    listed = results["summary"]._repr_html_()
+    assert "<th>path</th><th>key</th><th>dtype</th>" in listed
+    assert "<th>keys</th>" not in listed
+    Path(page.file).unlink()
+    assert tags(page._repr_html_()) == {"table", "caption", "tr", "th", "td"}
+
+
+@pytest.mark.parametrize("name", ["report", "plot", "video"])
+def test_a_function_replaces_a_file_only_with_force(
+    results: dict[str, Any], name: str, tmp_path: Path
+) -> None:
+    file = tmp_path / {"report": "a.html", "plot": "a.svg", "video": "a.gif"}[name]
+    file.write_bytes(b"mine")
+
+    def write(**keywords: Any) -> Any:
+        if name == "report":
+            return ckpttool.report(str(TORCH_SAMPLE), out=str(file), **keywords)
+        return getattr(ckpttool, name)(results["evaluate"], str(file), **keywords)
+
+    with pytest.raises(ckpttool.errors.TargetExistsError):
+        write()
+    assert file.read_bytes() == b"mine"
+    assert write(force=True).file == str(file)
+    assert len(file.read_bytes()) > 1000
+
+
+def test_only_what_was_played_is_filmed(results: dict[str, Any], tmp_path: Path) -> None:
+    scored = dataclasses.replace(results["evaluate"], options=None)
+    with pytest.raises(ckpttool.errors.UsageError):
+        ckpttool.video(scored, str(tmp_path / "a.gif"))
 
 
 def test_hostile_names_are_text_everywhere() -> None:
@@ -606,6 +704,7 @@ def test_real_files_are_sliced_and_found_by_native_names(folder: str, corpus: Pa
         (ckpttool.convert, ckpttool.ConversionOptions),
         (ckpttool.export, ckpttool.ExportOptions),
         (ckpttool.load_into, ckpttool.FillOptions),
+        (ckpttool.report, ckpttool.ReportOptions),
         (ckpttool.verify, ckpttool.VerificationOptions),
     ],
     ids=lambda each: each.__name__,

@@ -37,7 +37,7 @@ from ckpttool.core import (
 )
 from ckpttool.core import checkpoint as checkpoints
 from ckpttool.formats import keras_h5, npz, safetensors, tf_bundle, torch_zip
-from ckpttool.report import write_report
+from ckpttool.pages.report import write_report
 from tests.conftest import TF_SAMPLE, TORCH_SAMPLE
 from tests.trees import torch_tree
 

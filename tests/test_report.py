@@ -21,8 +21,9 @@ import ckpttool
 from ckpttool.core import File, Span
 from ckpttool.core.source import StreamedArray
 from ckpttool.formats import open_checkpoint
-from ckpttool.report import pages, rendering
-from ckpttool.report.pages import HeatMapBuffer, cell_budget, matrix_shape, shrink_matrix
+from ckpttool.pages import checkpoint_page as pages
+from ckpttool.pages import rendering
+from ckpttool.pages.checkpoint_page import HeatMapBuffer, cell_budget, matrix_shape, shrink_matrix
 from tests.conftest import TF_SAMPLE, TORCH_SAMPLE, in_process, refused
 from tests.golden_texts import Golden
 from tests.report_pages import HOSTILE, Page, write_hostile, write_results

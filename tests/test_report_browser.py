@@ -21,9 +21,9 @@ import pytest
 from ckpttool.cli.drawings import write_drawing
 from ckpttool.commands.inspect import summary
 from ckpttool.commands.run_history import find_run
-from ckpttool.report import write_report, write_run_report
-from ckpttool.report.pages import render_page
-from ckpttool.report.run_page import RunInputs
+from ckpttool.pages.checkpoint_page import render_page
+from ckpttool.pages.report import write_report, write_run_report
+from ckpttool.pages.run_page import RunInputs
 from tests.conftest import ROOT, TF_SAMPLE, TORCH_SAMPLE
 from tests.report_pages import HOSTILE, write_gif, write_hostile, write_results
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ckpttool.core import FormatError
-from ckpttool.report.pages import VerificationSection, read_verification
+from ckpttool.pages.checkpoint_page import VerificationSection, read_verification
 from tests import schemas
 from tests.conftest import TORCH_SAMPLE, in_process, refused
 from tests.report_pages import Page

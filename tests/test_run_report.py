@@ -29,7 +29,8 @@ from ckpttool.commands.run_history import (
 )
 from ckpttool.core import WorkerError
 from ckpttool.listing.findings import Finding
-from ckpttool.report.run_page import RunInputs, build_drift, gather_run, split_findings
+from ckpttool.pages.rendering import read_evaluations
+from ckpttool.pages.run_page import RunInputs, build_drift, gather_run, split_findings
 from tests.conftest import TF_SAMPLE, TORCH_SAMPLE, Ran, in_process, refused
 from tests.golden_texts import Golden
 from tests.report_pages import HOSTILE, Page, write_gif, write_results
@@ -681,3 +682,20 @@ def test_one_checkpoint_is_played_for_its_page(tmp_path: Path) -> None:
     pytest.importorskip("gymnasium")
     words = ("--env", "Pendulum-v1", "--episodes", "1", "--out", tmp_path / "page.html", "--json")
     assert in_process("report", TORCH_SAMPLE, *words).json()["evaluations"] == 1
+
+
+def test_a_counter_has_one_column(tmp_path: Path) -> None:
+    """`step` is the curve's step and the number in the name: results of `eval` have both."""
+    file = write_results(tmp_path, {2500: -1.0}, run=TORCH_SAMPLE.parent)
+    document = json.loads(file.read_text())
+    document["evaluations"][0] |= {"step": 1500, "in_name": 2500, "updates": 1500}
+    file.write_text(json.dumps(document))
+    assert read_evaluations([str(file)]).counted == ("step", "updates")
+
+
+def test_an_existing_page_is_refused_before_the_run_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ckpttool.commands.run_history.find_run", lambda *_: pytest.fail("the run was read"))
+    (tmp_path / "page.html").write_text("mine")
+    refused(in_process("report", TORCH_SAMPLE.parent, "-o", tmp_path / "page.html"))

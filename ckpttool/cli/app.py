@@ -224,7 +224,7 @@ COMMANDS = (
     ),
     CommandEntry(
         "report",
-        "ckpttool.cli.inspect:report",
+        "ckpttool.cli.report:report",
         "Write an HTML report on one checkpoint, on two or on a run.",
         "Examples: ckpttool report agent.pt; "
         "ckpttool report runs/ckpt-2500 runs/ckpt-15000 --out change.html; "
@@ -472,6 +472,7 @@ def run() -> None:
     try:
         if signal.getsignal(signal.SIGINT) is exit_interrupted:
             signal.signal(signal.SIGINT, signal.default_int_handler)
+        sys.argv = [*sys.argv[:1], *_use_target_option(sys.argv[1:])]
         console.guard_streams()
         console.require_stdout()
         _install_numpy_memory_guard()
@@ -582,6 +583,18 @@ def _split_options(words: Sequence[str]) -> tuple[list[str], list[tuple[str, lis
         else:
             (options[-1][1] if options else before).append(word)
     return before, options
+
+
+def _use_target_option(words: list[str]) -> list[str]:
+    """Return the arguments of `convert` with the value of -o or --out, which other commands take, as DST."""
+    if next((word for word in words if word in [each.name for each in COMMANDS]), None) != "convert":
+        return words
+    for at, word in enumerate(words):
+        if word in ("-o", "--out") and at + 1 < len(words):
+            return [*words[:at], *words[at + 2 :], words[at + 1]]
+        if word.startswith("--out="):
+            return [*words[:at], *words[at + 1 :], word.removeprefix("--out=")]
+    return words
 
 
 def _handle_signal(signum: int, frame: object) -> None:  # noqa: ARG001

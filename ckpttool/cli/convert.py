@@ -20,7 +20,7 @@ from ckpttool.cli.parameters import (
 from ckpttool.cli.progress import BYTES, show_progress
 from ckpttool.conversion.options import ConversionOptions
 from ckpttool.core.deferred import dataclass
-from ckpttool.core.errors import UsageError
+from ckpttool.core.errors import NotACheckpointError, UsageError
 from ckpttool.core.text import clean
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ class ConvertOutputOptions:
 
 def convert(
     source: Annotated[str, argument("SRC", "Checkpoint to convert.")],
-    target: Annotated[str, argument("DST", "File to write; a prefix for tf, tf1, fujimoto.")],
+    target: Annotated[str, argument("DST", "File to write, also -o DST; a prefix for tf, tf1, fujimoto.")],
     options: ConversionOptions,
     agent: PlayedAgentOptions,
     model: ConvertModelOptions,
@@ -101,6 +101,7 @@ def convert(
     """
     _import_numpy()
     from ckpttool.commands import convert
+    from ckpttool.conversion.targets import infer_target_word
 
     if output.verbose and output.quiet:
         raise UsageError("--verbose and --quiet exclude each other")
@@ -114,7 +115,11 @@ def convert(
         like=model.model(),
         like_source=model.source_model(),
     )
-    source = use_checkpoint(source, quiet=output.quiet or output.as_json)
+    try:
+        source = use_checkpoint(source, quiet=output.quiet or output.as_json)
+    except NotACheckpointError:
+        infer_target_word(target, options.to)  # its hint repeats the command, which this would refuse
+        raise
     with show_progress("convert", quiet=output.quiet or output.as_json, unit=BYTES) as moving:
         done = convert.convert(source, target, options, progress=moving)
     done = replace(done, report=done.report.shown(output.glob))

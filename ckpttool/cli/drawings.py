@@ -22,7 +22,7 @@ from ckpttool.listing.modules import describe_module_kind
 
 if TYPE_CHECKING:
     from ckpttool.listing.layers import Architecture
-    from ckpttool.report.computation import Computation
+    from ckpttool.pages.computation import Computation
 
 
 # A graph in Graphviz's language (https://graphviz.org/doc/info/lang.html), to use Graphviz's layout.
@@ -185,7 +185,7 @@ def render_page(
         computation: what is computed, None if no file records it.
 
     """
-    from ckpttool.report.rendering import render_template, trusted_markup
+    from ckpttool.pages.rendering import render_template, trusted_markup
 
     # The page of a checkpoint without a known computation needs no layout.
     scripts = _PAGE_SCRIPTS if computation is not None else ("elements.js", "modules.js")
@@ -265,7 +265,7 @@ def write_drawing(
     require_new(target, found.checkpoint.files, force=force)
     graph, computation = build_module_graph(found, depth), None
     if suffix == ".html":
-        from ckpttool.report.computation import find_computation
+        from ckpttool.pages.computation import find_computation
 
         computation = find_computation(found.checkpoint, found.binding, None)
         content = _render_module_page(found, depth, computation)
@@ -291,7 +291,7 @@ def write_dataflow(
     force: bool = False,
 ) -> dict[str, Any]:
     """Draw an agent's networks into a new .svg file, or the layers of `models`; return its JSON object."""
-    from ckpttool.report.dataflow import render_dataflow
+    from ckpttool.pages.dataflow import render_dataflow
 
     if os.path.splitext(target)[1].lower() != ".svg":
         raise UsageError("a dataflow is drawn as SVG", file=target, hint="use a file name that ends in .svg")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import sys
 import time
 from collections import Counter
@@ -19,9 +18,10 @@ from ckpttool.cli.progress import show_progress
 from ckpttool.cli.styles import wrap_sentence
 from ckpttool.cli.tables import labeled_lines, merge_default_sentences
 from ckpttool.core import sidecar, urls
+from ckpttool.core.atomic_write import require_new
 from ckpttool.core.deferred import dataclass, field
 from ckpttool.core.errors import CkpttoolError, NotACheckpointError, UsageError
-from ckpttool.core.text import clean, describe_error, format_count
+from ckpttool.core.text import clean, format_count
 from ckpttool.listing.training_counters import ANY_UNIT, TITLES, UNITS, step_columns
 
 if TYPE_CHECKING:
@@ -121,10 +121,11 @@ class OutputOptions:
 
     Output:
         out (FILE, --out -o): Save the JSON document; .jsonl or a folder: resumable.
-        csv (FILE): Write one line per episode to a new CSV file.
+        force (--force): Replace files that exist; .jsonl files are resumed.
+        csv (FILE): Write one line per episode to a CSV file.
         top (N): List only the N best, also in --csv.
         tensorboard (DIR): Write TensorBoard scalars at the training steps.
-        video (FILE): Record the best checkpoint to a new .mp4 or .gif file.
+        video (FILE): Record the best checkpoint to an .mp4 or .gif file.
         video_episodes (LIST): Episodes: best, worst, median or numbers. Default: 0.
         video_width (N, 16..): Width of the video in pixels. Default: as rendered.
         strip (FILE): Draw the best and the worst episode as a strip: .png.
@@ -135,6 +136,7 @@ class OutputOptions:
     """
 
     out: str | None = None
+    force: bool = False
     csv: str | None = None
     top: int | None = None
     tensorboard: str | None = None
@@ -229,10 +231,9 @@ def _require_output(output: OutputOptions) -> str | None:
     from ckpttool.commands import sweep
 
     lines = None if output.out is None else sweep.results_path(output.out)
-    if output.out is not None and lines is None:
-        sweep.require_new_result(output.out)
-    if output.csv is not None:
-        sweep.require_new_result(output.csv)
+    for file in (output.out if lines is None else None, output.csv):
+        if file is not None:
+            require_new(file, force=output.force)
     if output.tensorboard is not None:
         sweep.require_folder(output.tensorboard)
     return lines
@@ -283,7 +284,7 @@ def _print_results(
     saved = output.out if output.out is not None and sweep.results_path(output.out) is None else None
     if saved is not None:
         # Before films: they take long, and can fail.
-        sweep.save_document(saved, console.render_document(content))
+        sweep.save_document(saved, console.render_document(content), force=output.force)
     if not as_json and found.scored:
         notes = () if quiet else labeled_lines("note", beside.notes)
         console.print_text(
@@ -308,7 +309,7 @@ def _print_results(
     shown.failures += compared_output.failures
     whole = console.render_document({**content, **shown.document})
     if saved is not None and shown.document:
-        sweep.complete_document(saved, whole)
+        sweep.save_document(saved, whole, force=True)
     if as_json:
         console.print_text(whole)
     else:
@@ -408,7 +409,8 @@ def report_comparison(compared: ComparedRuns, output: OutputOptions, found: Swee
         # The episodes were played: their results are printed and written all the same.
         printed.failures.append(error)
     if output.csv is not None and found.scored:
-        sweep.save_table(output.csv, _select_rows(found, output.top) if output.top else found.scored)
+        rows = _select_rows(found, output.top) if output.top else found.scored
+        sweep.save_table(output.csv, rows, force=output.force)
         printed.lines.append(f"wrote {clean(output.csv)}")
     if output.tensorboard is not None and found.scored:
         path = sweep.save_scalars(output.tensorboard, found.scored, time.time())
@@ -796,7 +798,7 @@ def require_display(output: OutputOptions, paths: Sequence[str], options: Evalua
 
     figures.require_theme(output.theme)
     if output.plot is not None:
-        figures.require_plot(output.plot)
+        figures.require_plot(output.plot, force=output.force)
     if output.chart:
         figures.require_chart()
     if output.video is not None or output.strip is not None:
@@ -805,9 +807,13 @@ def require_display(output: OutputOptions, paths: Sequence[str], options: Evalua
 
         paths = [entry.path for entry in expand_paths(paths)]
         if output.video is not None:
-            episode_videos.require_video_support(paths, options, output.video, output.filmed)
+            episode_videos.require_video_support(
+                paths, options, output.video, output.filmed, force=output.force
+            )
         if output.strip is not None:
-            episode_videos.require_strip_support(paths, options, output.strip, output.strip_episodes)
+            episode_videos.require_strip_support(
+                paths, options, output.strip, output.strip_episodes, force=output.force
+            )
 
 
 def display_results(
@@ -835,7 +841,7 @@ def display_results(
             console.print_text("\n".join(lines))
     try:
         if output.plot is not None:
-            figures.write_plot(output.plot, drawn, output.theme)
+            figures.write_plot(output.plot, drawn, output.theme, force=output.force)
             shown.document["plot"] = output.plot
             shown.lines.append(f"wrote {clean(output.plot)}")
         if found.interrupted and (output.video is not None or output.strip is not None):
@@ -855,8 +861,7 @@ def _record_best(
     """Record the checkpoint with the highest mean as a video and as a film strip."""
     from ckpttool.evaluation import episode_videos
 
-    known = [each for each in found.evaluations if not math.isnan(each.statistics.mean)]
-    best: Evaluation = max(known or found.evaluations, key=lambda each: each.statistics.mean)
+    best = found.highest
     alone = len(found.scored) == 1
     if output.strip is not None:
         with show_progress("strip", quiet=quiet, unit="episodes") as moving:
@@ -867,6 +872,7 @@ def _record_best(
                 options=options,
                 frames=output.strip_frames,
                 theme=output.theme or "light",
+                force=output.force,
                 progress=moving,
             )
         shown.document["strip"] = strip.document()
@@ -879,6 +885,7 @@ def _record_best(
                 output.filmed,
                 options=options,
                 width=output.video_width,
+                force=output.force,
                 progress=moving,
             )
         shown.document["video"] = filmed.document()
@@ -886,41 +893,6 @@ def _record_best(
             *_take_lines(filmed, alone=alone, quiet=quiet),
             f"wrote {clean(filmed.file)} ({filmed.frames} frames, {filmed.fps:g} per second)",
         ]
-
-
-# `report --env`: the same episodes, for a page.
-
-# Pages are read beside text: a film of this width has about a megabyte.
-_FILM_WIDTH = 320
-
-
-def play_for_page(
-    paths: Sequence[str], options: EvaluationOptions, folder: str, *, quiet: bool
-) -> tuple[str, tuple[EvaluationFailure, ...]]:
-    """Play checkpoints and film the best one; return the file of results in the folder, and who did not play.
-
-    A film that cannot be recorded is a note on stderr. Raise the first error if nothing was played.
-    """
-    from ckpttool.commands import sweep
-
-    make_importable(options.env)
-    with show_progress("eval", quiet=quiet, unit="episodes") as moving:
-        found = sweep.sweep(
-            paths, options.env, options.protocol, layout=options.layout, facts=options.facts, progress=moving
-        )
-    if not found.scored and found.failed:
-        raise found.failed[0].error
-    shown = DisplayOutput()
-    film = OutputOptions(video=os.path.join(folder, "best.gif"), video_width=_FILM_WIDTH)
-    try:
-        require_display(film, [found.evaluations[0].checkpoint], options)
-        _record_best(shown, film, found, options, quiet=quiet)
-    except CkpttoolError as error:
-        console.print_note(f"note: no film: {describe_error(error)}")
-    content = found.document()["evaluations"][0] if found.alone else found.document()
-    file = os.path.join(folder, "results.json")
-    sweep.save_document(file, console.render_document({**content, **shown.document}))
-    return file, tuple(found.failed)
 
 
 def _take_lines(filmed: EpisodeVideo | EpisodeStrip, *, alone: bool, quiet: bool) -> list[str]:

@@ -20,12 +20,13 @@ import numpy as np
 from ckpttool.cli.styles import terminal_width
 from ckpttool.core import deferred, search_paths
 from ckpttool.core.atomic_write import require_new, write_file
-from ckpttool.core.deferred import NamedTuple
+from ckpttool.core.deferred import NamedTuple, dataclass
 from ckpttool.core.errors import CkpttoolError, MissingExtraError, UsageError
 from ckpttool.core.installation import install_extra
 from ckpttool.core.text import clean, format_count, shorten
+from ckpttool.core.tree_views import render_file
 from ckpttool.evaluation.statistics import AGGREGATES, RESAMPLES
-from ckpttool.listing.training_counters import ANY_UNIT
+from ckpttool.listing.training_counters import ANY_UNIT, UNITS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from matplotlib.gridspec import SubplotSpec
 
     from ckpttool.commands.algorithms import Algorithm, AlgorithmComparison, AlgorithmCurvePoint
-    from ckpttool.commands.sweep import LearningCurvePoint
+    from ckpttool.commands.sweep import LearningCurvePoint, Sweep
     from ckpttool.evaluation.protocol import Evaluation
     from ckpttool.evaluation.statistics import Estimate
     from ckpttool.evaluation.training_logs import TrainingCurve
@@ -103,7 +104,7 @@ def render_learning_curve(curve: Sequence[LearningCurvePoint], width: int, unit:
     """Return a plot of the mean over steps, one line per run; a single run has intervals."""
     import plotext
 
-    from ckpttool.report.rendering import round_ticks
+    from ckpttool.pages.rendering import round_ticks
 
     figure = plotext.figure
     figure.clear()
@@ -769,7 +770,7 @@ def _style(theme: FigureTheme) -> Any:  # matplotlib's type for it lists all nam
     }
 
 
-def require_plot(target: str) -> None:
+def require_plot(target: str, *, force: bool = False) -> None:
     """Raise if no plot can be written to `target`: unknown suffix, existing file, matplotlib missing."""
     if _suffix(target) not in _SILENT:
         raise UsageError(
@@ -777,7 +778,7 @@ def require_plot(target: str) -> None:
             file=target,
             hint=f"use a file name that ends in {', '.join(_SILENT)}",
         )
-    require_new(target, hint="choose another name")
+    require_new(target, force=force)
     if importlib.util.find_spec("matplotlib") is None:
         raise MissingExtraError(
             "plotting requires matplotlib, which is not installed", hint=install_extra("eval")
@@ -795,8 +796,48 @@ class PlotData(NamedTuple):
     unit: str = ANY_UNIT
 
 
-def write_plot(target: str, data: PlotData, theme: str | None = None) -> None:
-    """Plot evaluations into a new file, and below them the curves logged during training.
+@dataclass(frozen=True, slots=True)
+class Plot:
+    """A plot that was written; a notebook shows it."""
+
+    _repr_html_ = render_file
+
+    file: str
+    nbytes: int
+
+    def document(self) -> dict[str, Any]:
+        """Return the JSON object."""
+        return {"file": self.file, "nbytes": self.nbytes}
+
+
+def plot(played: Evaluation | Sweep, file: str, *, theme: str | None = None, force: bool = False) -> Plot:
+    """Plot what `evaluate` or `sweep` returned into a file, as `eval --plot` does; see `write_plot`.
+
+    `file` ends in .svg, .png or .pdf. Raise UsageError for another name or theme, TargetExistsError if the
+    file exists, unless `force`, MissingExtraError without matplotlib, and CkpttoolError for a return that is
+    not finite.
+
+    >>> import ckpttool, os, tempfile
+    >>> played = ckpttool.evaluate("sample_ckpts/td3_pendulum_torch/ckpt-15000.pt", "Pendulum-v1")
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     ckpttool.plot(played, os.path.join(folder, "returns.svg")).nbytes > 10_000
+    True
+    """
+    from ckpttool.evaluation.protocol import Evaluation
+    from ckpttool.evaluation.training_logs import find_training_logs
+
+    require_theme(theme)
+    require_plot(file, force=force)
+    if isinstance(played, Evaluation):
+        data = PlotData((played,))
+    else:
+        data = PlotData(played.evaluations, played.curve, unit=UNITS.get(played.step_from or "", ANY_UNIT))
+    logs = find_training_logs([each.checkpoint for each in data.found])
+    return Plot(file, write_plot(file, data._replace(training=logs.curves), theme, force=force))
+
+
+def write_plot(target: str, data: PlotData, theme: str | None = None, *, force: bool = False) -> int:
+    """Plot evaluations into a file, and below them the curves logged during training; return its size.
 
     One checkpoint shows the distribution of its returns and lengths; several show their means over
     training steps, or side by side if no steps are known; training runs show aggregates, learning curves
@@ -810,8 +851,10 @@ def write_plot(target: str, data: PlotData, theme: str | None = None) -> None:
     colours, suffix, drawn = THEMES[theme or "light"], _suffix(target), io.BytesIO()
     with _plot_style(colours):
         _draw_figure(data, colours).savefig(drawn, format=suffix[1:], metadata=_SILENT[suffix])
-    made = drawn.getvalue()
-    write_file(target, _follow_page(made) if suffix == ".svg" and theme is None else made)
+    content = drawn.getvalue()
+    content = _follow_page(content) if suffix == ".svg" and theme is None else content
+    write_file(target, content, force=force)
+    return len(content)
 
 
 @contextmanager

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
@@ -50,11 +49,7 @@ if TYPE_CHECKING:
     from ckpttool.cli.tree_tables import TreeView
     from ckpttool.commands.check import CheckpointVerdict, CheckResult
     from ckpttool.commands.inspect import CheckpointFolder
-    from ckpttool.commands.run_history import RunFiles
-    from ckpttool.commands.sweep import EvaluationFailure
     from ckpttool.listing.layers import Architecture
-    from ckpttool.report import HtmlReport, RunReport
-    from ckpttool.report.run_page import RunContents
 
 
 # Commands that read metadata or hashes: `inspect` and `digest`.
@@ -418,7 +413,6 @@ def digest(
         console.print_document({**found.document(), **against})
     else:
         console.print_text(tables.render_digest(found, compared, quiet=quiet))
-        next_steps.print_next_steps(next_steps.after_digest, path, quiet=quiet)
     return 0 if compared is None or compared.equal else 1
 
 
@@ -554,237 +548,6 @@ def doctor(
         console.print_text(tables.render_diagnosis(found, quiet=quiet))
         next_steps.print_next_steps(next_steps.after_doctor, path, found, quiet=quiet)
     return 1 if found.findings else 0
-
-
-# `report`: an HTML page.
-
-
-@dataclass(frozen=True)
-class ReportOptions:
-    """Report file, and what it shows besides the checkpoint.
-
-    Report:
-        out (FILE, --out -o): File to write. Default: PATH's name and .report.html.
-        force (--force): Replace the file if it exists.
-        evaluation (FILE, --eval): Results of eval --json or --out; repeatable.
-        video (FILE): GIF, PNG or MP4 to show on the page of a run.
-        conversion (FILE): Sidecar or convert --json output. Default: PATH's sidecar.
-        verification (FILE): Output of verify --json: outputs and layers.
-    """
-
-    out: str | None = None
-    force: bool = False
-    evaluation: list[str] | None = None
-    video: str | None = None
-    conversion: str | None = None
-    verification: str | None = None
-    glob: Glob = None
-    layout: LayoutOption = None
-
-
-@dataclass(frozen=True)
-class ReportEpisodes:
-    """Environment that a report plays in.
-
-    Play:
-        env (ID): Play in this environment, score, and film the best.
-        episodes (N): Episodes to play with --env. Default: 10.
-    """
-
-    env: str | None = None
-    episodes: int | None = None
-
-    def __post_init__(self) -> None:
-        """Raise UsageError for episodes that nothing plays."""
-        if self.episodes is not None and self.env is None:
-            raise UsageError("--episodes requires --env", hint="add --env ID, e.g. --env Pendulum-v1")
-
-
-def report(
-    path: PathArgument,
-    options: ReportOptions,
-    playing: ReportEpisodes,
-    workers: WorkerOptions,
-    other: Annotated[str | None, argument("PATH2", "A second checkpoint to compare with.")] = None,
-    as_json: AsJson = False,
-    quiet: Quiet = False,
-) -> int:
-    """Write a self-contained HTML report on a checkpoint, the differences of two, or a training run.
-
-    It opens in any browser, needs no other file and makes no network requests: tree, search, histograms
-    and heat maps of every tensor, provenance, findings of doctor, the conversion, returns and learning
-    curves. A folder with several checkpoints of one run gives a page of the run: norms and updates of
-    layers, findings and counters over training.
-    """
-    import tempfile
-
-    from ckpttool.cli.evaluate import print_failures
-    from ckpttool.commands import run_history
-    from ckpttool.core.atomic_write import require_new
-    from ckpttool.report import default_report_name
-
-    _require_page_name(options.out)
-    quiet = quiet or as_json
-    with show_progress("report", quiet=quiet) as moving:
-        how = run_history.RunReading(options.glob, options.layout, workers.jobs, workers.ray, moving)
-        run = None if other is not None else run_history.find_run(path, options.layout, how)
-    if run is not None:
-        _require_run_options(run, options)
-    else:
-        if options.video is not None:
-            hint = "omit --video"
-            raise UsageError(
-                "--video requires a folder with several checkpoints of one run", file=path, hint=hint
-            )
-        path = use_checkpoint(path, quiet=quiet)
-        other = None if other is None else use_checkpoint(other, quiet=quiet)
-    with tempfile.TemporaryDirectory() as folder:
-        played = () if run is None else [each.path for each in run.members]
-        played = played or [each for each in (path, other) if each is not None]
-        failed: Sequence[EvaluationFailure] = ()
-        if playing.env is not None:
-            # Before hours of playing.
-            require_new(options.out or default_report_name(path, other), force=options.force)
-            file, failed = _play(played, playing, options.layout, folder, quiet=quiet)
-            options = replace(options, evaluation=[*(options.evaluation or ()), file])
-        made = (
-            _report_run(run, options, quiet=quiet)
-            if run is not None
-            else _report_checkpoint(path, other, options, quiet=quiet)
-        )
-    if as_json:
-        console.print_document(made.document())
-    else:
-        console.print_text(render_page_text(made, quiet=quiet))
-    if failed:
-        print_failures(failed)
-    return 2 if failed else 0
-
-
-def _play(
-    played: Sequence[str], playing: ReportEpisodes, layout: str | None, folder: str, *, quiet: bool
-) -> tuple[str, Sequence[EvaluationFailure]]:
-    """Play the checkpoints; return the file with the results, and the checkpoints that did not play."""
-    from ckpttool.cli.evaluate import play_for_page
-    from ckpttool.evaluation.playing import EvaluationOptions
-    from ckpttool.evaluation.protocol import Protocol
-
-    asked = EvaluationOptions(playing.env, Protocol(playing.episodes or 10), layout)
-    return play_for_page(played, asked, folder, quiet=quiet)
-
-
-# Kinds of files that people expect --out to choose.
-_NO_PAGES = (".csv", ".docx", ".json", ".md", ".pdf", ".png", ".svg", ".txt")
-
-
-def _require_page_name(out: str | None) -> None:
-    if out is not None and out.lower().endswith(_NO_PAGES):
-        hint = f"use --out {shlex.quote(os.path.splitext(out)[0] + '.html')}"
-        raise UsageError("a report is an HTML page", file=out, hint=hint)
-
-
-def _require_run_options(run: RunFiles, options: ReportOptions) -> None:
-    """Raise UsageError for an option that needs one checkpoint."""
-    for option, file in (("--conversion", options.conversion), ("--verification", options.verification)):
-        if file is not None:
-            hint = format_command("report", run.members[-1].path, option, file)
-            raise UsageError(f"{option} requires one checkpoint, not a run", file=run.path, hint=hint)
-
-
-def _report_run(run: RunFiles, options: ReportOptions, *, quiet: bool) -> RunReport:
-    """Write the page of a run."""
-    from ckpttool import report
-    from ckpttool.report import run_page
-
-    if not quiet:
-        console.print_note(f"using {format_count(len(run.members), 'checkpoint')} of {run.path}")
-    with show_progress("report", quiet=quiet) as moving:
-        return report.write_run_report(
-            run,
-            out=options.out,
-            inputs=run_page.RunInputs(tuple(options.evaluation or ()), options.video),
-            glob=options.glob,
-            layout=options.layout,
-            force=options.force,
-            progress=moving,
-        )
-
-
-def _report_checkpoint(path: str, other: str | None, options: ReportOptions, *, quiet: bool) -> HtmlReport:
-    """Write the page of a checkpoint, or of two."""
-    from ckpttool import report
-    from ckpttool.report import pages
-
-    given = (tuple(options.evaluation or ()), options.conversion, options.verification)
-    with show_progress("report", quiet=quiet) as moving:
-        return report.write_report(
-            path,
-            other,
-            out=options.out,
-            inputs=pages.ReportInputs(*given),
-            glob=options.glob,
-            layout=options.layout,
-            force=options.force,
-            progress=moving,
-        )
-
-
-def render_page_text(made: HtmlReport | RunReport, *, quiet: bool) -> str:
-    """Return what the command prints about a page."""
-    from ckpttool.report import RunReport
-
-    return _run_text(made, quiet=quiet) if isinstance(made, RunReport) else _report_text(made, quiet=quiet)
-
-
-def _run_text(made: RunReport, *, quiet: bool) -> str:
-    wrote = f"wrote {clean(made.file)}"
-    if quiet:
-        return wrote
-    found = made.contents
-    text = [
-        format_count(len(found.history.checkpoints), "checkpoint"),
-        format_count(len(found.history.layers), "layer"),
-        format_count(len(found.history.findings), "finding"),
-    ]
-    if broken := sum(each.error is not None for each in found.history.checkpoints):
-        text.insert(1, f"{broken:,} unreadable")
-    if found.results.results:
-        text.append(format_count(len(found.results.results), "evaluation"))
-    return "\n".join([", ".join(text), *_best_lines(found), wrote])
-
-
-def _best_lines(found: RunContents) -> list[str]:
-    """Return lines with the best checkpoint of a run and the verdict of `eval`; empty without results."""
-    if (best := found.best) is None:
-        return []
-    result, name = best.result, os.path.basename(found.history.checkpoints[best.number].path)
-    interval = "" if result.ci95 is None else f"95 % CI {result.ci95[0]:.2f} to {result.ci95[1]:.2f}; "
-    certain = {
-        True: ", significantly better than all others",
-        False: ", not significantly better than all others",
-        None: "",
-    }[best.certain]
-    lines = [
-        f"best     {clean(name)}: mean return {result.mean:.2f} in {clean(result.env)} "
-        f"({interval}{format_count(len(result.returns), 'episode')}){certain}"
-    ]
-    return [*lines, *([f"verdict  {result.verdict}"] if result.verdict else [])]
-
-
-def _report_text(made: HtmlReport, *, quiet: bool) -> str:
-    wrote = f"wrote {clean(made.file)}"
-    if quiet:
-        return wrote
-    found = made.contents
-    text = [
-        format_count(len(found.summary.tensors), "tensor"),
-        format_count(len(found.diagnosis.findings), "finding"),
-    ]
-    if found.comparison is not None:
-        text.append(format_count(len(found.comparison.changes), "difference"))
-    if found.results.results:
-        text.append(format_count(len(found.results.results), "evaluation"))
-    return f"{', '.join(text)}\n{wrote}"
 
 
 # Commands for git and its hooks: `check` for many checkpoints, `textconv` for one file.

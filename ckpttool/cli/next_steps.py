@@ -87,13 +87,6 @@ def after_overview(found: CheckpointSummary | CheckpointFolder) -> Steps:
     return [("report", *step[1:]) if step[0] == "doctor" else step for step in steps]
 
 
-def after_digest(path: str) -> Steps:
-    """Suggest comparing with this digest later; nothing for stdin."""
-    if urls.is_copy(path):
-        return []
-    return [("digest", path, "--check", "saved.json")]
-
-
 def after_stats(path: str, found: Stats) -> Steps:
     """Suggest `doctor` if the values look unhealthy."""
     bad = not found.finite or any(each.signs for each in found.tensors)

@@ -165,7 +165,7 @@ def diagnose(
         part: selects the entries under one path, or one network, for the model.
 
     >>> import ckpttool
-    >>> ckpttool.diagnose("sample_ckpts/td3_pendulum_tf/ckpt-15000").findings
+    >>> ckpttool.doctor("sample_ckpts/td3_pendulum_tf/ckpt-15000").findings
     ()
 
     """

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
 from ckpttool.core.atomic_write import Progress, ignore_progress
+from ckpttool.core.errors import UsageError
+from ckpttool.evaluation.episode_videos import EpisodeVideo, record_video, require_video_support
 from ckpttool.evaluation.evidence import NO_FACTS, AgentFacts
 from ckpttool.evaluation.playing import EvaluationOptions, play_stacked, prepare_agent, require_backend
 from ckpttool.evaluation.protocol import Evaluation, Protocol
+
+if TYPE_CHECKING:
+    from ckpttool.commands.sweep import Sweep
 
 
 def evaluate(
@@ -44,7 +53,43 @@ def evaluate(
     place = options.environment(agent)
     with place.make(how.at_once, how.engine, device=how.device) as vector:
         entrant = prepare_agent(agent, place, how, vector.spec)
-        return play_stacked((entrant,), how, vector, progress)[0]
+        return replace(play_stacked((entrant,), how, vector, progress)[0], options=options)
 
 
-"""Width of one image of a film strip, in pixels."""
+def video(
+    played: Evaluation | Sweep,
+    file: str,
+    episodes: Sequence[str] = ("best",),
+    *,
+    width: int | None = None,
+    force: bool = False,
+    progress: Progress = ignore_progress,
+) -> EpisodeVideo:
+    """Replay episodes that `evaluate` or `sweep` played, and film them, as `eval --video` does.
+
+    Of several checkpoints, the one with the highest mean is filmed. Raise UsageError for another kind of file
+    or episode, TargetExistsError if the file exists, unless `force`, MissingExtraError and UnsupportedError
+    if frames cannot be rendered or encoded.
+
+    Args:
+        played: what `evaluate` or `sweep` returned.
+        file: the file to write, .mp4 or .gif.
+        episodes: numbers from 0, or best, worst and median.
+        width: of the images in pixels; None for the environment's.
+        force: replace the file if it exists.
+        progress: called with the finished and the total number of images.
+
+    >>> import ckpttool, os, tempfile
+    >>> protocol = ckpttool.Protocol(episodes=2)
+    >>> played = ckpttool.evaluate("sample_ckpts/td3_pendulum_torch/ckpt-15000.pt", "Pendulum-v1", protocol)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     film = ckpttool.video(played, os.path.join(folder, "play.gif"), width=64)
+    >>> film.frames, film.takes[0].equal
+    (201, True)
+
+    """
+    scored = played if isinstance(played, Evaluation) else played.highest
+    if (options := scored.options) is None:
+        raise UsageError("only what evaluate or sweep returned can be filmed", file=scored.checkpoint)
+    require_video_support([scored.checkpoint], options, file, episodes, force=force)
+    return record_video(scored, file, episodes, options=options, width=width, force=force, progress=progress)

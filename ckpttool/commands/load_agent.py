@@ -12,10 +12,11 @@ from typing import Any, cast
 
 import numpy as np
 
-from ckpttool.core import plugins, sidecar
+from ckpttool.core import plugins, sidecar, urls
 from ckpttool.core.deferred import dataclass
 from ckpttool.core.errors import CkpttoolError, EnvironmentMismatchError, UnsupportedError, UsageError
 from ckpttool.core.sidecar import LedgerEntries, Sidecar
+from ckpttool.core.tree_views import render_record
 from ckpttool.evaluation import restore
 from ckpttool.evaluation.agent_networks import (
     ActionBounds,
@@ -168,6 +169,20 @@ class LoadedAgent:
             f"<LoadedAgent {self.path} ({self._agent.binding.layout}): {shown} -> {self._action_title()}, "
             f"{self._how.backend} on {self.device}>"
         )
+
+    _repr_html_ = render_record
+
+    def document(self) -> dict[str, Any]:
+        """Return the JSON object: the file, the sizes, the device and what was assumed."""
+        return {
+            "path": urls.display_url(self.path),
+            "layout": self._agent.binding.layout,
+            "observations": {name: list(shape) for name, shape in self._shapes.items()},
+            "actions": self._action_title(),
+            "backend": self._how.backend,
+            "device": self.device,
+            "assumed": list(self.assumed),
+        }
 
     def __enter__(self) -> LoadedAgent:
         """Return the agent itself."""

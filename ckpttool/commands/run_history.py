@@ -27,7 +27,14 @@ from ckpttool.core.digests import DigestRecorder
 from ckpttool.core.errors import ChangedError, CkpttoolError, is_system_error
 from ckpttool.core.filesystem import list_names
 from ckpttool.core.source import File, Shape
-from ckpttool.core.text import describe_error, format_count, natural_sort_key, replace_nonfinite, shorten
+from ckpttool.core.text import (
+    describe_error,
+    describe_record,
+    format_count,
+    natural_sort_key,
+    replace_nonfinite,
+    shorten,
+)
 from ckpttool.core.tree import Leaf, Path
 from ckpttool.evaluation import training_logs
 from ckpttool.evaluation.training_logs import BELOW, MOST_BYTES, Of, TrainingCurve, TrainingLogs, thin_points
@@ -599,6 +606,8 @@ class RunHistory:
     All columns are in the order of `checkpoints`. `latest` is the last readable checkpoint, `sha256` its
     digest; `files` are all files that were read.
     """
+
+    __repr__ = describe_record
 
     path: str
     checkpoints: tuple[RunCheckpoint, ...]

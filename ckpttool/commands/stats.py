@@ -231,6 +231,8 @@ class ChangedEntry:
     types or shapes are not comparable).
     """
 
+    __repr__ = describe_record
+
     path: str
     left: Entry
     right: Entry
@@ -498,6 +500,8 @@ class TensorStats:
 
     `signs` are sentences about bad signs. The histogram is empty if all numbers are equal.
     """
+
+    __repr__ = describe_record
 
     path: str
     leaf: Leaf

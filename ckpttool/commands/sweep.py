@@ -17,7 +17,7 @@ import numpy as np
 
 from ckpttool.core import filesystem, plugins, sidecar, urls
 from ckpttool.core import text as documents
-from ckpttool.core.atomic_write import Progress, ignore_progress, require_new, require_regular, write_file
+from ckpttool.core.atomic_write import Progress, ignore_progress, require_regular, write_file
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.deferred import dataclass, field
 from ckpttool.core.errors import (
@@ -253,19 +253,9 @@ COLUMNS = ("checkpoint", "step", "env", "seed", "return", "length", "terminated"
 MEAN, STD, LENGTH = "eval/return_mean", "eval/return_std", "eval/length_mean"
 
 
-def require_new_result(path: str) -> None:
-    """Raise unless a result may be written to `path`, to check before hours of evaluation."""
-    require_new(path, hint="choose another name")
-
-
-def save_document(path: str, text: str) -> None:
-    """Write a result's JSON document to a new file; raise TargetExistsError if it exists."""
-    _write_new_file(path, text.encode() + b"\n")
-
-
-def complete_document(path: str, text: str) -> None:
-    """Replace the document that `save_document` wrote by one that also names films and plots."""
-    write_file(path, text.encode() + b"\n", force=True)
+def save_document(path: str, text: str, *, force: bool = False) -> None:
+    """Write a result's JSON document to a file; raise TargetExistsError if it exists, unless `force`."""
+    write_file(path, text.encode() + b"\n", force=force)
 
 
 def format_episode_table(scored: Sequence[ScoredCheckpoint]) -> str:
@@ -292,9 +282,9 @@ def format_episode_table(scored: Sequence[ScoredCheckpoint]) -> str:
     return text.getvalue()
 
 
-def save_table(path: str, scored: Sequence[ScoredCheckpoint]) -> None:
-    """Write the table to a new file; raise TargetExistsError if it exists."""
-    _write_new_file(path, format_episode_table(scored).encode())
+def save_table(path: str, scored: Sequence[ScoredCheckpoint], *, force: bool = False) -> None:
+    """Write the table to a file; raise TargetExistsError if it exists, unless `force`."""
+    write_file(path, format_episode_table(scored).encode(), force=force)
 
 
 def encode_scalars(scored: Sequence[ScoredCheckpoint], wall_time: float) -> bytes:
@@ -326,13 +316,8 @@ def save_scalars(folder: str, scored: Sequence[ScoredCheckpoint], wall_time: flo
     """Write an event file into a folder, creating it if needed; return the file's name."""
     require_folder(folder)
     path = os.path.join(folder, f"{protobuf.NAME}{wall_time:.6f}.ckpttool")
-    _write_new_file(path, encode_scalars(scored, wall_time))
+    write_file(path, encode_scalars(scored, wall_time))
     return path
-
-
-def _write_new_file(path: str, data: bytes) -> None:
-    require_new_result(path)
-    write_file(path, data)
 
 
 # Finished evaluations in a JSON Lines file, written as they finish and reused by a rerun.
@@ -558,7 +543,7 @@ class JobFactory:
 
     def __init__(self, options: EvaluationOptions) -> None:
         require_backend(options.protocol)
-        self._options, self._how = options, options.protocol
+        self.options, self._how = options, options.protocol
         self._backend = cast(Backend, plugins.find("backends", self._how.backend).load())
         self._specs: dict[EvaluationEnvironment, EnvSpec] = {}
         self._layouts: dict[Hashable, str] = {}
@@ -575,7 +560,7 @@ class JobFactory:
             raise no_agent_error(checkpoint)
         if agent is None or not (entry.named or agent.binding.policy):
             return None
-        place = self._options.environment(agent)
+        place = self.options.environment(agent)
         spec = self._spec(place)
         playable = prepare_agent(agent, place, self._how, spec)
         versions = collect_versions(self._backend, spec)
@@ -589,16 +574,16 @@ class JobFactory:
             (name, getattr(checkpoint.tree[path], "shape", None))
             for path, name in checkpoint.tree.names.items()
         )
-        layout = self._options.layout or self._layouts.get(looks)
+        layout = self.options.layout or self._layouts.get(looks)
         binding = recognize_checkpoint(checkpoint, layout)
         # Among agents, a model that no layout recognises is used as a policy only on request.
-        if binding is None and (named or alone or self._options.facts):
+        if binding is None and (named or alone or self.options.facts):
             with nullcontext() if named else suppress(UsageError, UnsupportedError):
                 binding = recognize_playable_agent(checkpoint, layout, self._how.network)
         if binding is None:
             return None
         self._layouts[looks] = binding.layout
-        agent = build_agent(checkpoint, binding, read_verified_sidecar(checkpoint), self._options.facts)
+        agent = build_agent(checkpoint, binding, read_verified_sidecar(checkpoint), self.options.facts)
         return repeat_statistics(agent, self._how)
 
     def _spec(self, place: EvaluationEnvironment) -> EnvSpec:
@@ -658,6 +643,12 @@ class Sweep:
     def evaluations(self) -> tuple[Evaluation, ...]:
         """The evaluations alone."""
         return tuple(each.evaluation for each in self.scored)
+
+    @property
+    def highest(self) -> Evaluation:
+        """The evaluation with the highest mean that is a number, if any is."""
+        known = [each for each in self.evaluations if not math.isnan(each.statistics.mean)]
+        return max(known or self.evaluations, key=lambda each: each.statistics.mean)
 
     @property
     def best_first(self) -> tuple[ScoredCheckpoint, ...]:
@@ -843,7 +834,9 @@ class _SweepState:
         source = training_counters.most_common_source([self.steps[number] for number in numbers])
         scored = tuple(
             ScoredCheckpoint(
-                self.found[n], self.steps[n].get(source) if source is not None else None, self.steps[n]
+                replace(self.found[n], options=self.jobs.options),
+                self.steps[n].get(source) if source is not None else None,
+                self.steps[n],
             )
             for n in numbers
         )

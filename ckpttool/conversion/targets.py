@@ -213,9 +213,7 @@ def parse_target_kind(target: str, to: str | None) -> TargetKind:
     """Return the target's kind: that of `to`, else the one implied by the target's suffix."""
     chosen = infer_target_word(target, to)
     if chosen in EXPORTS:
-        raise UsageError(
-            f"{chosen} stores a runnable network, not a tree", hint="use ckpttool convert to write one"
-        )
+        raise UsageError(f"{chosen} stores a runnable network, not a tree", hint="ckpttool.export writes one")
     return TARGETS[chosen]
 
 

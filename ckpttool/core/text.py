@@ -194,7 +194,7 @@ def compile_glob(glob: str | None) -> Callable[[str], bool]:
     return lambda path: pattern.fullmatch(path.removeprefix("/")) is not None
 
 
-_NO_MATCH = "ckpttool inspect lists the paths; * stands for one step of a path, ** for several"
+_NO_MATCH = "run ckpttool inspect to list the paths; * stands for one step of a path, ** for several"
 
 
 def no_match_error(
@@ -254,16 +254,17 @@ def shorten(text: str, width: int) -> str:
     return f"{text[: width - 1 - tail]}…{text[-tail:]}"
 
 
-_LONGEST_REPR, _LONGEST_FIELD = 500, 60
+_LONGEST_REPR, _LONGEST_FIELD, _FEW = 500, 60, 8
 
 
 def describe_record(record: Any) -> str:
-    """Return a dataclass as one line of at most 500 characters: plain fields, and the sizes of the others.
+    """Return a record as one line of at most 500 characters: plain fields, and the sizes of the others.
 
     It is the `__repr__` of the records that users receive, whose fields may hold thousands of entries.
     """
-    values = ((each.name, getattr(record, each.name)) for each in dataclasses.fields(record) if each.repr)
-    shown = ", ".join(f"{name}={_describe_field(value)}" for name, value in values)
+    if (names := getattr(record, "_fields", None)) is None:
+        names = [each.name for each in dataclasses.fields(record) if each.repr]
+    shown = ", ".join(f"{name}={_describe_field(getattr(record, name))}" for name in names)
     return shorten(f"<{type(record).__name__} {shown}>", _LONGEST_REPR)
 
 
@@ -272,6 +273,8 @@ def _describe_field(value: object) -> str:
         return repr(shorten(clean(value), _LONGEST_FIELD))
     if value is None or isinstance(value, bool | int | float):
         return repr(value)
+    if isinstance(value, tuple) and len(value) <= _FEW and all(isinstance(each, int) for each in value):
+        return repr(value)  # a shape
     if isinstance(value, Mapping | Sequence | Set) and not hasattr(value, "_fields"):
         return format_count(len(value), "entry", "entries")
     return f"<{type(value).__name__}>"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -150,6 +151,38 @@ def render_record(record: Any) -> str:
     return f"<table><caption>{html_text(type(record).__name__)}</caption>{rows}</table>"
 
 
+# Above it, a notebook is slow to open and to save.
+_MAX_EMBEDDED = 8_000_000
+_MEDIA_TYPES = {".gif": "image/gif", ".png": "image/png", ".svg": "image/svg+xml", ".mp4": "video/mp4"}
+
+
+def render_file(record: Any) -> str:
+    """Return the page, picture or film that a result's `file` contains, else the result's table.
+
+    Scripts of a page run in its frame alone, without access to the notebook.
+    """
+    from base64 import b64encode  # only notebooks need both
+    from html import escape
+
+    suffix = os.path.splitext(record.file)[1].lower()
+    try:
+        if os.path.getsize(record.file) > _MAX_EMBEDDED:
+            return render_record(record)
+        with open(record.file, "rb") as stream:
+            content = stream.read()
+    except OSError:  # it was moved: its facts remain
+        return render_record(record)
+    name = escape(os.path.basename(record.file))
+    if suffix not in _MEDIA_TYPES:
+        page = escape(content.decode(errors="replace"))
+        frame = 'sandbox="allow-scripts" width="100%" height="640"'
+        return f'<iframe title="{name}" {frame} srcdoc="{page}"></iframe>'
+    source = f"data:{_MEDIA_TYPES[suffix]};base64,{b64encode(content).decode()}"
+    if suffix == ".mp4":
+        return f'<video controls loop title="{name}" src="{source}"></video>'
+    return f'<img alt="{name}" src="{source}">'
+
+
 def _html_value(value: Any) -> str:
     if isinstance(value, list) and value and all(isinstance(each, dict) for each in value):
         return _html_table(value)
@@ -157,16 +190,20 @@ def _html_value(value: Any) -> str:
 
 
 def _html_table(objects: list[dict[str, Any]]) -> str:
-    """Return the first objects of a list, one per row; a column for each member of any of them."""
-    shown = objects[:_MAX_HTML_ROWS]
-    names = list(dict.fromkeys(name for each in shown for name in each))[:_MAX_HTML_COLUMNS]
+    """Return the first objects of a list, one per row; a column for each member with a text in any row."""
+    rows = [{name: _cell(value) for name, value in each.items()} for each in objects[:_MAX_HTML_ROWS]]
+    names = [*dict.fromkeys(name for row in rows for name, text in row.items() if text)][:_MAX_HTML_COLUMNS]
     head = "".join(f"<th>{html_text(name)}</th>" for name in names)
-    rows = "".join(
-        f"<tr>{''.join(f'<td>{html_text(_plain_text(each.get(name)))}</td>' for name in names)}</tr>"
-        for each in shown
-    )
-    more = f"<tr><td>{len(objects) - len(shown):,} more</td></tr>" if len(objects) > len(shown) else ""
-    return f"<table><tr>{head}</tr>{rows}{more}</table>"
+    cells = ("".join(f"<td>{html_text(row.get(name) or '')}</td>" for name in names) for row in rows)
+    body = "".join(f"<tr>{each}</tr>" for each in cells)
+    more = f"<tr><td>{len(objects) - len(rows):,} more</td></tr>" if len(objects) > len(rows) else ""
+    return f"<table><tr>{head}</tr>{body}{more}</table>"
+
+
+def _cell(value: Any) -> str:
+    """Return the text of a table's cell; none for a list of lists or objects, e.g. the keys of a path."""
+    nested = isinstance(value, list) and any(isinstance(each, dict | list) for each in value)
+    return "" if nested else _plain_text(value)
 
 
 def _plain_text(value: Any) -> str:

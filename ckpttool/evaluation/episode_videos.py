@@ -22,7 +22,8 @@ from ckpttool.core.atomic_write import (
 )
 from ckpttool.core.deferred import dataclass
 from ckpttool.core.errors import CkpttoolError, UsageError
-from ckpttool.core.text import clean, format_count, shorten
+from ckpttool.core.text import clean, describe_record, format_count, shorten
+from ckpttool.core.tree_views import render_file
 from ckpttool.evaluation import video
 from ckpttool.evaluation.playing import EvaluationOptions, play_stacked, prepare_agent
 from ckpttool.evaluation.protocol import Evaluation
@@ -64,6 +65,9 @@ class VideoEpisode:
 class EpisodeVideo:
     """A video of consecutive episodes, with one frame before the first step and one after each step."""
 
+    __repr__ = describe_record
+    _repr_html_ = render_file
+
     file: str
     checkpoint: str
     fps: float
@@ -93,6 +97,9 @@ class EpisodeVideo:
 class EpisodeStrip:
     """A film strip: a row of images per episode, evenly spread over it; `steps` are those of its images."""
 
+    __repr__ = describe_record
+    _repr_html_ = render_file
+
     file: str
     checkpoint: str
     takes: tuple[VideoEpisode, ...]
@@ -111,13 +118,19 @@ class EpisodeStrip:
 
 
 def require_video_support(
-    paths: Sequence[str], options: EvaluationOptions, target: str, wanted: Sequence[str] = ("0",)
+    paths: Sequence[str],
+    options: EvaluationOptions,
+    target: str,
+    wanted: Sequence[str] = ("0",),
+    *,
+    force: bool = False,
 ) -> None:
     """Raise an error unless one of these checkpoints can be recorded; call it before hours of playing.
 
     `wanted` are episode numbers, or best, worst and median. Raise UsageError for any other word and for
-    a file name without a video format, TargetExistsError for an existing file, MissingExtraError and
-    UnsupportedError if frames cannot be rendered or encoded; one frame is rendered as a test.
+    a file name without a video format, TargetExistsError for an existing file unless `force`,
+    MissingExtraError and UnsupportedError if frames cannot be rendered or encoded; one frame is rendered
+    as a test.
     Checkpoints that cannot be played are not reported here.
     """
     if _suffix(target) not in video.ENCODINGS:
@@ -126,11 +139,17 @@ def require_video_support(
             file=target,
             hint=f"use a file name that ends in {' or '.join(video.ENCODINGS)}",
         )
-    _require_recording(paths, options, target, wanted, video.require_encoder)
+    require_new(target, force=force)
+    _require_recording(paths, options, wanted, video.require_encoder)
 
 
 def require_strip_support(
-    paths: Sequence[str], options: EvaluationOptions, target: str, wanted: Sequence[str]
+    paths: Sequence[str],
+    options: EvaluationOptions,
+    target: str,
+    wanted: Sequence[str],
+    *,
+    force: bool = False,
 ) -> None:
     """Raise an error unless one of these checkpoints can be drawn as a film strip.
 
@@ -138,18 +157,17 @@ def require_strip_support(
     """
     if _suffix(target) != ".png":
         raise UsageError("a film strip is a PNG image", file=target, hint="use a file name that ends in .png")
-    _require_recording(paths, options, target, wanted, video.require_pillow)
+    require_new(target, force=force)
+    _require_recording(paths, options, wanted, video.require_pillow)
 
 
 def _require_recording(
     paths: Sequence[str],
     options: EvaluationOptions,
-    target: str,
     wanted: Sequence[str],
     require_library: Callable[[], None],
 ) -> None:
-    """Raise an error for an existing file, unknown episodes, or if frames cannot be rendered."""
-    require_new(target, hint="take another name")
+    """Raise an error for unknown episodes, or if frames cannot be rendered."""
     require_library()
     for word in wanted:
         _require_episode(word, options.protocol.episodes)
@@ -172,9 +190,10 @@ def record_video(
     *,
     options: EvaluationOptions,
     width: int | None = None,
+    force: bool = False,
     progress: Progress = ignore_progress,
 ) -> EpisodeVideo:
-    """Replay a scored evaluation and write the `wanted` episodes, in their order, to a new file.
+    """Replay a scored evaluation and write the `wanted` episodes, in their order, to a file.
 
     `options` are those of the evaluation; `width` is that of the images, by default the environment's. The
     policy receives the same batches, so that every step is repeated bit for bit, which VideoEpisode.equal
@@ -182,10 +201,11 @@ def record_video(
     exactly. Raise as `require_video_support` does, and KeyboardInterrupt on Ctrl-C; in that case no file is
     written.
     """
+    require_new(target, force=force)
     chosen = _choose_episodes(wanted, scored.rollout)
     total = sum(int(scored.rollout.lengths[number]) + 1 for number in chosen)
     takes: list[VideoEpisode] = []
-    with _Replay(scored, target, options) as replay:
+    with _Replay(scored, options) as replay:
         fps, done, size = replay.vector.spec.render_fps or _FPS, itertools.count(1), (0, 0)
 
         def write(stream: IO[bytes]) -> None:
@@ -202,7 +222,7 @@ def record_video(
                     camera = Camera(replay.vector, number, title, counted, width)
                     takes.append(replay.take(camera, number, words))
 
-        write_atomically((Output(target, write),))
+        write_atomically((Output(target, write),), force=force)
     return EpisodeVideo(target, scored.checkpoint, fps, *size, tuple(takes))
 
 
@@ -217,16 +237,18 @@ def record_strip(
     options: EvaluationOptions,
     frames: int = 8,
     theme: str = "light",
+    force: bool = False,
     progress: Progress = ignore_progress,
 ) -> EpisodeStrip:
-    """Replay a scored evaluation and write a film strip of the `wanted` episodes to a new PNG file.
+    """Replay a scored evaluation and write a film strip of the `wanted` episodes to a PNG file.
 
     Each row has `frames` images from the first to the last step. See `record_video` for the rest.
     """
+    require_new(target, force=force)
     chosen = _choose_episodes(wanted, scored.rollout)
     takes: list[VideoEpisode] = []
     rows: list[tuple[str, list[StripFrame]]] = []
-    with _Replay(scored, target, options) as replay:
+    with _Replay(scored, options) as replay:
         for number, words in chosen.items():
             steps = np.linspace(0, int(scored.rollout.lengths[number]), frames).round().astype(int)
             camera = StripCamera(replay.vector, number, steps.tolist(), STRIP_WIDTH)
@@ -235,7 +257,7 @@ def record_strip(
             progress(len(rows), len(chosen))
         fps = replay.vector.spec.render_fps
     title = f"{shorten(clean(os.path.basename(scored.checkpoint)), 60)} in {clean(scored.env)}"
-    write_file(target, video.render_strip(title, rows, fps, theme))
+    write_file(target, video.render_strip(title, rows, fps, theme), force=force)
     pictured = tuple(tuple(frame.step for frame in taken) for _, taken in rows)
     return EpisodeStrip(target, scored.checkpoint, tuple(takes), pictured)
 
@@ -287,8 +309,7 @@ def _choose_episodes(wanted: Sequence[str], played: Rollout) -> dict[int, tuple[
 class _Replay:
     """Rendering environments in which a scored evaluation is replayed; closed by `with`."""
 
-    def __init__(self, scored: Evaluation, target: str, options: EvaluationOptions) -> None:
-        require_new(target, hint="take another name")
+    def __init__(self, scored: Evaluation, options: EvaluationOptions) -> None:
         options = dataclasses.replace(options, protocol=scored.protocol)
         _require_gymnasium(options)
         agent = options.restore(scored.checkpoint)

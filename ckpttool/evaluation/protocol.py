@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any, cast, get_args
+from typing import TYPE_CHECKING, Any, cast, get_args
 
 from ckpttool.core import sidecar, urls
 from ckpttool.core.deferred import dataclass, field
@@ -25,6 +25,9 @@ from ckpttool.evaluation.statistics import (
 from ckpttool.evaluation.surroundings import hash_surroundings
 from ckpttool.networks.build import NetworkSettings
 from ckpttool.networks.network import Dtype, Network
+
+if TYPE_CHECKING:
+    from ckpttool.evaluation.playing import EvaluationOptions
 
 _AT_ONCE = 16
 
@@ -117,6 +120,8 @@ class Evaluation:
     stacked: int = 1
     surroundings: Mapping[str, Any] = field(default_factory=dict)
     """description of the environment (see `collect_surroundings`)"""
+    options: EvaluationOptions | None = field(default=None, repr=False, compare=False)
+    """how the agent was restored, to replay its episodes; None if not known"""
 
     @property
     def assumed(self) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ import numpy as np
 
 from ckpttool.core.deferred import dataclass
 from ckpttool.core.errors import CkpttoolError, EnvironmentMismatchError, UsageError
+from ckpttool.core.text import describe_record
 from ckpttool.evaluation.gymnasium_engine import OBS, Agreement, VectorEnv
 from ckpttool.evaluation.simulators import HINT, DeviceVector
 from ckpttool.networks.network import NOISE, DrawLaw, Observation, Policy, State
@@ -249,6 +250,8 @@ class Rollout:
     Returns also depend on `num_envs`, because rounding depends on the batch shape and physics amplify
     it.
     """
+
+    __repr__ = describe_record
 
     returns: np.ndarray
     """float64 [n], undiscounted"""

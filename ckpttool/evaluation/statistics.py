@@ -15,6 +15,7 @@ import numpy as np
 
 from ckpttool.core.deferred import dataclass
 from ckpttool.core.errors import UsageError
+from ckpttool.core.text import describe_record
 
 Values = Sequence[float] | np.ndarray
 
@@ -509,6 +510,8 @@ class Judgement:
     `fraction` is the position between random (0) and the goal (1); `certain` is whether the CI of the
     mean excludes the next lower verdict, None without a CI.
     """
+
+    __repr__ = describe_record
 
     verdict: Verdict
     sentence: str

@@ -30,6 +30,7 @@ from ckpttool.core.sidecar import (
     unknown_fact,
 )
 from ckpttool.core.source import Inline, Shape
+from ckpttool.core.text import describe_record
 from ckpttool.core.tree import Leaf, Path, Tree, ValueLeaf, attr, index
 from ckpttool.mapping.rules import KEEP, Move, MoveList, Reshape
 
@@ -694,6 +695,8 @@ class RecognizedAgent:
     layers, by component. `ledger` lists what else could change the numbers: used, assumed, or found and
     unusable.
     """
+
+    __repr__ = describe_record
 
     layout: str
     moves: MoveList

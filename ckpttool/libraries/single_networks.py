@@ -133,7 +133,10 @@ def _recognize_policy(tree: Tree, network: str, checkpoint: Checkpoint) -> Recog
     if checkpoint.format in _LIBRARIES:
         return None
     if (graph := _read_graph(checkpoint)) is not None:
-        hint = _ONLY_LAYERS if checkpoint.format == onnx.NAME else None
+        hint = None
+        if checkpoint.format == onnx.NAME:
+            command = urls.format_command("convert", checkpoint.path, "layers.pt")
+            hint = f"to convert only its layers, without the graph: {command}"
         computation = _lower_policy(graph, network, checkpoint.path, hint=hint)
         return _bind_computation(computation, checkpoint)
     module = read_pickled_module(tree)
@@ -160,7 +163,6 @@ def _recognize_policy(tree: Tree, network: str, checkpoint: Checkpoint) -> Recog
 
 
 HOOK = "a PyTorch hook"
-_ONLY_LAYERS = "to convert only its layers, without the graph, use ckpttool convert --to torch"
 _OLDEST = 7  # in older versions of ONNX, Add and others broadcast by attributes, and Dropout may be active
 
 

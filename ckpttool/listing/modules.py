@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from ckpttool.core import deferred, limits
 from ckpttool.core.deferred import dataclass, field
-from ckpttool.core.text import clean, natural_sort_key
+from ckpttool.core.text import clean, describe_record, natural_sort_key
 from ckpttool.core.tree import Leaf, Path, ValueLeaf, display
 from ckpttool.listing.rows import TensorRow, ValueRow
 
@@ -39,6 +39,8 @@ class ModuleSummary:
     Sums cover everything at and below the module; `parameters` counts the elements of trained
     tensors.
     """
+
+    __repr__ = describe_record
 
     path: str
     name: str

@@ -241,13 +241,21 @@ def expand_paths(paths: Sequence[str]) -> tuple[CheckpointEntry, ...]:
 
 def _expand_path(path: str, *, alone: bool) -> Iterator[CheckpointEntry]:
     path = filesystem.resolve_path(path)
-    if filesystem.isdir(path) and (inside := list_checkpoints(path) or _list_below(path)):
+    if filesystem.isdir(path) and (inside := _list_run(path)):
         for row in inside:
             yield CheckpointEntry(row.path, named=False, found=_resolve_listed(row))
     elif glob.has_magic(path) and not filesystem.lexists(path):
         yield from _expand_pattern(path)
     elif alone or not path.endswith(BESIDE):
         yield _resolve_named(path)
+
+
+def _list_run(path: str) -> tuple[CheckpointRow, ...]:
+    """Return the checkpoints of a folder; none if they are of one subfolder, and others contain some, too."""
+    inside = list_checkpoints(path) or _list_below(path)
+    homes = {os.path.normpath(os.path.dirname(row.path)) for row in inside}
+    below = len(homes) == 1 and os.path.normpath(path) not in homes
+    return () if below and choose_checkpoint(path).folders > 1 else inside
 
 
 def _list_below(path: str) -> tuple[CheckpointRow, ...]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from ckpttool.core import urls
 from ckpttool.core.deferred import dataclass, field
+from ckpttool.core.text import describe_record
 from ckpttool.core.tree import Leaf, Path, ValueLeaf, json_value, path_to_json
 from ckpttool.listing.training_counters import step_columns
 
@@ -15,6 +16,8 @@ from ckpttool.listing.training_counters import step_columns
 @dataclass(frozen=True, slots=True)
 class TensorRow:
     """One tensor; `of` is the display path of the parameter that a slot belongs to."""
+
+    __repr__ = describe_record
 
     path: str
     keys: Path

@@ -23,7 +23,7 @@ from ckpttool.core.source import (
     as_array,
     combine_parts,
 )
-from ckpttool.core.text import compile_glob, format_count, no_match_error
+from ckpttool.core.text import compile_glob, describe_record, format_count, no_match_error
 from ckpttool.core.tree import (
     Alias,
     Container,
@@ -816,6 +816,8 @@ class Move:
 class MoveList:
     """A whole mapping: its moves in target order, and its assumptions."""
 
+    __repr__ = describe_record
+
     moves: tuple[Move, ...]
     assumed: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
@@ -853,6 +855,8 @@ class MappingReport:
 
     `remedy` is the option with which what is mapped is written.
     """
+
+    __repr__ = describe_record
 
     mapped: tuple[MappingEntry, ...]
     unused: tuple[str, ...] = ()

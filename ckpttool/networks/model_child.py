@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import copy
 import difflib
@@ -43,7 +44,7 @@ else:
 
 # The user's factory, named as `package.module:factory`.
 
-_SHOWN = 300
+_SHOWN, _NAMES = 300, 5
 
 
 def call_factory(name: str, arguments: Any) -> Any:
@@ -66,18 +67,34 @@ def find_named_object(name: str, option: str) -> Any:
     """Return the object that `package.module:name` denotes; raise UsageError if there is none."""
     where, colon, what = name.partition(":")
     if not (where and colon and what):
-        wanted, example = ("factory", "Actor") if option == "--like" else ("function", "loss")
-        module = (name[:-3] if name.endswith(".py") else name).replace("/", ".")
-        hint = f"e.g. {option} {module}:{example}, for the class or function {example}" if module else None
+        wanted = "factory" if option == "--like" else "function"
+        module = (name[:-3] if name.endswith(".py") else name).replace("/", ".").rstrip(":")
+        names = _defined_names(module) or ["NAME"]
+        hint = (
+            "use {} {}".format(option, " or ".join(f"{module}:{each}" for each in names)) if module else None
+        )
         raise UsageError(f"{option} requires package.module:{wanted}", found=name, hint=hint)
     found = _import_module(where, name)
     for part in what.split("."):
         if not hasattr(found, part):
             close = difflib.get_close_matches(part, dir(found), 1)
-            hint = f"did you mean {close[0]}" if close else None
+            names = _defined_names(where)
+            listed = "it defines {}".format(", ".join(names)) if names else None
+            hint = f"did you mean {close[0]}" if close else listed
             raise UsageError(f"{where} has no attribute {what}", hint=hint)
         found = getattr(found, part)
     return found
+
+
+def _defined_names(module: str) -> list[str]:
+    """Return the first classes and functions that a module of the working directory defines, unrun."""
+    try:
+        with open(module.replace(".", os.sep) + ".py", "rb") as source:
+            statements = ast.parse(source.read()).body
+    except (OSError, SyntaxError, ValueError):
+        return []
+    defined = [each.name for each in statements if isinstance(each, (ast.ClassDef, ast.FunctionDef))]
+    return [name for name in defined if name[0] != "_"][:_NAMES]
 
 
 def find_user_module(name: str) -> None:
@@ -623,7 +640,7 @@ def refusals(reader: str, file: str, hint: str | None = None) -> Iterator[None]:
         raise UsageError(f"{reader}: {_all_lines(error)}", file=file, hint=hint) from error
 
 
-_CONVERT = "convert the checkpoint to this model first: ckpttool convert --like"
+_CONVERT = "convert the checkpoint to this model first: ckpttool convert SRC DST --like MODULE:FACTORY"
 
 
 # PyTorch: modules of a factory, and TorchScript.

@@ -35,7 +35,7 @@ from ckpttool.core.digests import digest_checkpoint
 from ckpttool.core.dtypes import np
 from ckpttool.core.errors import CkpttoolError, FormatError
 from ckpttool.core.source import File, Shape, StreamedArray
-from ckpttool.core.text import clean, shorten
+from ckpttool.core.text import clean, describe_record, shorten
 from ckpttool.core.tree import Leaf, Path, ValueLeaf, display, json_value
 from ckpttool.listing import audit
 from ckpttool.listing.contents import CheckpointSummary
@@ -49,8 +49,8 @@ from ckpttool.listing.modules import (
 )
 from ckpttool.listing.rows import TensorRow, ValueRow
 from ckpttool.listing.signatures import signature_lines
-from ckpttool.report.computation import Computation, find_computation
-from ckpttool.report.rendering import (
+from ckpttool.pages.computation import Computation, find_computation
+from ckpttool.pages.rendering import (
     FIRST,
     NAME_LENGTH,
     EvaluationSection,
@@ -576,6 +576,8 @@ class ConversionSection:
     the receipt was written for these weights (None if it does not record a digest).
     """
 
+    __repr__ = describe_record
+
     source: tuple[tuple[str, str], ...]
     facts: tuple[tuple[str, str, str], ...]
     rules: tuple[tuple[str, str, str], ...]
@@ -912,6 +914,8 @@ class ReportContents:
 
     `signs` counts the tensors with a warning sign, `files` are all files read.
     """
+
+    __repr__ = describe_record
 
     summary: CheckpointSummary
     sha256: str

@@ -27,6 +27,8 @@ from ckpttool.listing import training_counters
 from ckpttool.listing.training_counters import ANY_UNIT, UNITS
 from ckpttool.version import __version__
 
+_PACKAGE = __name__.rpartition(".")[0]
+
 # Number formatting of the page, with a typographic minus sign.
 
 _MINUS, _NONE = "\u2212", "\u2013"
@@ -78,7 +80,7 @@ _TITLE, _SENTENCE, SHOWN, FIRST = 200, 600, 100, 10
 
 def join_templates(names: Sequence[str]) -> str:
     """Return the content of templates that are no pages: style sheets or scripts."""
-    folder = files("ckpttool.report") / "templates"
+    folder = files(_PACKAGE) / "templates"
     return "".join(f"\n{(folder / name).read_text('utf-8')}" for name in names)
 
 
@@ -138,7 +140,7 @@ def render_template(
 def template_environment() -> Environment:
     """Return the environment of all pages, with the filters that templates use."""
     made = Environment(
-        loader=PackageLoader("ckpttool.report"),
+        loader=PackageLoader(_PACKAGE),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
@@ -233,7 +235,7 @@ class EvaluationSection:
     @property
     def counted(self) -> tuple[str, ...]:
         """Titles of all counters that any checkpoint has, one column each."""
-        titles = ("step", *training_counters.TITLES.values())
+        titles = dict.fromkeys(("step", *training_counters.TITLES.values()))
         return tuple(title for title in titles if any(title in each.counts for each in self.results))
 
 

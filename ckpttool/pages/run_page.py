@@ -23,19 +23,23 @@ from ckpttool.core.atomic_write import Progress, ignore_progress
 from ckpttool.core.deferred import dataclass
 from ckpttool.core.errors import FormatError
 from ckpttool.core.source import File
-from ckpttool.core.text import clean, format_count, format_size
+from ckpttool.core.text import clean, describe_record, format_count, format_size
 from ckpttool.listing.training_counters import ANY_UNIT, TITLES, UNITS, step_columns
-from ckpttool.report import rendering
-from ckpttool.report.computation import Computation, find_computation
-from ckpttool.report.rendering import (
+from ckpttool.pages.computation import Computation, find_computation
+from ckpttool.pages.rendering import (
+    SHOWN,
     EvaluationEntry,
     EvaluationSection,
     ReturnCurve,
+    build_chart,
+    build_strips,
     find_results,
     format_exactly,
     format_number,
     format_path,
+    rank_results,
     read_evaluations,
+    render_template,
 )
 
 # The contents of the page.
@@ -96,6 +100,8 @@ class RunContents:
     `scores` are the results of each checkpoint, by its position; `layers` are the rows of the drift, joined
     into modules at `depth` if there are too many.
     """
+
+    __repr__ = describe_record
 
     history: RunHistory
     results: EvaluationSection
@@ -569,7 +575,7 @@ def _finding_row(found: FindingHistory, steps: Sequence[str], readable: Sequence
         found.topic,
         _join_alike(next(texts for texts in reversed(found.texts) if texts)),
         found.fix or "",
-        _thin_cells(marks, _cells_per_strip(rendering.SHOWN)),
+        _thin_cells(marks, _cells_per_strip(SHOWN)),
         _describe_times(at, [steps[number] for number in readable]),
         tuple(_changing_texts(found.texts, steps)) if len({*found.texts} - {()}) > 1 else (),
     )
@@ -610,9 +616,9 @@ _SCRIPTS = ("theme.js", "elements.js", "dagre.min.js", "computation.js", "tables
 def render_run(found: RunContents) -> bytes:
     """Return the page of a run in UTF-8; the same contents give the same bytes."""
     history, steps = found.history, step_labels(found.history.checkpoints)
-    strips, ends = rendering.build_strips(found.results.results)
+    strips, ends = build_strips(found.results.results)
     findings, constant = split_findings(history.findings, history.checkpoints)
-    return rendering.render_template(
+    return render_template(
         "run.html",
         _STYLES,
         _SCRIPTS,
@@ -628,8 +634,8 @@ def render_run(found: RunContents) -> bytes:
         findings=findings,
         constant=constant,
         counters=_counter_columns(history.checkpoints),
-        chart=rendering.build_chart(found.results.curves),
-        ranks=rendering.rank_results(found.results.results, best_first=True),
+        chart=build_chart(found.results.curves),
+        ranks=rank_results(found.results.results, best_first=True),
         strips=strips,
         strip_ends=ends,
         owners=_mark_foreign_results(history.checkpoints, found.results.results),

@@ -57,7 +57,11 @@ const drawComputation = (() => {
       const head = draw("marker", { id: arrow, viewBox: "0 0 8 8", refX: 8, refY: 4, markerWidth: 7, markerHeight: 7, orient: "auto-start-reverse" }, draw("path", { d: "M0 0L8 4L0 8z" }));
       view = draw("svg", { viewBox: full.join(" "), role: "group", "aria-label": holder.getAttribute("aria-label") }, draw("defs", {}, head), ...graph.edges().map((edge) => drawEdge(edge, graph)), ...shapes);
       holder.append(view);
-      if (!zooms) { view.setAttribute("width", width); view.setAttribute("height", height); return; }
+      if (!zooms) {
+        const fit = Math.min(1, holder.clientWidth / width), shown = fit < READABLE ? 1 : fit;
+        view.setAttribute("width", width * shown); view.setAttribute("height", height * shown);
+        return;
+      }
       // Readable at first: the whole drawing if it fits, else the part where it begins.
       const scale = Math.min(1, holder.clientWidth / width, holder.clientHeight / height);
       if (scale >= READABLE) { frame(width / 2, Math.max(height, holder.clientHeight / scale) / 2, scale); return; }

@@ -11,7 +11,7 @@ from ckpttool.core import kinds
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.deferred import NamedTuple, dataclass
 from ckpttool.core.errors import CkpttoolError, is_system_error
-from ckpttool.core.text import clean, format_count, shorten
+from ckpttool.core.text import clean, describe_record, format_count, shorten
 from ckpttool.graphs.graph import Graph, OpaqueError, Value, read_graph
 from ckpttool.graphs.operators import list_operators
 from ckpttool.graphs.shapes import TracedCall, trace_graph
@@ -52,6 +52,8 @@ class DrawnBox(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Computation:
     """What a checkpoint computes, as boxes after those that they receive; `notes` are sentences below."""
+
+    __repr__ = describe_record
 
     boxes: tuple[DrawnBox, ...]
     notes: tuple[str, ...] = ()

@@ -1,0 +1,304 @@
+"""`report`: a self-contained HTML page about one checkpoint, two side by side, or a training run."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Unpack
+
+from ckpttool.conversion.options import with_keywords
+from ckpttool.core import urls
+from ckpttool.core.atomic_write import Progress, ignore_progress, require_new, write_file
+from ckpttool.core.deferred import dataclass
+from ckpttool.core.errors import CkpttoolError, UsageError
+from ckpttool.core.text import describe_error, describe_record, replace_nonfinite
+from ckpttool.core.tree_views import render_file
+from ckpttool.pages.checkpoint_page import ReportContents, ReportInputs, gather_contents, render_page
+from ckpttool.pages.options import ReportKeywords, ReportOptions
+
+if TYPE_CHECKING:
+    from ckpttool.commands.run_history import RunFiles
+    from ckpttool.commands.sweep import EvaluationFailure
+    from ckpttool.pages.run_page import RunContents, RunInputs
+
+
+# Pages are read beside text: a film of this width has about a megabyte.
+_FILM_WIDTH = 320
+
+
+@dataclass(frozen=True, slots=True)
+class HtmlReport:
+    """Result of writing a report."""
+
+    __repr__ = describe_record
+    _repr_html_ = render_file
+
+    file: str
+    nbytes: int
+    contents: ReportContents
+    failed: tuple[EvaluationFailure, ...] = ()
+    """checkpoints that did not play"""
+    unfilmed: str | None = None
+    """why there is no film of the best checkpoint"""
+
+    def document(self) -> dict[str, Any]:
+        """Return the JSON document."""
+        found = self.contents
+        comparison, summary = found.comparison, found.summary
+        return {
+            "path": urls.display_url(summary.checkpoint.path),
+            "other": None if comparison is None else comparison.diff.right,
+            "format": summary.checkpoint.format,
+            "layout": summary.layout,
+            "sha256": found.sha256,
+            "file": self.file,
+            "nbytes": self.nbytes,
+            "tensors": len(summary.tensors),
+            "values": len(summary.values),
+            "findings": len(found.diagnosis.findings),
+            "changes": None if comparison is None else len(comparison.changes),
+            "evaluations": len(found.results.results),
+            "conversion": found.conversion is not None,
+            "run": None,
+            "notes": [*summary.notes, *found.diagnosis.notes],
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class RunReport:
+    """Result of writing the report of a run."""
+
+    __repr__ = describe_record
+    _repr_html_ = render_file
+
+    file: str
+    nbytes: int
+    contents: RunContents
+    failed: tuple[EvaluationFailure, ...] = ()
+    """checkpoints that did not play"""
+    unfilmed: str | None = None
+    """why there is no film of the best checkpoint"""
+
+    def document(self) -> dict[str, Any]:
+        """Return the JSON document: the keys of a checkpoint's report for the last one, and `run`."""
+        from ckpttool.pages.run_page import run_document
+
+        found = self.contents
+        history = found.history
+        summary = history.latest
+        return {
+            "path": urls.display_url(history.path),
+            "other": None,
+            "format": summary.checkpoint.format,
+            "layout": summary.layout,
+            "sha256": history.sha256,
+            "file": self.file,
+            "nbytes": self.nbytes,
+            "tensors": len(summary.tensors),
+            "values": len(summary.values),
+            "findings": next(each.findings for each in reversed(history.checkpoints) if each.error is None),
+            "changes": None,
+            "evaluations": len(found.results.results),
+            "conversion": False,
+            "run": run_document(found),
+            "notes": list(found.notes),
+        }
+
+
+def default_report_name(path: str, other: str | None = None) -> str:
+    """Return the default file name: the checkpoint's name, in the current folder."""
+    meant = [each for each in (path, other) if each is not None]
+    names = [
+        (urls.base_name(each) if urls.is_elsewhere(each) else os.path.basename(os.path.abspath(each)))
+        or "checkpoint"
+        for each in meant
+    ]
+    return f"{'-'.join(names)}.report.html"
+
+
+def report(
+    path: str,
+    other: str | None = None,
+    options: ReportOptions | None = None,
+    *,
+    progress: Progress = ignore_progress,
+    **keywords: Unpack[ReportKeywords],
+) -> HtmlReport | RunReport:
+    """Write a page about the checkpoint at `path`, two checkpoints, or the training run in a folder.
+
+    In a notebook the result is shown as the page itself. Raise TargetExistsError if the file exists, unless
+    `force`, UsageError for options that exclude each other, NotACheckpointError for a folder from whose
+    checkpoints the caller must choose, and any error of opening, reading and playing.
+
+    Args:
+        path: a file, a prefix, or a folder of one or several checkpoints.
+        other: a second checkpoint to compare with.
+        options: what to show, and the file to write.
+        progress: called with the finished and the total amount of work.
+        keywords: fields of ReportOptions, which override those of `options`.
+
+    >>> import ckpttool, os, tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     page = ckpttool.report("sample_ckpts/td3_pendulum_torch", out=os.path.join(folder, "run.html"))
+    >>> len(page.contents.history.checkpoints), page.nbytes < 2_000_000
+    (6, True)
+
+    """
+    from ckpttool.commands.run_history import RunReading, find_run
+
+    options = with_keywords(options or ReportOptions(), keywords, "report")
+    if options.out is not None:
+        require_new(options.out, force=options.force)  # before minutes of reading
+    reading = RunReading(options.glob, options.layout, options.jobs, options.ray, progress)
+    run = None if other is not None else find_run(path, options.layout, reading)
+    if run is not None:
+        _require_run_options(run, options)
+        shown = [each.path for each in run.members]
+    elif options.video is not None:
+        hint = "omit --video"
+        raise UsageError(
+            "--video requires a folder with several checkpoints of one run", file=path, hint=hint
+        )
+    else:
+        shown = [_choose(each) for each in (path, other) if each is not None]
+    with tempfile.TemporaryDirectory() as folder:
+        failed: Sequence[EvaluationFailure] = ()
+        unfilmed = None
+        if options.env is not None:
+            name = default_report_name(path, other) if run is not None else default_report_name(*shown)
+            require_new(options.out or name, force=options.force)  # before hours of playing
+            file, failed, unfilmed = _play(shown, options, folder, progress)
+            options = replace(options, evaluations=[*options.evaluations, file])
+        page = _write_run(run, options, progress) if run is not None else _write(shown, options, progress)
+    return replace(page, failed=tuple(failed), unfilmed=unfilmed)
+
+
+def _choose(path: str) -> str:
+    """Return the checkpoint that a path stands for; raise NotACheckpointError if there are several."""
+    from ckpttool.listing.paths import choose_checkpoint
+
+    choice = choose_checkpoint(path)
+    if choice.candidates:
+        raise choice.error(f"ckpttool.report({choice.candidates[-1].path!r})")
+    return choice.path
+
+
+def _require_run_options(run: RunFiles, options: ReportOptions) -> None:
+    """Raise UsageError for an option that needs one checkpoint."""
+    for option, file in (("--conversion", options.conversion), ("--verification", options.verification)):
+        if file is not None:
+            hint = urls.format_command("report", run.members[-1].path, option, file)
+            raise UsageError(f"{option} requires one checkpoint, not a run", file=run.path, hint=hint)
+
+
+def _play(
+    paths: Sequence[str], options: ReportOptions, folder: str, progress: Progress
+) -> tuple[str, Sequence[EvaluationFailure], str | None]:
+    """Play checkpoints and film the best one; raise the first error if nothing was played.
+
+    Return the file of results in the folder, what did not play, and why there is no film.
+    """
+    from ckpttool.commands.sweep import sweep
+    from ckpttool.evaluation import episode_videos
+    from ckpttool.evaluation.playing import EvaluationOptions
+    from ckpttool.evaluation.protocol import Protocol
+
+    how = EvaluationOptions(options.env, Protocol(options.episodes or 10), options.layout)
+    played = sweep(paths, how.env, how.protocol, layout=how.layout, progress=progress)
+    if not played.scored and played.failed:
+        raise played.failed[0].error
+    content = played.document()["evaluations"][0] if played.alone else played.document()
+    unfilmed, film = None, os.path.join(folder, "best.gif")
+    try:
+        episode_videos.require_video_support([played.highest.checkpoint], how, film)
+        video = episode_videos.record_video(
+            played.highest, film, options=how, width=_FILM_WIDTH, progress=progress
+        )
+        content["video"] = video.document()
+    except CkpttoolError as error:
+        unfilmed = describe_error(error)
+    file = os.path.join(folder, "results.json")
+    write_file(file, json.dumps(replace_nonfinite(content)).encode())
+    return file, played.failed, unfilmed
+
+
+def _write_run(run: RunFiles, options: ReportOptions, progress: Progress) -> RunReport:
+    from ckpttool.pages.run_page import RunInputs
+
+    return write_run_report(
+        run,
+        out=options.out,
+        inputs=RunInputs(tuple(options.evaluations), options.video),
+        glob=options.glob,
+        layout=options.layout,
+        force=options.force,
+        progress=progress,
+    )
+
+
+def _write(paths: Sequence[str], options: ReportOptions, progress: Progress) -> HtmlReport:
+    return write_report(
+        *paths,
+        out=options.out,
+        inputs=ReportInputs(tuple(options.evaluations), options.conversion, options.verification),
+        glob=options.glob,
+        layout=options.layout,
+        force=options.force,
+        progress=progress,
+    )
+
+
+def write_report(
+    path: str,
+    other: str | None = None,
+    *,
+    out: str | None = None,
+    inputs: ReportInputs | None = None,
+    glob: str | None = None,
+    layout: str | None = None,
+    force: bool = False,
+    progress: Progress = ignore_progress,
+) -> HtmlReport:
+    """Write a page about the checkpoint at the path, compared with `other` if given, into a new file.
+
+    `glob` keeps the tensors whose path matches, `layout` names the layout of the first checkpoint.
+    Raise TargetExistsError if the file exists and `force` is not given, and any error of opening and
+    reading.
+    """
+    target = out if out is not None else default_report_name(path, other)
+    require_new(target, force=force)
+    found = gather_contents(
+        path, other, inputs=inputs or ReportInputs(), glob=glob, layout=layout, progress=progress
+    )
+    require_new(target, found.files, force=force)
+    content = render_page(found)
+    write_file(target, content, force=force, sources=found.files)
+    return HtmlReport(target, len(content), found)
+
+
+def write_run_report(
+    run: RunFiles,
+    *,
+    out: str | None = None,
+    inputs: RunInputs,
+    glob: str | None = None,
+    layout: str | None = None,
+    force: bool = False,
+    progress: Progress = ignore_progress,
+) -> RunReport:
+    """Write a page about a training run into a new file; see `write_report` for the other parameters.
+
+    Raise TargetExistsError if the file exists and `force` is not given, and any error of reading.
+    """
+    from ckpttool.pages.run_page import gather_run, render_run
+
+    target = out if out is not None else default_report_name(run.path)
+    require_new(target, force=force)
+    found = gather_run(run, inputs=inputs, glob=glob, layout=layout, progress=progress)
+    require_new(target, found.files, force=force)
+    content = render_run(found)
+    write_file(target, content, force=force, sources=found.files)
+    return RunReport(target, len(content), found)
