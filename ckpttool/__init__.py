@@ -76,7 +76,7 @@ from ckpttool.version import __version__ as __version__
 if TYPE_CHECKING:
     from ckpttool import graphs as graphs
     from ckpttool.commands.check import CheckOptions as CheckOptions, check as check
-    from ckpttool.commands.convert import convert as convert
+    from ckpttool.commands.convert import convert as convert, fill as fill
     from ckpttool.commands.diff import diff as diff
     from ckpttool.commands.digest import digest as digest
     from ckpttool.commands.doctor import diagnose as diagnose

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from ckpttool.commands.convert import convert
+from ckpttool.commands.convert import fill
 from ckpttool.conversion import filling
 from ckpttool.core import CkpttoolError, Leaf, Tree
 from ckpttool.mapping import fill_model, flattening, layer_kinds, rules
@@ -211,7 +211,7 @@ def write_sources(names: Iterable[str]) -> None:
 def converted(source: str, target: str, factory: str, options: dict[str, Any]) -> dict[str, Any]:
     """Return what `convert --like` makes of a source."""
     like = factory if ":" in factory else f"model_proofs:{factory}"
-    done = convert(source, target, like=like, **options)
+    done = fill(source, target, like, **options)
     assert done.proof is not None, done.report
     proof = done.proof.document()
     with contextlib.suppress(FileNotFoundError):
