@@ -112,7 +112,7 @@ def compare_libraries(folder: Path, pythons: Sequence[str]) -> Iterator[Row]:
 
     It is the first one whose recorded verdict is right; bounds are given as a person would give them.
     """
-    from ckpttool.evaluation.evidence import AgentFacts
+    from ckpttool.evaluation.agent_facts import AgentFacts
     from tests.agent_truth import matrix
     from tests.agent_truth.agents import generators
 
@@ -149,7 +149,7 @@ def compare_discrete(
     """Make the agents of discrete actions, and yield the differences of their scores; other actions are 1."""
     from ckpttool.commands.load_agent import load_agent
     from ckpttool.core import UnsupportedError
-    from ckpttool.evaluation.evidence import AgentFacts
+    from ckpttool.evaluation.agent_facts import AgentFacts
     from tests.agent_truth import discrete
 
     by_library: dict[str, list[str]] = {}

@@ -82,7 +82,7 @@ if TYPE_CHECKING:
     from ckpttool.commands.doctor import diagnose as diagnose
     from ckpttool.commands.evaluate import evaluate as evaluate
     from ckpttool.evaluation.protocol import Protocol as Protocol
-    from ckpttool.evaluation.evidence import AgentFacts as AgentFacts
+    from ckpttool.evaluation.agent_facts import AgentFacts as AgentFacts
     from ckpttool.conversion.export import ExportOptions as ExportOptions, export as export
     from ckpttool.commands.inspect import summary as summary
     from ckpttool.commands.schemas import schema as schema

@@ -19,8 +19,8 @@ import numpy as np
 from ckpttool.commands.convert import fill
 from ckpttool.conversion import filling
 from ckpttool.core import CkpttoolError, Leaf, Tree
-from ckpttool.mapping import fill_model, flattening, layer_kinds, rules
-from ckpttool.mapping.flattening import FeatureReordering
+from ckpttool.mapping import fill_model, kind_notes, layer_kinds, rules
+from ckpttool.mapping.feature_orders import FeatureReordering
 from ckpttool.verification import two_models
 from tests import pair_models, replayed_faults
 from tests.shared_runners import InThisProcess
@@ -81,7 +81,7 @@ def without_statistics() -> contextlib.AbstractContextManager[None]:
 
 
 def without_settings() -> contextlib.AbstractContextManager[None]:
-    return patched(flattening, "recorded_differences", lambda *_: ())
+    return patched(kind_notes, "recorded_differences", lambda *_: ())
 
 
 NOTHING: Switch = contextlib.nullcontext

@@ -35,9 +35,6 @@ if TYPE_CHECKING:
     from ckpttool.listing.training_runs import TrainingRun
 
 
-# Options of `eval`, one help panel each.
-
-
 @dataclass(frozen=True)
 class EnvironmentOptions:
     """Environment and simulator.
@@ -177,9 +174,6 @@ class OutputOptions:
 
 def _split_episodes(words: str) -> tuple[str, ...]:
     return tuple(word.strip() for word in words.split(",") if word.strip())
-
-
-# Command function.
 
 
 def evaluate(
@@ -354,9 +348,6 @@ def _choose_executor(jobs: int | None, ray: str | None) -> Any:
     return scheduling.play_in_process if jobs is None else scheduling.process_spread(jobs)
 
 
-# Output of `eval` about algorithms: aggregated training runs, their comparison, and scores as files.
-
-
 @dataclass(frozen=True, slots=True)
 class ComparedRuns:
     """Checkpoints to play: training runs of one algorithm, and runs to compare with."""
@@ -515,8 +506,6 @@ def _format_estimate(one: Estimate, digits: int = 2) -> str:
         return f"{one.value:.{digits}f}"
     return f"{one.value:.{digits}f}, 95 % CI {one.ci95[0]:.{digits}f} to {one.ci95[1]:.{digits}f}"
 
-
-# Text output of evaluations: one report, or a row per checkpoint.
 
 _STEPS = {
     "name": "curve steps: numbers in the file names",
@@ -777,9 +766,6 @@ def _hint_lines(one: Evaluation) -> list[str]:
     return list(dict.fromkeys(f"hint: {clean(e.hint)}" for e in one.ledger if e.open and e.hint))
 
 
-# Output of `eval` besides numbers: a video, a plot file, a small plot in the terminal.
-
-
 @dataclass(slots=True)
 class DisplayOutput:
     """Output written: keys for the JSON document, lines to print, and why something is missing."""
@@ -887,8 +873,6 @@ def _record_best(
             f"wrote {clean(filmed.file)} ({filmed.frames} frames, {filmed.fps:g} per second)",
         ]
 
-
-# `report --env`: the same episodes, for a page.
 
 # Pages are read beside text: a film of this width has about a megabyte.
 _FILM_WIDTH = 320

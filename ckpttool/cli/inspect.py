@@ -58,9 +58,6 @@ if TYPE_CHECKING:
     from ckpttool.report.run_page import RunContents
 
 
-# Commands that read metadata or hashes: `inspect` and `digest`.
-
-
 @dataclass(frozen=True)
 class TreeOptions:
     """Which entries to list, in which order, and with which details.
@@ -413,8 +410,6 @@ def digest(
     return 0 if compared is None or compared.equal else 1
 
 
-# Commands that read all values: `stats` and `doctor` of one checkpoint, `diff` of two.
-
 _ORDERS = ("file", "name", "size", "norm")
 
 
@@ -553,9 +548,6 @@ def doctor(
         console.print_text(tables.render_diagnosis(found, quiet=quiet))
         next_steps.print_next_steps(next_steps.after_doctor, path, found, quiet=quiet)
     return 1 if found.findings else 0
-
-
-# `report`: an HTML page.
 
 
 @dataclass(frozen=True)
@@ -791,9 +783,6 @@ def _report_text(made: HtmlReport, *, quiet: bool) -> str:
     return f"{', '.join(text)}\n{wrote}"
 
 
-# Commands for git and its hooks: `check` for many checkpoints, `textconv` for one file.
-
-
 def check(
     paths: Annotated[
         list[str], argument("PATH...", "Checkpoints, folders, or quoted patterns: 'runs/*.pt'.")
@@ -908,9 +897,6 @@ def textconv(
     return 0
 
 
-# `browse`: the terminal browser.
-
-
 def browse(
     path: PathArgument,
     other: Annotated[str | None, argument("[PATH]", "Second checkpoint; marks the differences.")] = None,
@@ -934,9 +920,6 @@ def browse(
     path = use_checkpoint(path, quiet=quiet)
     other = None if other is None else use_checkpoint(other, quiet=quiet)
     return browse(path, other, glob=glob, by=by, layout=layout)
-
-
-# Commands about ckpttool itself: installed plugins, parser limits, JSON Schemas.
 
 
 def formats(as_json: AsJson = False, quiet: Quiet = False) -> int:  # noqa: ARG001

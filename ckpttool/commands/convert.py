@@ -53,7 +53,7 @@ from ckpttool.core.errors import CkpttoolError, MappingError, UnsupportedError, 
 from ckpttool.core.sidecar import LedgerEntries, Sidecar
 from ckpttool.core.tree import Path
 from ckpttool.evaluation import evidence, restore
-from ckpttool.evaluation.evidence import NO_FACTS, AgentFacts, add_environment
+from ckpttool.evaluation.agent_facts import NO_FACTS, AgentFacts, add_environment
 from ckpttool.evaluation.restore import (
     VerifiedSidecar,
     agent_ledger,

@@ -41,7 +41,7 @@ from ckpttool.core.sidecar import Sidecar
 from ckpttool.core.source import Shape
 from ckpttool.core.text import compile_glob, no_match_error
 from ckpttool.core.tree import Leaf, Path, Plain, Tree, ValueLeaf, display
-from ckpttool.evaluation.evidence import GIVEN
+from ckpttool.evaluation.agent_facts import GIVEN
 from ckpttool.evaluation.restore import FACTS, VerifiedSidecar, read_any_sidecar
 from ckpttool.formats.detect import ensure_open
 from ckpttool.formats.probe import WritingFormat

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ckpttool.core.atomic_write import Progress, ignore_progress
-from ckpttool.evaluation.evidence import NO_FACTS, AgentFacts
+from ckpttool.evaluation.agent_facts import NO_FACTS, AgentFacts
 from ckpttool.evaluation.playing import EvaluationOptions, play_stacked, prepare_agent, require_backend
 from ckpttool.evaluation.protocol import Evaluation, Protocol
 

@@ -17,6 +17,7 @@ from ckpttool.core.deferred import dataclass
 from ckpttool.core.errors import CkpttoolError, EnvironmentMismatchError, UnsupportedError, UsageError
 from ckpttool.core.sidecar import LedgerEntries, Sidecar
 from ckpttool.evaluation import restore
+from ckpttool.evaluation.agent_facts import NO_FACTS, AgentFacts
 from ckpttool.evaluation.agent_networks import (
     ActionBounds,
     build_part_network,
@@ -25,7 +26,6 @@ from ckpttool.evaluation.agent_networks import (
     require_facts,
 )
 from ckpttool.evaluation.environments import import_gymnasium
-from ckpttool.evaluation.evidence import NO_FACTS, AgentFacts
 from ckpttool.evaluation.gymnasium_engine import OBS, EnvSpec, encode_one_hot
 from ckpttool.evaluation.playing import (
     assume_choices,

@@ -24,6 +24,7 @@ from ckpttool.core.errors import MappingError, UnsupportedError, UsageError
 from ckpttool.core.sidecar import LedgerEntries, LedgerEntry
 from ckpttool.core.text import describe_record, format_count
 from ckpttool.core.tree_views import render_record
+from ckpttool.evaluation.agent_facts import NO_FACTS, AgentFacts
 from ckpttool.evaluation.agent_networks import (
     available_backend,
     missing_networks,
@@ -31,7 +32,6 @@ from ckpttool.evaluation.agent_networks import (
     require_facts,
     shared_networks,
 )
-from ckpttool.evaluation.evidence import NO_FACTS, AgentFacts
 from ckpttool.evaluation.restore import (
     Agent,
     VerifiedSidecar,

@@ -31,6 +31,7 @@ from ckpttool.core.source import File
 from ckpttool.core.text import format_count
 from ckpttool.core.tree import Leaf, Path, Tree, display
 from ckpttool.evaluation import environments, restore
+from ckpttool.evaluation.agent_facts import NO_FACTS, AgentFacts
 from ckpttool.evaluation.agent_networks import (
     ActionBounds,
     build_part_network,
@@ -40,7 +41,6 @@ from ckpttool.evaluation.agent_networks import (
     require_even_bounds,
     require_facts,
 )
-from ckpttool.evaluation.evidence import NO_FACTS, AgentFacts
 from ckpttool.evaluation.gymnasium_engine import EnvSpec
 from ckpttool.evaluation.playing import (
     assume_choices,

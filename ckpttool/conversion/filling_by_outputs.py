@@ -24,7 +24,7 @@ from ckpttool.core.errors import CkpttoolError, UsageError, WorkerError
 from ckpttool.core.source import Shape
 from ckpttool.graphs.graph import Graph, Value, read_graph
 from ckpttool.graphs.interpreter import evaluate
-from ckpttool.mapping.flattening import AssumedParts
+from ckpttool.mapping.feature_orders import AssumedParts
 from ckpttool.mapping.solver import FillResult
 from ckpttool.networks.model_child import last_error_line, model_framework
 from ckpttool.networks.tracing import CallRecorder, list_tensors, to_array

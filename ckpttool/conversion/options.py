@@ -15,7 +15,7 @@ from ckpttool.conversion.preparation import NO_PREPARATION, PreparationOptions
 from ckpttool.conversion.targets import TargetKind
 from ckpttool.core.deferred import NamedTuple, dataclass
 from ckpttool.core.errors import UsageError
-from ckpttool.evaluation.evidence import NO_FACTS, AgentFacts, add_environment
+from ckpttool.evaluation.agent_facts import NO_FACTS, AgentFacts, add_environment
 from ckpttool.mapping.layers import LayerOption
 
 if TYPE_CHECKING:

@@ -759,7 +759,7 @@ class _Planner:
     def _by_rules(self, rules: RuleFile) -> Plan:
         """Return the plan of the user's rules, and for unnamed entries the one from the file's evidence."""
         from ckpttool.libraries.write import merge_plans
-        from ckpttool.mapping import flattening, user_rules
+        from ckpttool.mapping import conversion_by_kinds, user_rules
 
         if self.kind.agent:
             raise UsageError(
@@ -773,7 +773,9 @@ class _Planner:
             return replace(plan, moves=(*plan.moves, *kept))
         if rules.rest == "kinds" and found.rest:
             to_tensorflow = self.framework == TENSORFLOW
-            make = flattening.plan_to_tensorflow if to_tensorflow else flattening.plan_to_torch
+            make = (
+                conversion_by_kinds.plan_to_tensorflow if to_tensorflow else conversion_by_kinds.plan_to_torch
+            )
             more = make(rest, self.request.given)
             if not more.moves and not more.notes:
                 theirs = "torch" if to_tensorflow else TENSORFLOW

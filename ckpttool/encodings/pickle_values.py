@@ -14,8 +14,6 @@ from ckpttool.core.deferred import NamedTuple, dataclass
 from ckpttool.core.dtypes import np
 from ckpttool.core.errors import FormatError, UnsupportedError
 
-# Contents of a pickle as inert data: names that are not looked up, calls that are not executed.
-
 # Names in Python 2 and pickle protocols below 3 for today's modules (Lib/_compat_pickle.py).
 RENAMED = {"__builtin__": "builtins", "copy_reg": "copyreg", "cPickle": "pickle", "exceptions": "builtins"}
 # A call's result may be called, and so on: the chain is not followed further than this.
@@ -672,8 +670,6 @@ BUILDERS: Mapping[str, Builder] = {
     },
 }
 
-
-# Write pickles of protocol 2 or 4 from the reader's inert values; equal values give equal bytes.
 
 # Protocol 2 is Python 2's: its readers use these modules' old names (Lib/_compat_pickle.py), and it
 # has no bytes type. Protocol 4 has no opcodes that read to the end of a line, which some streams cannot do.

@@ -13,8 +13,6 @@ from ckpttool.core.deferred import NamedTuple
 from ckpttool.core.errors import ChecksumError, CkpttoolError, FormatError, TruncatedError
 from ckpttool.core.source import File
 
-# Base-128 varints: the little-endian, seven-bits-a-byte numbers of protobuf and sstables.
-
 MAX_VARINT_BYTES = 10
 _SIGN, _RANGE = 1 << 63, 1 << 64
 

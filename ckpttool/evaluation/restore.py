@@ -34,8 +34,8 @@ from ckpttool.core.sidecar import LedgerEntries, LedgerEntry, Sidecar, Topic
 from ckpttool.core.source import File, Inline, MissingShard
 from ckpttool.core.tree import Leaf, Path, Tree, ValueLeaf, attr, display
 from ckpttool.core.urls import format_command
-from ckpttool.evaluation import evidence
-from ckpttool.evaluation.evidence import GIVEN, NO_FACTS, AgentFacts
+from ckpttool.evaluation import evidence, stored_settings
+from ckpttool.evaluation.agent_facts import GIVEN, NO_FACTS, AgentFacts
 from ckpttool.formats import onnx, tf_common
 from ckpttool.formats.detect import ensure_open, find_location, open_checkpoint
 from ckpttool.formats.probe import Format
@@ -1032,7 +1032,7 @@ def with_records(binding: RecognizedAgent, tree: Tree, checkpoint: Checkpoint) -
     part = binding.policy
     if part is None or binding.layout == NO_LAYOUT:
         return binding
-    return evidence.apply_stored_settings(
+    return stored_settings.apply_stored_settings(
         binding, tree, layer_widths(select_network_leaves(tree, binding), part)[1]
     )
 

@@ -491,8 +491,6 @@ def _signed(value: int) -> bytes:
     return (code ^ (1 << bits) - 1 if value < 0 else code).to_bytes(length, "big")
 
 
-# Tensors stored in slices, and tensors that can only be listed: shared by TensorFlow's V1 and V2.
-
 # Each axis doubles the work of checking that slices cover their tensor; partitioners cut one axis.
 MAX_CUT_AXES = 4
 

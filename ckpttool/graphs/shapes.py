@@ -251,8 +251,6 @@ def _merge_shapes(
     return tuple(a if a == b else by_extents.get((a, b), "") for a, b in zip(one, two, strict=True))
 
 
-# The operations of a graph in order, for pictures of its layers.
-
 _MOST_OPERATIONS = 20_000
 
 

@@ -620,9 +620,6 @@ def _match_by_name(
     return found
 
 
-# Bind a torch optimizer state_dict to the canonical optimizer.
-
-
 def from_torch(optimizer: StoredOptimizer) -> OptimizerMoves:
     """Bind a torch optimizer's state_dict: the i-th state belongs to the i-th parameter of its groups.
 

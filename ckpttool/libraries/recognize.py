@@ -46,8 +46,6 @@ from ckpttool.mapping.rules import (
     rule_steps,
 )
 
-# Finds an agent's components, networks and layers in a tree by the names that its library uses.
-
 # Edges that Keras inserts between a model and its layers; users do not name layers like this.
 _PRIVATE = deferred.compile(r"_functional|_operations|_layers|layers|_self_tracked_trackables")
 
@@ -389,8 +387,6 @@ def _sequential_names(names: Sequence[Name], chain: Sequence[ComponentLayer]) ->
         position += 1 if followed_by_norm else 2
     return renamed
 
-
-# A layout as a table, and the common code that binds a tree to the canonical agent by a table.
 
 _LATE = "an action that enters after the first layer: its width is unknown without the policy"
 _POLICIES, _CRITICS = ("actor", "actor_target"), ("critic", "critic_target")
@@ -756,9 +752,6 @@ def _move_counters(tree: Tree, root: tuple[str, ...], table: LayoutTable) -> tup
     return tuple(found)
 
 
-# Interfaces of a layout: recognition, companion files, and writing a canonical agent.
-
-
 class Layout(Protocol):
     """Interface of every layout module; its names are module-level."""
 
@@ -807,8 +800,6 @@ def list_never_run_components(layout: object) -> frozenset[str]:
     """Return the components whose networks cannot be run from any file of the layout (its `NEVER_RUN`)."""
     return cast(frozenset[str], getattr(layout, "NEVER_RUN", frozenset()))
 
-
-# Matches a tree against every layout.
 
 _Asked = Callable[[Tree, str], RecognizedAgent | None]
 _ONNX = "onnx"  # the format's name

@@ -3,7 +3,7 @@
 The order of the layers comes from a model's own configuration (Keras, a pickled torch Sequential),
 else from the sizes if only one order fits, else from the numbers in the layers' names. Facts that a
 chain of weights does not contain (activations, the action map) stay unknown here: they are given on
-the command line (evaluation/evidence.py).
+the command line (evaluation/agent_facts.py).
 """
 
 from __future__ import annotations

@@ -268,9 +268,6 @@ def _note_norms(binding: RecognizedAgent, framework: str) -> Iterator[str]:
         yield f"layer {NORMS_BEFORE}: default of library {binding.layout}"
 
 
-# --- Activations that a graph or a configuration records ------------------------------------------------
-
-
 def read_hidden_activations(binding: RecognizedAgent, checkpoint: Checkpoint) -> RecognizedAgent:
     """Return the binding of a layout with the hidden activations that the checkpoint itself records."""
     if binding.layout == NO_LAYOUT:
@@ -712,9 +709,6 @@ def is_object_graph(tree: Tree) -> bool:
 def has_named_variables(tree: Tree) -> bool:
     """Return whether the tree's variables are identified only by name."""
     return all("/".join(path_texts(path)) == leaf.key for path, leaf in tree.tensors())
-
-
-# From names to objects.
 
 
 class _BetaPowers(NamedTuple):

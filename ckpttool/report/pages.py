@@ -69,8 +69,6 @@ from ckpttool.report.rendering import (
     typeset_minus,
 )
 
-# Heat maps of tensors, one byte per cell: small enough for a page with one per tensor.
-
 # Bytes of all pictures on a page, less those that the row of a tensor takes from them; maximum and minimum
 # cells per picture; maximum side length.
 _ALL, _ROW = 3 << 20, 60
@@ -218,8 +216,6 @@ def _quantize_cells(cells: np.ndarray, scale: float) -> bytes:
     return bytes(np.where(finite, np.rint(steps) + _ZERO, 0).astype(np.uint8).tobytes())
 
 
-# Rows of the page's tree: modules, tensors and values in display order.
-
 # Maximum characters of a value.
 _VALUE = 300
 # Maximum number of aliases listed; the rest is counted.
@@ -359,8 +355,6 @@ def _drop_empty(values: dict[str, Any]) -> dict[str, Any]:
         if key == "shape" or not (value is None or value is False or value == "" or value == [])
     }
 
-
-# Comparison section: each difference in words, and the rows of the tree that it affects.
 
 # Maximum number of changes with pictures: both sides are read once more for each.
 PICTURED = 500
@@ -552,8 +546,6 @@ def _format_value(value: object) -> str:
     return format_exactly(value) if isinstance(value, float) else shorten(clean(str(value)), _VALUE_LENGTH)
 
 
-# Conversion section: how the checkpoint was made, and the facts in its sidecar.
-
 _FACTS = (
     "env",
     "obs_dim",
@@ -676,8 +668,6 @@ def _format_text(value: object) -> str:
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     return shorten(clean(text), _TEXT)
 
-
-# Verification section: outputs, layers, and where the models part.
 
 _LONG_SENTENCE = 600
 _MOST_LAYERS, _MOST_OUTPUTS = 2000, 200
@@ -891,8 +881,6 @@ def _as_object(found: object) -> Mapping[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-# Page contents: one listing, one read of every tensor, and the files about the checkpoint.
-
 # Pictures per change: each side, and their difference.
 _OF_A_CHANGE = 3
 
@@ -1024,8 +1012,6 @@ def _load_conversion(path: str, sha256: str, file: str | None) -> ConversionSect
     found = sidecar.load_sidecar(path)
     return None if found is None else conversion_from_sidecar(found, sha256)
 
-
-# Page rendering: templates, styles and scripts become one self-contained file.
 
 _STYLES = ("page.css", "tree.css", "computation.css", "verification.css", "print.css")
 # In dependency order.

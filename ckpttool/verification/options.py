@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypedDict
 
 from ckpttool.core.deferred import dataclass
-from ckpttool.evaluation.evidence import NO_FACTS, AgentFacts
+from ckpttool.evaluation.agent_facts import NO_FACTS, AgentFacts
 
 if TYPE_CHECKING:
     from ckpttool.networks.worker import ModelSpec
