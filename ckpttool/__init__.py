@@ -86,7 +86,7 @@ if TYPE_CHECKING:
     from ckpttool.conversion.export import ExportOptions as ExportOptions, export as export
     from ckpttool.commands.inspect import summary as summary
     from ckpttool.commands.schemas import schema as schema
-    from ckpttool.commands.load_agent import LoadedAgent as LoadedAgent, load_agent as load_agent
+    from ckpttool.evaluation.loaded_agent import LoadedAgent as LoadedAgent, load_agent as load_agent
     from ckpttool.conversion.filling import FillOptions as FillOptions, load_into as load_into
     from ckpttool.conversion.options import ConversionOptions as ConversionOptions
     from ckpttool.conversion.write import save as save

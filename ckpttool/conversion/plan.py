@@ -28,7 +28,7 @@ from ckpttool.core.tree import Container, Leaf, Path, Tree, ValueLeaf, attr, dis
 from ckpttool.core.tree_views import render_record
 from ckpttool.evaluation import restore
 from ckpttool.evaluation.restore import require_layers, with_names, with_records
-from ckpttool.libraries import optimizer_settings, optimizers_read, recognize, schema, tf_names
+from ckpttool.libraries import optimizer_settings, optimizers_read, recognize, schema
 from ckpttool.libraries.optimizers_read import OPTIMIZER, WITHOUT, is_scheduled
 from ckpttool.libraries.recognize import KERAS_FORMATS
 from ckpttool.libraries.schema import (
@@ -320,6 +320,8 @@ def _by_name(planner: _Planner, plan: Plan | None) -> tuple[Plan | None, Mapping
     """Return the plan to TensorFlow 1 names where the target has them, and what these names hide."""
     if not planner.request.by_name:
         return plan, None
+    from ckpttool.libraries import tf_names  # for targets of TensorFlow only
+
     tree = planner.tree if plan is None else apply_plan(planner.tree, plan)
     if tf_names.has_named_variables(tree):
         return plan, None
@@ -850,7 +852,11 @@ def axes_note(checkpoint: Checkpoint, tree: Tree, request: ConversionRequest) ->
 
 def _plan_rewrite(tree: Tree, kind: TargetKind, known: Sidecar | None) -> Plan | None:
     """Return the plan to objects for a tree without them; None if it has them or needs names."""
-    if not kind.options.get("graph") or tf_names.is_object_graph(tree):
+    if not kind.options.get("graph"):
+        return None
+    from ckpttool.libraries import tf_names  # for targets of TensorFlow only
+
+    if tf_names.is_object_graph(tree):
         return None
     plan = (
         tf_names.restore_objects(tree, known.objects)
@@ -1199,8 +1205,11 @@ def plan_reverse(
         return found
     if request.kind.agent and not _can_store(request.kind, found.tree):
         return ReverseConversion()
-    if request.kind.state and request.by_name != tf_names.has_named_variables(found.tree):
-        return ReverseConversion()
+    if request.kind.state:
+        from ckpttool.libraries import tf_names  # for targets of TensorFlow only
+
+        if request.by_name != tf_names.has_named_variables(found.tree):
+            return ReverseConversion()
     sentence = f"conversion reversed: every entry is as it was in {(known.source or {}).get('path')}"
     return found._replace(note=sentence)
 

@@ -17,10 +17,10 @@ from typing import NoReturn
 
 from ckpttool.core import deferred, limits
 from ckpttool.core.deferred import NamedTuple
+from ckpttool.core.dtypes import dtype_name
 from ckpttool.core.errors import FormatError, TruncatedError
 from ckpttool.core.source import DeflatedSpan, Inline, Shape, Source, Span, Storage, StoragePart, StridedView
 from ckpttool.encodings.archives import ZipArchive
-from ckpttool.encodings.pickle_values import dtype_name
 
 MAGIC = b"\x93NUMPY"
 SUFFIX = ".npy"

@@ -11,7 +11,7 @@ from typing import Any
 
 from ckpttool.core import deferred, limits
 from ckpttool.core.deferred import NamedTuple, dataclass
-from ckpttool.core.dtypes import np
+from ckpttool.core.dtypes import dtype_name, np
 from ckpttool.core.errors import FormatError, UnsupportedError
 
 # Names in Python 2 and pickle protocols below 3 for today's modules (Lib/_compat_pickle.py).
@@ -346,20 +346,7 @@ CONTAINERS: Mapping[str, Builder] = {
     "copyreg._reconstructor": _build_object,
     "copyreg.__newobj__": _build_object,
 }
-
-
-# NumPy's arrays, scalars and dtypes as stored in pickles; numpy itself is not needed to read them.
-#
-# Sources: numpy/_core/src/multiarray/methods.c (array_reduce, array_setstate), descriptor.c
-# (arraydescr_reduce), scalartypes.c.src (gentype_reduce), numpy/_core/numeric.py (_frombuffer).
-
-# Type codes of the supported formats, with struct's code where a scalar can become a number.
-_NAMES = {
-    "b1": "bool", "f2": "float16", "f4": "float32", "f8": "float64", "c8": "complex64", "c16": "complex128",
-    "i1": "int8", "i2": "int16", "i4": "int32", "i8": "int64",
-    "u1": "uint8", "u2": "uint16", "u4": "uint32", "u8": "uint64",
-}  # fmt: skip
-_CODES = {name: code for code, name in _NAMES.items()}
+# struct's codes of NumPy's types, where a scalar can become a number.
 _SCALARS = {
     "b1": "?", "f2": "e", "f4": "f", "f8": "d", "c8": "ff", "c16": "dd",
     "i1": "b", "i2": "h", "i4": "i", "i8": "q", "u1": "B", "u2": "H", "u4": "I", "u8": "Q",
@@ -402,7 +389,7 @@ class PickledDType(StatefulValue):
     @property
     def name(self) -> str | None:
         """Our name of the type; None for objects, text, dates and records."""
-        return _NAMES.get(self.code)
+        return dtype_name(self.code)
 
 
 def _parse_byte_order(state: Any, *, number: bool) -> str:
@@ -625,16 +612,6 @@ def _build_dill_array(args: tuple[Any, ...]) -> object:
     if len(args) < 3 or type(args[2]) is not tuple or not isinstance(args[0], Global):
         return NotImplemented
     return make_array(*args[2]) if args[0].full in _RECONSTRUCT else NotImplemented
-
-
-def dtype_name(code: str) -> str | None:
-    """Return our name of NumPy's type `code` ("f4"), None if there is none."""
-    return _NAMES.get(code)
-
-
-def numpy_code(name: str) -> str | None:
-    """Return NumPy's code of our type `name` ("float32": "f4"), None if there is none."""
-    return _CODES.get(name)
 
 
 def pickle_array(code: str, shape: tuple[int, ...], data: bytes) -> PickleObject:

@@ -42,6 +42,7 @@ from ckpttool.core.tree import Alias, Container, Leaf, Path, PathStep, Role, Tre
 from ckpttool.encodings import protobuf, sstable
 from ckpttool.encodings.protobuf import Message
 from ckpttool.formats import tf_common, tf_object_graph
+from ckpttool.formats.name_roles import role_by_name
 from ckpttool.formats.probe import OutputFile, Probe, Shard, ShardPlan, shard_pieces
 from ckpttool.formats.tensor_bytes import iter_exact
 from ckpttool.formats.tf_common import (
@@ -49,7 +50,6 @@ from ckpttool.formats.tf_common import (
     VariableInfo,
     assemble_slices,
     count_elements,
-    role_by_name,
     slice_box,
     tree_by_name,
 )

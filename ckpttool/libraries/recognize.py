@@ -933,6 +933,7 @@ def _load_layout(plugin: plugins.Plugin) -> Layout:
 
 # Formats of Keras that may contain the configuration of a model.
 KERAS_FORMATS = frozenset(("keras_h5", "keras_zip"))
+ONNX_FORMAT = "onnx"  # its reader is imported for such files only
 
 
 def is_script(checkpoint: Checkpoint) -> bool:
