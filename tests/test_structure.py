@@ -39,14 +39,14 @@ MOST = {
     "graphs": (4_200, 38),
     "libraries": (11_700, 73),
     "networks": (9_500, 85),
-    "evaluation": (12_400, 119),
-    "listing": (4_300, 38),
+    "evaluation": (12_800, 121),
+    "listing": (4_700, 41),
     "verification": (6_100, 54),
-    "conversion": (10_200, 61),
-    "commands": (7_700, 63),
+    "conversion": (10_600, 63),
+    "commands": (6_300, 55),
     "report": (3_000, 37),
     "browser": (2_800, 33),
-    "cli": (4_800, 19),
+    "cli": (5_000, 20),
 }
 SHORTEST = 50
 MOST_LINES = 80

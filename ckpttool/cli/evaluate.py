@@ -221,8 +221,9 @@ def evaluate(
 def _require_output(output: OutputOptions) -> str | None:
     """Raise if a file cannot be written, before hours of playing; return the file to append results to."""
     from ckpttool.commands import sweep
+    from ckpttool.evaluation import results_file
 
-    lines = None if output.out is None else sweep.results_path(output.out)
+    lines = None if output.out is None else results_file.results_path(output.out)
     if output.out is not None and lines is None:
         sweep.require_new_result(output.out)
     if output.csv is not None:
@@ -268,13 +269,13 @@ def _print_results(
     """Print the results and write the files; return what was plotted, and the mean over runs."""
     from ckpttool.cli import figures
     from ckpttool.commands import sweep
-    from ckpttool.evaluation import training_logs
+    from ckpttool.evaluation import results_file, training_logs
 
     content = found.document()["evaluations"][0] if found.alone else found.document()
     compared_output = report_comparison(compared, output, found)
     beside = training_logs.find_training_logs([each.checkpoint for each in found.evaluations])
     content |= {**compared_output.document, **beside.document()}
-    saved = output.out if output.out is not None and sweep.results_path(output.out) is None else None
+    saved = output.out if output.out is not None and results_file.results_path(output.out) is None else None
     if saved is not None:
         # Before films: they take long, and can fail.
         sweep.save_document(saved, console.render_document(content))

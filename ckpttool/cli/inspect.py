@@ -816,19 +816,24 @@ def check(
     content.
     """
     from ckpttool.commands import check
+    from ckpttool.listing import shape_record
 
     try:
-        recorded = None if shapes is None else check.read_shape_record(shapes)
+        recorded = None if shapes is None else shape_record.read_shape_record(shapes)
         wanted = check.CheckOptions(how.strict, not no_numbers, layout, recorded, how.allowed())
         with show_progress("check", quiet=quiet or as_json, unit="checkpoints") as moving:
             found = check.check(paths, wanted, moving, jobs=how.jobs)
     except CkpttoolError as error:
         if sarif is not None:
-            check.write_sarif(None, 2, sarif, error)
+            from ckpttool.cli.sarif import write_sarif
+
+            write_sarif(None, 2, sarif, error)
         raise
     status = found.status
     if sarif is not None:
-        check.write_sarif(found, status, sarif)
+        from ckpttool.cli.sarif import write_sarif
+
+        write_sarif(found, status, sarif)
     only = found.checkpoints[0] if len(found.checkpoints) == 1 and not found.unchecked else None
     if only is not None and only.error is not None and not only.findings:
         raise only.error
@@ -883,13 +888,13 @@ def textconv(
     .gitattributes. A file that is not a checkpoint prints one sentence and exits with 0, because git
     would stop otherwise.
     """
-    from ckpttool.commands import check
+    from ckpttool.commands import textconv
     from ckpttool.listing import paths
 
     place = paths.choose_checkpoint(file).path
     if place != file and not filesystem.lexists(place):
         place = f"{place}.index"  # of a TensorFlow prefix
-    lines = check.textconv(place)
+    lines = textconv.textconv(place)
     if as_json:
         console.print_document({"lines": lines})
     else:

@@ -15,8 +15,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ckpttool.commands.diff import CheckpointAlignment, DiffSide, Reconversion, align_checkpoints
+from ckpttool.commands.diff import CheckpointAlignment, align_checkpoints
 from ckpttool.commands.stats import By, ChangedEntry, Entry, round_to_float32
+from ckpttool.conversion.reconversion import DiffSide, Reconversion
 from ckpttool.conversion.reverse import reverse_conversion
 from ckpttool.core import text
 from ckpttool.core.atomic_write import Progress, ignore_progress

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ckpttool.commands.diff import DiffSide, align_checkpoints, compare_alignment
+from ckpttool.commands.diff import align_checkpoints, compare_alignment
 from ckpttool.commands.doctor import Diagnosis, examine_agent
 from ckpttool.commands.inspect import summary
 from ckpttool.commands.stats import (
@@ -28,6 +28,7 @@ from ckpttool.commands.stats import (
     histogram,
     tensor_stats,
 )
+from ckpttool.conversion.reconversion import DiffSide
 from ckpttool.core import filesystem, sidecar, text, urls
 from ckpttool.core.atomic_write import Progress, ignore_progress
 from ckpttool.core.deferred import dataclass
