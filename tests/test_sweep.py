@@ -20,7 +20,6 @@ import numpy as np
 import pytest
 
 from ckpttool.cli import evaluate as scores
-from ckpttool.commands import sweep as results
 from ckpttool.commands.evaluate import evaluate
 from ckpttool.commands.sweep import Sweep, sweep
 from ckpttool.core import (
@@ -33,7 +32,7 @@ from ckpttool.core import (
     WorkerError,
 )
 from ckpttool.core.atomic_write import Progress
-from ckpttool.evaluation import results_file, scheduling
+from ckpttool.evaluation import ranking, results_file, scheduling
 from ckpttool.evaluation.protocol import Evaluation, Protocol
 from ckpttool.evaluation.scheduling import BatchResult, EvaluationBatch
 from ckpttool.evaluation.statistics import paired_interval
@@ -223,12 +222,12 @@ def test_few_episodes_are_never_certain(golden: Golden) -> None:
 
 
 def test_different_environments_are_not_ranked(whole: Sweep) -> None:
-    from ckpttool.commands import sweep
+    from ckpttool.evaluation import ranking
 
     first, second, *_ = whole.scored
     other = replace(second, evaluation=replace(second.evaluation, env="Other-v0"))
-    assert sweep.rank_checkpoints([first, other]) == ()
-    assert sweep.find_best(()) is None
+    assert ranking.rank_checkpoints([first, other]) == ()
+    assert ranking.find_best(()) is None
 
 
 def test_one_that_fails_loses_only_itself(tmp_path: Path, golden: Golden) -> None:
@@ -522,7 +521,7 @@ def test_the_next_command_plays_the_rivals_long_enough() -> None:
     tied = [row for row in followed.json()["ranking"] if row["tied"]]
     assert len(tied) == 2
     # The two are as good, and the best is scored alone.
-    assert tied[1]["episodes_needed"] > results.MOST_EPISODES
+    assert tied[1]["episodes_needed"] > ranking.MOST_EPISODES
     best = next_command(*command)
     assert best[:2] == ["eval", tied[0]["checkpoint"]]
     alone = in_process(*best, "--json")
@@ -532,7 +531,7 @@ def test_the_next_command_plays_the_rivals_long_enough() -> None:
 
 def test_after_one_episode_the_fewest_are_offered() -> None:
     command = next_command("eval", RUN, "--episodes", 1, "--top", 1)
-    assert command == ["eval", str(RUN), "--episodes", str(results.fewest_episodes(5)), "--seed", "1001"]
+    assert command == ["eval", str(RUN), "--episodes", str(ranking.fewest_episodes(5)), "--seed", "1001"]
 
 
 def test_only_rivals_are_played_again(tmp_path: Path) -> None:
@@ -577,6 +576,7 @@ def test_results_do_not_go_to_a_device() -> None:
 WAITING = """
 import sys, time
 from ckpttool.commands import sweep
+from ckpttool.evaluation import ranking
 from ckpttool.evaluation import results_file
 def add(self, finished, own=results_file.ResultsFile.add):
     own(self, finished)

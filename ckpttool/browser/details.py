@@ -18,11 +18,12 @@ from ckpttool.browser.lines import (
 )
 from ckpttool.browser.listing import AliasRow, BrowserListing, Row
 from ckpttool.browser.numbers import TensorNumbers, column_lines
-from ckpttool.commands.stats import ArrayDifference, ChangedEntry, Entry, Moments
+from ckpttool.commands.stats import ChangedEntry, Entry, Moments
 from ckpttool.core.text import format_count, format_size
 from ckpttool.core.tree import Leaf, json_value
 from ckpttool.listing.modules import ModuleSummary, describe_module_kind
 from ckpttool.listing.rows import TensorRow
+from ckpttool.verification.array_differences import ArrayDifference
 
 # Numbers of both sides, or None while they are being read.
 Read = Sequence[TensorNumbers | None] | None

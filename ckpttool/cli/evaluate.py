@@ -27,10 +27,11 @@ from ckpttool.listing.training_counters import ANY_UNIT, TITLES, UNITS, step_col
 if TYPE_CHECKING:
     from ckpttool.cli import figures
     from ckpttool.commands.algorithms import Algorithm, AlgorithmComparison
-    from ckpttool.commands.sweep import BestCheckpoint, EvaluationFailure, RankingRow, ScoredCheckpoint, Sweep
+    from ckpttool.commands.sweep import EvaluationFailure, Sweep
     from ckpttool.evaluation.episode_videos import EpisodeStrip, EpisodeVideo
     from ckpttool.evaluation.playing import EvaluationOptions
     from ckpttool.evaluation.protocol import Evaluation, Protocol
+    from ckpttool.evaluation.ranking import BestCheckpoint, RankingRow, ScoredCheckpoint
     from ckpttool.evaluation.statistics import Estimate
     from ckpttool.listing.training_runs import TrainingRun
 
@@ -587,7 +588,7 @@ def _table_row(
 
 
 def _verdict_lines(found: Sweep, best: BestCheckpoint) -> list[str]:
-    from ckpttool.commands.sweep import MOST_EPISODES, decisive_episodes, fewest_episodes
+    from ckpttool.evaluation.ranking import MOST_EPISODES, decisive_episodes, fewest_episodes
 
     name, others = clean(urls.display_url(best.checkpoint)), len(found.ranking) - 1
     paired = "paired by seed, 95 % over all comparisons"

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from matplotlib.gridspec import SubplotSpec
 
     from ckpttool.commands.algorithms import Algorithm, AlgorithmComparison, AlgorithmCurvePoint
-    from ckpttool.commands.sweep import LearningCurvePoint
     from ckpttool.evaluation.protocol import Evaluation
+    from ckpttool.evaluation.ranking import LearningCurvePoint
     from ckpttool.evaluation.statistics import Estimate
     from ckpttool.evaluation.training_logs import TrainingCurve
 

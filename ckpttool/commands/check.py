@@ -32,6 +32,7 @@ from ckpttool.listing.candidates import (
 )
 from ckpttool.listing.findings import Finding, data_only_command, unjudged_findings, weightless_findings
 from ckpttool.listing.shape_record import ShapeRecord, find_drift
+from ckpttool.verification import array_differences
 
 # Record of a good checkpoint, as saved by `inspect --json`, and the differences of another one.
 
@@ -371,7 +372,7 @@ def _number_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
         yield Finding("numbers", f"and {more} with NaN or infinite values")
 
 
-def read_values(leaf: Leaf) -> stats.Values | None:
+def read_values(leaf: Leaf) -> array_differences.Values | None:
     """Return the values of a tensor; None for elements that NumPy has no type for, which are read, too."""
     try:
         return leaf.values()
@@ -383,7 +384,7 @@ def read_values(leaf: Leaf) -> stats.Values | None:
 def _describe_nonfinite(path: Path, leaf: Leaf) -> str:
     values = read_values(leaf)
     # Every piece is read, because checksums are verified after the last one.
-    if values is None or min(map(stats.is_finite, stats.iter_values(values)), default=True):
+    if values is None or min(map(stats.is_finite, array_differences.iter_values(values)), default=True):
         return ""
     known = stats.compute_moments(values)
     counts = [

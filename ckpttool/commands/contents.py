@@ -16,7 +16,7 @@ from typing import Any, Literal
 import numpy as np
 
 from ckpttool.commands.diff import CheckpointAlignment, align_checkpoints
-from ckpttool.commands.stats import By, ChangedEntry, Entry, round_to_float32
+from ckpttool.commands.stats import By, ChangedEntry, Entry
 from ckpttool.conversion.reconversion import DiffSide, Reconversion
 from ckpttool.conversion.reverse import reverse_conversion
 from ckpttool.core import text
@@ -38,6 +38,7 @@ from ckpttool.libraries.schema import (
     AgentNetwork,
     RecognizedAgent,
 )
+from ckpttool.verification.array_differences import round_to_float32
 
 What = Literal["values", "shape", "dtype", "kind", "missing", "added", "fact", "setting", "receipt"]
 COUNTERS, FACT, RECEIPT = "counters", "facts", "receipt"

@@ -8,16 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Literal, cast, get_args
 
-from ckpttool.commands.stats import (
-    By,
-    ChangedEntry,
-    DeclaredEntry,
-    Diff,
-    Entry,
-    Sort,
-    compare_leaves,
-    round_to_float32,
-)
+from ckpttool.commands.stats import By, ChangedEntry, DeclaredEntry, Diff, Entry, Sort
 from ckpttool.conversion.filling import FillOptions, LiveModel, plan_model_fill
 from ckpttool.conversion.reconversion import WRITERS, DiffSide, Placed, Reconversion, reconvert
 from ckpttool.core import urls
@@ -31,6 +22,7 @@ from ckpttool.core.tree import Leaf, Path, Plain, Tree, ValueLeaf
 from ckpttool.formats.detect import ensure_open
 from ckpttool.libraries.recognize import recognize_checkpoint
 from ckpttool.libraries.schema import RecognizedAgent
+from ckpttool.verification.array_differences import compare_leaves, round_to_float32
 
 AUTO = "auto"
 _SIDES: tuple[Literal["left", "right"], ...] = ("left", "right")

@@ -16,7 +16,7 @@ import numpy as np
 
 from ckpttool.commands.doctor import examine_agent
 from ckpttool.commands.processes import count_jobs, run_tasks
-from ckpttool.commands.stats import Values, compute_stats, euclidean_norm, iter_values
+from ckpttool.commands.stats import compute_stats, euclidean_norm
 from ckpttool.core import deferred, filesystem, limits, urls
 from ckpttool.core.atomic_write import Progress, WorkerThread, ignore_progress
 from ckpttool.core.checkpoint import Checkpoint
@@ -36,6 +36,7 @@ from ckpttool.listing.contents import CheckpointSummary, summarize_recognized
 from ckpttool.listing.findings import Finding
 from ckpttool.listing.paths import CheckpointEntry, expand_paths
 from ckpttool.listing.training_counters import step_columns, step_in_name
+from ckpttool.verification.array_differences import Values, iter_values
 
 # The checkpoints of a run: those of one format and layout in a folder, at different training steps.
 

@@ -15,14 +15,12 @@ from ckpttool.commands.diff import align_checkpoints, compare_alignment
 from ckpttool.commands.doctor import Diagnosis, examine_agent
 from ckpttool.commands.inspect import summary
 from ckpttool.commands.stats import (
-    ArrayDifference,
     ChangedEntry,
     Diff,
     Entry,
     Moments,
     Stats,
     TensorStats,
-    Values,
     compute_moments,
     compute_stats,
     histogram,
@@ -69,6 +67,7 @@ from ckpttool.report.rendering import (
     render_template,
     typeset_minus,
 )
+from ckpttool.verification.array_differences import ArrayDifference, Values
 
 # Bytes of all pictures on a page, less those that the row of a tensor takes from them; maximum and minimum
 # cells per picture; maximum side length.
