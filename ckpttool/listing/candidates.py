@@ -56,8 +56,8 @@ def suffix_kind(name: str) -> str | None:
     stem = next((name.removesuffix(end) for end in _PACKED if name.endswith(end)), name)
     if _SHARD.fullmatch(name):
         return OWN
-    found = SUFFIXES.get(os.path.splitext(f"x{stem}")[1])
-    return OWN if found == SHARED and stem != name else found
+    kind = SUFFIXES.get(os.path.splitext(f"x{stem}")[1])
+    return OWN if kind == SHARED and stem != name else kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,16 +137,16 @@ class CandidateCollector:
     def _put(
         self,
         path: str,
-        found: CheckpointLocation | None = None,
+        location: CheckpointLocation | None = None,
         error: CkpttoolError | None = None,
         references: tuple[CodeReference, ...] = (),
     ) -> None:
         order = (self._argument, natural_sort_key(path))
-        self.found.setdefault(file_identity(path), CheckCandidate(path, order, found, error, references))
+        self.found.setdefault(file_identity(path), CheckCandidate(path, order, location, error, references))
 
     def _named(self, path: str) -> None:
         try:
-            found = detect.resolve(path)
+            location = detect.resolve(path)
         except CkpttoolError as error:
             kind = suffix_kind(os.path.basename(path))
             if kind == ARCHIVE and filesystem.isfile(path):
@@ -157,7 +157,7 @@ class CandidateCollector:
                 return
             self._put(path, error=error, references=find_unclaimed_code(path))
         else:
-            self._put(found.location, found)
+            self._put(location.location, location)
 
     def _whole(self, folder: str) -> None:
         before = self._total()
@@ -215,11 +215,11 @@ class CandidateCollector:
                 message = "this folder is a model of another program, which is not supported"
                 self._leave_unchecked(folder, UnsupportedError(message, file=folder))
             self._claimed_folder(folder)
-            known = frozenset(name for name in names if not is_hidden_name(name))
+            visible = frozenset(name for name in names if not is_hidden_name(name))
             for name in sorted(names, key=natural_sort_key):
                 path = os.path.join(folder, name)
                 if not filesystem.isdir(path):
-                    self._file(path, None if is_hidden_name(name) else known)
+                    self._file(path, None if is_hidden_name(name) else visible)
                 elif name in _REPOSITORIES:
                     self.skipped.append(path)
                 else:
@@ -233,11 +233,11 @@ class CandidateCollector:
 
     def _claimed_folder(self, folder: str) -> None:
         try:
-            found = detect.claiming_formats(Probe(folder))
+            locations = detect.claiming_formats(Probe(folder))
         except CkpttoolError as error:
             self._put(folder, error=error)
             return
-        for each in found:
+        for each in locations:
             # A state file may name a checkpoint in another folder, which is checked there.
             if f"{each.location}/".startswith(f"{folder.rstrip('/')}/"):
                 self._put(each.location, each)
@@ -259,30 +259,30 @@ class CandidateCollector:
             self.skipped.append(path)
             return
         try:
-            found = detect.find_format(probe)
+            location = detect.find_format(probe)
         except CkpttoolError as error:
             if kind == FOREIGN:
                 self._leave_unchecked(path, error, find_unclaimed_code(path))
             else:
                 self._put(path, error=error, references=find_unclaimed_code(path))
             return
-        if found is None:
+        if location is None:
             self._unclaimed(probe, kind)
             return
-        self._put(found.location, found)
-        if file_identity(found.location) != real:
-            self.parts.setdefault(path, found.location)
+        self._put(location.location, location)
+        if file_identity(location.location) != real:
+            self.parts.setdefault(path, location.location)
 
     def _no_file(self, probe: Probe, kind: str | None) -> None:
         if kind is None:
             self.skipped.append(probe.path)
             return
         try:
-            found = detect.resolve(probe.path)
+            location = detect.resolve(probe.path)
         except CkpttoolError as error:
             self._put(probe.path, error=error)
         else:
-            self._put(found.location, found)
+            self._put(location.location, location)
 
     def _unclaimed(self, probe: Probe, kind: str | None) -> None:
         if kind == ARCHIVE and self._archive(probe):
@@ -321,8 +321,8 @@ class CandidateCollector:
             return False
         try:
             scanned = detect.scan_for_code(File.stamp(probe.path))
-            place = filesystem.resolve_path(f"{scheme}://::{probe.path}")
-            filesystem.listdir(place)
+            folder = filesystem.resolve_path(f"{scheme}://::{probe.path}")
+            filesystem.listdir(folder)
         except (CkpttoolError, OSError):
             return False
         if scanned.unread:
@@ -332,7 +332,7 @@ class CandidateCollector:
             self._put(probe.path, error=reason, references=scanned.code_references)
             return True
         before = self._total()
-        self._folder(place)
+        self._folder(folder)
         if self._total() == before:
             self.skipped.append(probe.path)
         return True
@@ -347,11 +347,11 @@ def _unchecked_reason(probe: Probe) -> CkpttoolError:
 
 def collect_candidates(paths: Sequence[str]) -> CandidateCollector:
     """Return the candidates of the paths; each file counts once, at its first position."""
-    found = CandidateCollector()
+    collector = CandidateCollector()
     with filesystem.read_session():
         for path in paths:
-            found.add(path, alone=len(paths) == 1)
-    return found
+            collector.add(path, alone=len(paths) == 1)
+    return collector
 
 
 def file_identity(path: str) -> str:
