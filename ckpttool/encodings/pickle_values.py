@@ -239,17 +239,17 @@ Builder = Callable[[tuple[Any, ...]], Any]
 def _dict_builder(name: str) -> Builder:
     def build(args: tuple[Any, ...]) -> object:
         # A defaultdict's argument creates its missing values; a Counter's is its contents.
-        made = Dict(name)
+        result = Dict(name)
         if name != "collections.defaultdict" and len(args) == 1 and type(args[0]) in (dict, Dict):
-            made.update(args[0])
+            result.update(args[0])
         elif name == "collections.OrderedDict" and len(args) == 1 and _are_text_pairs(args[0]):
             # Python 2.7's Lib/collections.py, OrderedDict.__reduce__, passes the items as pairs.
-            made.update(args[0])
+            result.update(args[0])
         elif args and not (name == "collections.defaultdict" and _is_default_factory(args)):
             if len(args) > 2 or name == "collections.Counter":
                 raise FormatError(f"a {name} is created from arguments that no pickler writes")
             return NotImplemented
-        return made
+        return result
 
     return build
 
@@ -269,12 +269,12 @@ def _set_builder(name: str) -> Builder:
     def build(args: tuple[Any, ...]) -> object:
         if len(args) > 1:
             raise FormatError(f"a {name} is created from {len(args):,} arguments")
-        known = not args or isinstance(args[0], list | tuple)
-        if not known:
+        plain = not args or isinstance(args[0], list | tuple)
+        if not plain:
             return NotImplemented
-        made = Set(name)
-        made.add(args[0] if args else ())
-        return made
+        result = Set(name)
+        result.add(args[0] if args else ())
+        return result
 
     return build
 
@@ -465,11 +465,11 @@ class Array(StatefulValue):
 
     def parts(self) -> ArrayContents | None:
         """Return the contents; None if only the class is known."""
-        found = self.held
-        if found is not None and isinstance(found.data, list):
+        contents = self.held
+        if contents is not None and isinstance(contents.data, list):
             # The list may have grown since NumPy read it.
-            _require_filled_shape(found.type, found.shape, found.data)
-        return found
+            _require_filled_shape(contents.type, contents.shape, contents.data)
+        return contents
 
 
 def _make_contents(kind: PickledDType, shape: tuple[Any, ...], fortran: bool, data: Any) -> ArrayContents:
@@ -515,27 +515,27 @@ def _build_dtype(args: tuple[Any, ...]) -> object:
     if not isinstance(args[0], str) or len(args[0]) > _LONGEST:
         return NotImplemented
     order = args[0][:1] if args[0][:1] in _ORDERS else "="
-    made = PickledDType(args[0][1:] if args[0][:1] in _ORDERS else args[0], order)
-    if not _CODE.fullmatch(made.code):
+    dtype = PickledDType(args[0][1:] if args[0][:1] in _ORDERS else args[0], order)
+    if not _CODE.fullmatch(dtype.code):
         return NotImplemented
     if (
-        made.code[0] in "biufc"
-        and len(made.code) > 1
-        and made.name is None
-        and made.code not in _LONG_DOUBLE_CODES
+        dtype.code[0] in "biufc"
+        and len(dtype.code) > 1
+        and dtype.name is None
+        and dtype.code not in _LONG_DOUBLE_CODES
     ):
         raise FormatError(
-            "a numpy dtype has a size that does not exist for its kind", found=made.code[:_SHOWN]
+            "a numpy dtype has a size that does not exist for its kind", found=dtype.code[:_SHOWN]
         )
-    made.fixed = made.name is not None and (len(args) < 3 or not args[2])
-    return made
+    dtype.fixed = dtype.name is not None and (len(args) < 3 or not args[2])
+    return dtype
 
 
 def make_array(*state: Any) -> Array:
     """Return the array of this state."""
-    found = Array()
-    found.set_state(state)
-    return found
+    array = Array()
+    array.set_state(state)
+    return array
 
 
 def _build_empty_array(args: tuple[Any, ...]) -> object:
