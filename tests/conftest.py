@@ -448,7 +448,7 @@ def libraries_behind_their_rows(monkeypatch: pytest.MonkeyPatch) -> None:
         rows, names = tuple(rows), tuple(recognize.list_display_names(tree))
         for row in rows:
             if not recognize.may_recognize(row, names, name):
-                assert recognize._load_layout(row).recognise(tree, name) is None, row.name
+                assert row.load().recognise(tree, name) is None, row.name
         return allowed(rows, tree, name)
 
     monkeypatch.setattr(recognize, "_collect_claims", asked_all)

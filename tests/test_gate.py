@@ -28,14 +28,22 @@ import yaml
 from ckpttool.commands.check import CheckOptions, CheckResult, check
 from ckpttool.commands.doctor import diagnose
 from ckpttool.core import File, code_references, filesystem
-from ckpttool.encodings import pickle_reader
-from ckpttool.formats import Probe, detect, find_pickle_format, keras_config, tf_operations
+from ckpttool.encodings import Global, PickleObject, dumps, pickle_reader
+from ckpttool.formats import (
+    Probe,
+    detect,
+    find_pickle_format,
+    keras_config,
+    open_checkpoint,
+    tf_operations,
+)
 from ckpttool.listing import candidates
 from tests.bundle_writer import field
 from tests.conftest import ROOT, TORCH_SAMPLE, in_process, zipped
 from tests.hostile import crafted_onnx
 from tests.pickles import ACTING
 from tests.sarif_schema import SCHEMA
+from tests.test_format_pytorch import ONE, archive, tensor
 
 SEEDS = ROOT / "tests" / "hostile" / "seed_files"
 PROTOCOL_0 = b"cos\nsystem\n(S'true'\ntR."
@@ -347,6 +355,30 @@ def test_a_small_pickle_is_gone_through_once(tmp_path: Path, monkeypatch: pytest
     assert 1024 < len(data) < 1 << 14
     assert [scanned(tmp_path, data) for _ in range(3)] == [[]] * 3
     assert lengths == [len(data)]
+
+
+_FX = PickleObject(Global("torch.fx.graph_module", "reduce_graph_module"), ({"_code": ""}, ""), 0)
+
+
+@pytest.mark.parametrize(
+    ("value", "plain"),
+    [
+        pytest.param(1, True, id="number"),
+        pytest.param(Global("torch", "float32"), True, id="listed name"),
+        pytest.param(Global("os", "system"), False, id="function"),
+        pytest.param(PickleObject(Global("library", "Class"), (), 0), False, id="class"),
+        pytest.param(_FX, False, id="what only the format makes data of"),
+    ],
+)
+def test_torch_pickle_is_scanned_again_unless_it_is_data(tmp_path: Path, value: Any, plain: bool) -> None:
+    pickled = dumps({"weight": tensor(), "more": value})
+    (tmp_path / "file.pt").write_bytes(archive(pickled, {"0": ONE}))
+    opened = open_checkpoint(tmp_path / "file.pt")
+    assert [source.read() for source in opened.plain] == ([pickled] if plain else [])
+    found = {each.name for each in code_references.unsafe_references(opened.code_references)}
+    again = pickle_reader.scan_pickle(pickled).code_references
+    assert found >= {each.name for each in code_references.unsafe_references(again)}
+    assert plain != bool(found)
 
 
 def test_small_pickles_that_differ_in_a_byte_are_told_apart(tmp_path: Path) -> None:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path as FilePath
+from typing import Any
+
 import numpy as np
 import pytest
 
+from ckpttool import convert
 from ckpttool.core import Path, Tree, UsageError, key, plugins
-from ckpttool.libraries import recognize_tree
+from ckpttool.libraries import recognize, recognize_tree, single_networks
 from ckpttool.mapping.rules import canonical_tree
 from ckpttool.testing.layouts import canonical_names, same
 from tests.golden_texts import Golden
@@ -90,3 +95,42 @@ def test_installed_packages_are_looked_through_once(monkeypatch: pytest.MonkeyPa
     assert calls == ["layouts"]
     assert recognize_tree(torch_agent(["l1", "l2", "l3"]), "agent") is not None
     assert calls == ["layouts"]
+
+
+def test_a_conversion_recognizes_each_tree_once(tmp_path: FilePath, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Two networks of other names: no layout, and no single policy either, which is an error each time.
+    arrays = {f"{name}.{n}.weight": np.ones((4, 4), "f4") for name in ("one", "two") for n in range(2)}
+    np.savez(tmp_path / "networks.npz", **arrays)
+    asked: list[tuple[object, ...]] = []
+    for module, name in ((recognize, "_recognize_tree"), (single_networks, "_recognize_policy")):
+        function = getattr(module, name)
+
+        def count(tree: Tree, *more: object, function: Any = function, **others: object) -> object:
+            asked.append((function, tree, *more))
+            return function(tree, *more, **others)
+
+        monkeypatch.setattr(module, name, count)
+    convert(str(tmp_path / "networks.npz"), str(tmp_path / "networks.safetensors"))
+    assert len({(function, id(tree), *more) for function, tree, *more in asked}) == len(asked) > 1
+
+
+def test_an_answer_is_remembered_in_its_block_only() -> None:
+    agent, asked = gaussian_agent(), []
+
+    def refuse(tree: Tree) -> None:
+        asked.append(tree)
+        raise UsageError("no agent")
+
+    with recognize.remembering():
+        errors = [catch_usage_error(refuse, agent) for _ in range(2)]
+    assert len(asked) == 1
+    assert errors[0] is not errors[1]
+    assert str(errors[0]) == str(errors[1])
+    catch_usage_error(refuse, agent)
+    assert len(asked) == 2
+
+
+def catch_usage_error(refuse: Callable[[Tree], None], agent: Tree) -> UsageError:
+    with pytest.raises(UsageError) as caught:
+        recognize.remember(refuse, agent)
+    return caught.value

@@ -5,8 +5,14 @@ from __future__ import annotations
 
 def main() -> None:
     """Run the command given by the arguments and exit with its status."""
+    import atexit
+    import gc
+
     from ckpttool.core import search_paths
 
+    # What a command reads is many objects but hardly any garbage: collecting took up to a fifth of its time.
+    gc.set_threshold(100_000, 50, 100)
+    atexit.register(gc.freeze)
     search_paths.leave_working_directory()
     try:
         from ckpttool.cli.app import run

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import os
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
@@ -100,7 +99,7 @@ def convert(
     acme, keras_rl, rllib. The target is inferred from DST's suffix for .pt, .pth, .index, .h5,
     .cleanrl_model, .d3, .safetensors, .npz and .onnx.
     """
-    _prepare_process()
+    _import_numpy()
     from ckpttool.commands import convert
 
     if output.verbose and output.quiet:
@@ -147,19 +146,6 @@ def _print_conversion(
     if options.code == "-" and done.code is not None:
         console.print_text(f"\n{done.code}")
     next_steps.print_next_steps(next_steps.after_convert, done, quiet=output.quiet)
-
-
-def _prepare_process() -> None:
-    """Disable garbage collection and import numpy.
-
-    Modules and plans are many objects, but no garbage: collecting took a seventh of a small conversion,
-    and a sixth at process exit.
-    """
-    import gc
-
-    gc.disable()
-    atexit.register(gc.freeze)
-    _import_numpy()
 
 
 def _import_numpy() -> None:

@@ -160,10 +160,6 @@ def inspect(
     share a line. A terminal shows the levels that fit its height; longer output goes through $PAGER
     (less by default, cat for none).
     """
-    import gc
-
-    # A listing creates many objects but no garbage: collecting would cost a fifth of its time.
-    gc.disable()
     view = parse_view(tree, names=pickle.names, quiet=quiet)
     path = parameters.spool_stdin(path)
     if drawing.graph is not None or pickle.strict:
@@ -704,13 +700,9 @@ def _report_run(run: RunFiles, options: ReportOptions, *, quiet: bool) -> RunRep
 
 def _report_checkpoint(path: str, other: str | None, options: ReportOptions, *, quiet: bool) -> HtmlReport:
     """Write the page of a checkpoint, or of two."""
-    import gc
-
     from ckpttool import report
     from ckpttool.report import pages
 
-    # Rows are many objects but no garbage: see `inspect`.
-    gc.disable()
     given = (tuple(options.evaluation or ()), options.conversion, options.verification)
     with show_progress("report", quiet=quiet) as moving:
         return report.write_report(

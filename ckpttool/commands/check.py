@@ -9,7 +9,7 @@ from collections.abc import Generator, Iterator, Sequence
 from typing import Any
 
 from ckpttool.commands import stats
-from ckpttool.commands.processes import count_jobs, run_tasks
+from ckpttool.commands.processes import count_jobs, pause_collection, run_tasks
 from ckpttool.core import code_references, filesystem, limits, plugins, urls
 from ckpttool.core.atomic_write import Progress, ignore_progress
 from ckpttool.core.checkpoint import Checkpoint
@@ -276,8 +276,9 @@ def _judge_candidate(each: CheckCandidate, wanted: CheckOptions) -> _Judged:
         return CheckpointVerdict(name, findings=findings, error=each.error, file=each.path), ()
     found: list[Finding] = []
     try:
-        checkpoint = detect.read_location(each.found)
-        layout = _judge(checkpoint, wanted, found)
+        with pause_collection():
+            checkpoint = detect.read_location(each.found)
+            layout = _judge(checkpoint, wanted, found)
     except CkpttoolError as error:
         reason = error.located(file=each.path)
     except Exception as error:  # noqa: BLE001  # the other files are to be judged whatever this one does

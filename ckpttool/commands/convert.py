@@ -66,7 +66,7 @@ from ckpttool.evaluation.restore import (
 from ckpttool.formats.detect import note_other_shards, open_checkpoint
 from ckpttool.libraries import schema
 from ckpttool.libraries.optimizer_settings import format_framework
-from ckpttool.libraries.recognize import recognize_checkpoint
+from ckpttool.libraries.recognize import recognize_checkpoint, remembering
 from ckpttool.libraries.schema import layer_widths
 from ckpttool.mapping.layers import LayerOption
 from ckpttool.version import __version__
@@ -206,6 +206,7 @@ def run_conversion(
         return _convert_to_format(source, target, parse_request(kind, options), facts, progress)
 
 
+@remembering()
 def _convert_to_format(
     source: str, target: str, request: ConversionRequest, facts: AgentFacts, progress: Progress
 ) -> ConversionResult:

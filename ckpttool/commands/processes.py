@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import os
 from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate, groupby
@@ -38,6 +40,18 @@ class FolderTask(Protocol[_Result]):
     def failed(self, error: WorkerError) -> list[_Result]:
         """Return the result for the only checkpoint of a task that ended its process."""
         ...
+
+
+@contextlib.contextmanager
+def pause_collection() -> Iterator[None]:
+    """Collect no garbage meanwhile: a checkpoint is many objects but no garbage, and is dropped whole."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def count_jobs(checkpoints: int, jobs: int | None) -> int:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ckpttool.commands.doctor import examine_agent
-from ckpttool.commands.processes import count_jobs, run_tasks
+from ckpttool.commands.processes import count_jobs, pause_collection, run_tasks
 from ckpttool.commands.stats import compute_stats, euclidean_norm
 from ckpttool.core import deferred, filesystem, limits, urls
 from ckpttool.core.atomic_write import Progress, WorkerThread, ignore_progress
@@ -256,14 +256,15 @@ class _ReadTask(NamedTuple):
             with _suppress_unreadable():
                 before = self.before.path, self.before.open()
         for number, entry in enumerate(self.entries):
-            member, opened = _open_member(entry, self.how.layout)
-            if opened is not None and self.values:
-                moving = _share(progress, number, len(self.entries))
-                column = _read_column(*opened, before, self.how.glob, moving)
-                member = replace(member, column=column)
-                before = None if column.error is not None else (entry.path, opened[0])
-            elif self.values:
-                before = None
+            with pause_collection():
+                member, opened = _open_member(entry, self.how.layout)
+                if opened is not None and self.values:
+                    moving = _share(progress, number, len(self.entries))
+                    column = _read_column(*opened, before, self.how.glob, moving)
+                    member = replace(member, column=column)
+                    before = None if column.error is not None else (entry.path, opened[0])
+                elif self.values:
+                    before = None
             yield member
 
     def single(self) -> list[_ReadTask]:

@@ -218,7 +218,8 @@ class Moments:
 
 def compute_moments(array: Values) -> Moments:
     """Return the float64 moments of an array of numbers or booleans."""
-    return sum(map(_piece_moments, iter_values(array)), Moments())
+    pieces = map(_piece_moments, iter_values(array))
+    return sum(pieces, next(pieces, Moments()))
 
 
 def histogram(array: Values, found: Moments) -> tuple[int, ...]:
@@ -257,9 +258,10 @@ def _to_real(piece: np.ndarray) -> np.ndarray:
 
 
 def _piece_moments(piece: np.ndarray) -> Moments:
+    # The methods of arrays call these functions through Python, which takes longer than a layer of an agent.
     numbers = whole = _to_real(piece)
     nans = 0
-    low, high = float(whole.min()), float(whole.max())
+    low, high = float(np.minimum.reduce(whole)), float(np.maximum.reduce(whole))
     if not (math.isfinite(low) and math.isfinite(high)):
         numbers, nans = whole[np.isfinite(whole)], int(np.isnan(whole).sum())
         if not numbers.size:
@@ -268,7 +270,9 @@ def _piece_moments(piece: np.ndarray) -> Moments:
     infs = whole.size - numbers.size - nans
     zeros = piece.size - int(np.count_nonzero(piece != 0))
     # The sum of numbers near the largest float64 is infinite, that of their parts is not.
-    mean = float((numbers / numbers.size).sum() if max(-low, high) > _LARGE else numbers.mean())
+    large = max(-low, high) > _LARGE
+    mean = np.add.reduce(numbers / numbers.size) if large else np.add.reduce(numbers) / numbers.size
+    mean = float(mean) + 0.0  # which is not negative zero
     return Moments(piece.size, low, high, mean, euclidean_norm(numbers - mean), zeros, nans, infs)
 
 
@@ -276,7 +280,7 @@ def euclidean_norm(numbers: np.ndarray) -> float:
     """Return the norm of float64 numbers, also if their squares are above or below what float64 holds."""
     with np.errstate(over="ignore", invalid="ignore"):
         # np.dot would start the threads of BLAS, whose number decides how it rounds.
-        total = float(np.square(numbers).sum())
+        total = float(np.add.reduce(np.square(numbers)))
     if 1 / _LARGE < total < math.inf:
         return math.sqrt(total)
     largest = float(np.abs(numbers).max(initial=0.0))
@@ -417,7 +421,7 @@ def compute_stats(
     """Return the stats of a checkpoint already listed, with its agent.
 
     `seen` receives the values of every tensor: an array while it is in memory, or a streamed one, and is
-    for one process. Without `histograms` they are empty.
+    for one process. Without `histograms` they are empty, and there are no modules.
     """
     tree = checkpoint.tree
     keep = compile_glob(glob)
@@ -449,7 +453,7 @@ def compute_stats(
         checkpoint.format,
         None if binding is None else binding.layout,
         tuple(found),
-        tuple(_modules(found)),
+        tuple(_modules(found)) if histograms else (),
         tuple(left_out),
     )
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ckpttool.core.code_references import CodeReference
 from ckpttool.core.deferred import dataclass, field
-from ckpttool.core.source import File, KeptSource
+from ckpttool.core.source import File, KeptSource, Storage
 from ckpttool.core.text import clean
 from ckpttool.core.tree import Role, Tree
 
@@ -29,6 +29,7 @@ class Checkpoint:
     for people. `details` are format-specific facts (a SavedModel's signatures), as JSON values;
     docs/json.md describes it. `code_references` is what loading by the format's own library would
     import, call or run; `unjudged` has a sentence for each part that may contain code and cannot be judged.
+    `plain` are pickles of which the format has found that any reader makes only data of them.
 
     A checkpoint is a mapping from names to tensors and plain values: see `root`.
 
@@ -52,6 +53,7 @@ class Checkpoint:
     details: Mapping[str, Any] = field(default_factory=dict)
     code_references: tuple[CodeReference, ...] = ()
     unjudged: tuple[str, ...] = ()
+    plain: frozenset[Storage] = frozenset()
 
     @property
     def stored_nbytes(self) -> int:

@@ -62,7 +62,7 @@ else:
 
 
 class DeferredModule:
-    """A module that is imported when one of its names is used first."""
+    """A module that is imported when one of its names is used first: a listing needs no NumPy."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -139,6 +139,8 @@ class _Constructor:
         last = {each.name for each in self._fields if getattr(each, "kw_only", False)}
         fields = sorted((each for each in self._fields if each.init), key=lambda each: each.name in last)
         values: dict[str, Any] = {"set_": object.__setattr__, "factory_": _Factory()}
+        if self._frozen and self._slots:
+            values.update((f"set_{each.name}", getattr(cls, each.name).__set__) for each in self._fields)
         parameters = ["self"]
         for each in fields:
             if each.name in last and "*" not in parameters:
@@ -171,7 +173,10 @@ class _Constructor:
                 if each.default is MISSING or not self._slots:
                     continue  # set by __post_init__, or the attribute of the class
                 values[value] = each.default
-            yield f"set_(self, {each.name!r}, {value})" if self._frozen else f"self.{each.name} = {value}"
+            if self._frozen and self._slots:
+                yield f"set_{each.name}(self, {value})"
+            else:
+                yield f"set_(self, {each.name!r}, {value})" if self._frozen else f"self.{each.name} = {value}"
 
 
 def _represent(names: Sequence[str]) -> Callable[[Any], str]:

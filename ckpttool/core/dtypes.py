@@ -2,35 +2,18 @@
 
 from __future__ import annotations
 
-import importlib
-from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from functools import cache
+from typing import TYPE_CHECKING
 
-from ckpttool.core.deferred import NamedTuple
+from ckpttool.core.deferred import DeferredModule, NamedTuple
 from ckpttool.core.errors import UnsupportedError
-
-
-class LazyModule:
-    """A module that is imported when it is first used: what only lists a checkpoint needs no NumPy."""
-
-    def __init__(self, name: str) -> None:
-        """Remember the module's name."""
-        self._name = name
-        self._module: ModuleType | None = None
-
-    def __getattr__(self, name: str) -> Any:
-        """Return an attribute of the module."""
-        if self._module is None:
-            self._module = importlib.import_module(self._name)
-        return getattr(self._module, name)
-
 
 if TYPE_CHECKING:
     import numpy
 
     np = numpy
 else:
-    np = LazyModule("numpy")
+    np = DeferredModule("numpy")
 
 
 class DType(NamedTuple):
@@ -137,6 +120,7 @@ def _number_family(name: str) -> str | None:
     return next((sort for sort in ("float", "complex", "int") if name.lstrip("bu").startswith(sort)), None)
 
 
+@cache
 def numpy_dtype(name: str) -> np.dtype:
     """Return the little-endian numpy dtype of `name`; raise UnsupportedError if none fits."""
     row = BY_NAME.get(name)

@@ -304,9 +304,14 @@ class Tree(Mapping[Path, Leaf | ValueLeaf]):
                 yield path, leaf
 
     @cached_property
+    def displayed(self) -> Mapping[Path, str]:
+        """Display path of every path; two may share one."""
+        return {path: display(path) for path in self.leaves}
+
+    @cached_property
     def names(self) -> Mapping[Path, str]:
         """Display name of every path; colliding names are given in their exact form."""
-        named = {path: display(path) for path in self.leaves}
+        named = self.displayed
         counts: dict[str, int] = {}
         for name in named.values():
             counts[name] = counts.get(name, 0) + 1

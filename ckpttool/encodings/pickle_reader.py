@@ -386,6 +386,13 @@ class PickleMachine:
         """Return the names and calls of the pickle up to the current position."""
         return tuple(name.reference(self.base) for name in self.names.values())
 
+    def is_plain(self) -> bool:
+        """Return whether all names are listed as data, whatever the builders make of their calls."""
+        return all(
+            each.reference(0).verdict == PLAIN and judge_name(target, rebuilt=False) == PLAIN
+            for target, each in self.names.items()
+        )
+
     def _spend(self, args: tuple[Any, ...]) -> None:
         self.spent += len(args)
         most = self.limits.pickle_copies + 4 * len(self.data)
@@ -762,6 +769,7 @@ def _build(machine: PickleMachine, at: int) -> int:
     state = machine.stack.pop()
     target = machine.stack[-1]
     if isinstance(target, StatefulValue):
+        machine.judge_functions(state)
         machine.built(target.set_state, state)
     elif not hasattr(target, "state"):
         what = (
@@ -909,12 +917,13 @@ class PickleContents(NamedTuple):
     """Contents of a pickle, and the position after its end.
 
     `asked` are the names that it refers to and calls, in file order. In `value`, names are
-    Globals, and unknown calls are PickleObjects.
+    Globals, and unknown calls are PickleObjects. With `plain`, any reader makes only data of it.
     """
 
     value: Any
     end: int
     code_references: tuple[CodeReference, ...]
+    plain: bool = False
 
 
 def parse_pickle(
@@ -945,7 +954,7 @@ def parse_pickle(
             error.message += f"; before that, the pickle would call {', '.join(names)[:_NAMED]}"
             error.message += "; nothing was run"
         raise
-    return PickleContents(value, machine.position, machine.list_code_references())
+    return PickleContents(value, machine.position, machine.list_code_references(), machine.is_plain())
 
 
 class PickleScan(NamedTuple):

@@ -6,6 +6,7 @@ and custom code.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Mapping
 
@@ -115,10 +116,12 @@ class AgentEvidence(NamedTuple):
         return self.leaf.value if isinstance(self.leaf, ValueLeaf) else None
 
 
+@functools.lru_cache(maxsize=4096)
 def classify_topic(name: str) -> Topic | None:
     """Return the topic of a tensor or setting by its name, None for any other name.
 
-    The last words decide: `ppo/obs_rms/mean` is about observations because of `obs_rms`.
+    The last words decide: `ppo/obs_rms/mean` is about observations because of `obs_rms`. Several questions
+    are asked about each name, and the checkpoints of a run have the same names.
     """
     segments = [each for each in re.split(r"[/.]", name.lower()) if each and not each.isdigit()]
     if segments and segments[-1] in _OF_EVERY_MODULE:

@@ -888,6 +888,7 @@ def add_code_scan(checkpoint: Checkpoint) -> Checkpoint:
             file,
             pickle=checkpoint.format not in _PICKLED,
             arrays=arrays,
+            plain=checkpoint.plain,
             programs=True,
             format=checkpoint.format,
         )
@@ -950,6 +951,7 @@ def scan_for_code(
     *,
     pickle: bool = True,
     arrays: Set[Storage] = frozenset(),
+    plain: Set[Storage] = frozenset(),
     programs: bool = False,
     format: str | None = None,  # noqa: A002  # the word of the whole package
 ) -> CodeScan:
@@ -959,11 +961,12 @@ def scan_for_code(
         file: the file.
         pickle: scan a pickle at its start as well, which formats of pickles check themselves.
         arrays: storages that are known to be numbers.
+        plain: pickles that are known to be data for any reader (Checkpoint.plain).
         programs: report members that are programs or libraries.
         format: the format that reads the file; parts that another format would read are then reported.
 
     """
-    found = _CodeScanner(arrays, programs=programs)
+    found = _CodeScanner(arrays, plain, programs=programs)
     with found.reasons("the file"):
         found.content(_file_content(file, 0, file.size), "", 0, pickle=pickle)
     if format is not None:
@@ -983,8 +986,10 @@ def scan_behind(file: File, at: int, stop: int) -> CodeScan:
 class _CodeScanner:
     """One scan of a file; `room` is the number of bytes that may still be held in memory."""
 
-    def __init__(self, arrays: Set[Storage], *, programs: bool = False) -> None:
-        self.arrays = arrays
+    def __init__(
+        self, arrays: Set[Storage], plain: Set[Storage] = frozenset(), *, programs: bool = False
+    ) -> None:
+        self.arrays, self.plain = arrays, plain
         self.programs = programs
         self.code_references: list[CodeReference] = []
         self.unread: list[str] = []
@@ -1130,8 +1135,8 @@ class _CodeScanner:
                 continue
             at = _join_location(where, name)
             content = _member_content(source)
-            if storage:
-                # No loader unpickles a storage.
+            if storage or source in self.plain:
+                # No loader unpickles a storage, and a pickle of data is known to be one.
                 if self.programs and _starts_program(content):
                     self.code_references.append(CodeReference(at, CODE, by="program"))
             elif script and _COMPILED.fullmatch(name):

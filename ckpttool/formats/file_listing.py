@@ -12,7 +12,7 @@ from ckpttool.core.checkpoint import Checkpoint, Integrity
 from ckpttool.core.code_references import CodeReference, merge_references, relocate_references
 from ckpttool.core.deferred import dataclass, field
 from ckpttool.core.errors import abbreviate_list
-from ckpttool.core.source import File
+from ckpttool.core.source import File, Storage
 from ckpttool.core.tree import Alias, Container, Leaf, Path, PathStep, Tree, ValueLeaf, key
 
 
@@ -27,6 +27,7 @@ class FileListing:
     details: Mapping[str, Any] = field(default_factory=dict)
     code_references: tuple[CodeReference, ...] = ()
     unjudged: tuple[str, ...] = ()
+    plain: frozenset[Storage] = frozenset()
 
     def checkpoint(self, location: str, name: str, *files: File) -> Checkpoint:
         """Return it as the checkpoint at `location`, in the named format, read from these files."""
@@ -41,6 +42,7 @@ class FileListing:
             details=self.details,
             code_references=self.code_references,
             unjudged=self.unjudged,
+            plain=self.plain,
         )
 
 

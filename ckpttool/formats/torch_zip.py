@@ -149,7 +149,7 @@ def _list_plain(
     storages = StorageTable(lambda key, nbytes: _storage_source(archive, f"{top}/{name}", key, nbytes))
     pickled = _unpickle(archive, top, name, storages)
     used.update(f"{top}/{name}/{key}" for key in storages.known)
-    return torch_tree.list_pickle(
+    listing = torch_tree.list_pickle(
         pickled,
         _writer(archive, top),
         big=_is_big_endian(archive, top),
@@ -158,6 +158,8 @@ def _list_plain(
         details=details,
         classes=classes,
     )
+    plain = (archive.source(f"{top}/{name}.pkl"),) if pickled.plain else ()
+    return replace(listing, plain=frozenset(plain))
 
 
 def _list_script(archive: TorchArchive, top: str, used: set[str]) -> FileListing:

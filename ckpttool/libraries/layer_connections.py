@@ -328,13 +328,12 @@ def _read_pickled_policy(binding: RecognizedAgent, tree: Tree) -> RecognizedAgen
     part = binding.policy
     if part is None or part.program is not None:
         return binding
+    pickled = [move for move in binding.moves.moves if {*move.source[-2:-1]} & {*PICKLED_TENSORS}]
     weights = [
         move.source[:-2]
         for number in range(len(part.layers))
-        for move in binding.moves.moves
+        for move in pickled
         if move.target[: len(part.prefix) + 1] == (*part.prefix, index(number))
-        and move.source[-2:-1]
-        and move.source[-2] in PICKLED_TENSORS
     ]
     layers = list(dict.fromkeys(weights))
     if len(layers) < 2:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import math
 import os
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from itertools import groupby, pairwise
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 from ckpttool.core import deferred, plugins
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.deferred import NamedTuple, dataclass, field
-from ckpttool.core.errors import UsageError
+from ckpttool.core.errors import UnsupportedError, UsageError
 from ckpttool.core.kinds import ACTIVATION_KINDS, TORCH_ACTIVATIONS
 from ckpttool.core.sidecar import format_activation
 from ckpttool.core.tree import Leaf, Path, Tree, ValueLeaf, attr, display, key
@@ -801,20 +804,44 @@ def list_never_run_components(layout: object) -> frozenset[str]:
     return cast(frozenset[str], getattr(layout, "NEVER_RUN", frozenset()))
 
 
+_Recognition = Callable[..., RecognizedAgent | None]
 _Asked = Callable[[Tree, str], RecognizedAgent | None]
-_ONNX = "onnx"  # the format's name
 # More entries than this with tensors are a model's modules, not separately saved objects.
 _ENTRIES = 32
 _MOST = 50_000
 
 
-# The names of all classes in a TorchScript archive (torch/csrc/jit/frontend/name_mangler.h).
-_TORCHSCRIPT = "__torch__."
+# Answers and errors of recognition in a block of `remembering`, with the tree, which must live as long.
+_ANSWERS: ContextVar[dict[tuple[Any, ...], tuple[Any, Any, Tree]]] = ContextVar("answers")
+
+
+@contextlib.contextmanager
+def remembering() -> Iterator[None]:
+    """Recognize every tree once in the block; meanwhile the files beside a checkpoint must not change."""
+    token = _ANSWERS.set({})
+    try:
+        yield
+    finally:
+        _ANSWERS.reset(token)
+
+
+def remember(recognize: _Recognition, tree: Tree, *words: str | None, **more: Any) -> RecognizedAgent | None:
+    """Return what the function answers for the tree; in a block of `remembering`, what it answered before."""
+    known, question = _ANSWERS.get({}), (recognize, id(tree), *words)
+    if question not in known:
+        try:
+            known[question] = recognize(tree, *words, **more), None, tree
+        except (UsageError, UnsupportedError) as refusal:
+            known[question] = None, refusal, tree
+    found, error, _ = known[question]
+    if error is not None:
+        raise copy.copy(error) from error.__cause__  # callers add to it
+    return cast(RecognizedAgent | None, found)
 
 
 def recognize_checkpoint(checkpoint: Checkpoint, layout: str | None = None) -> RecognizedAgent | None:
     """Return the agent in the checkpoint, None if no layout matches; raise UsageError as `recognize_tree`."""
-    if checkpoint.format == _ONNX:
+    if checkpoint.format == ONNX_FORMAT:
         # Constant names come from an exporter: the graph defines the computation, not a layout.
         if layout not in (None, NO_LAYOUT):
             raise UsageError(
@@ -834,26 +861,28 @@ def recognize_tree(tree: Tree, name: str, layout: str | None = None) -> Recogniz
     layouts match the tree. A tree with very many entries is only matched against a requested layout: no
     agent has so many, and every layout reads all of them.
     """
-    root = tree.containers.get(())
+    return remember(_recognize_tree, tree, name, layout)
+
+
+def _recognize_tree(tree: Tree, name: str, layout: str | None) -> RecognizedAgent | None:
     # The code of a TorchScript archive defines the computation; a layout's defaults may contradict it.
-    script = root is not None and (root.name or "").startswith(_TORCHSCRIPT)
-    if layout == NO_LAYOUT or (layout is None and (script or len(tree) > _MOST)):
+    if layout == NO_LAYOUT or (layout is None and (is_script(tree) or len(tree) > _MOST)):
         return None
     # Scanning installed packages takes as long as importing numpy: at most once, and after the built-in
     # layouts.
     requested = (
         partial(_recognize_any, strangers=cache(_installed_layouts))
         if layout is None
-        else _load_layout(plugins.find("layouts", layout)).recognise
+        else cast(Layout, plugins.find("layouts", layout).load()).recognise
     )
     found = (
         _recognize_unwrapped(tree, name, requested)
         or requested(tree, name)
         or _recognize_entry(tree, name, requested)
     )
-    if found is None and layout is not None:
-        raise UsageError(f"the checkpoint does not match layout {layout}")
-    return found
+    if found is not None or layout is None:
+        return found
+    raise UsageError(f"the checkpoint does not match layout {layout}")
 
 
 def _recognize_any(
@@ -870,8 +899,8 @@ def _recognize_any(
 
 def _collect_claims(layouts: Iterable[plugins.Plugin], tree: Tree, name: str) -> list[RecognizedAgent]:
     names = tuple(list_display_names(tree))
-    requested = (plugin for plugin in layouts if may_recognize(plugin, names, name))
-    return [b for plugin in requested if (b := _load_layout(plugin).recognise(tree, name)) is not None]
+    found = (cast(Layout, row.load()) for row in layouts if may_recognize(row, names, name))
+    return [binding for layout in found if (binding := layout.recognise(tree, name)) is not None]
 
 
 def may_recognize(plugin: plugins.Plugin, names: Sequence[str], file: str) -> bool:
@@ -881,15 +910,19 @@ def may_recognize(plugin: plugins.Plugin, names: Sequence[str], file: str) -> bo
     """
     if not plugin.names and not plugin.files:
         return True
-    if plugin.files and re.compile(plugin.files, re.DOTALL).fullmatch(file):
-        return True
-    return bool(plugin.names) and any(map(re.compile(plugin.names, re.DOTALL).fullmatch, names))
+    of_file = plugin.files and re.compile(plugin.files, re.DOTALL).fullmatch(file)
+    return bool(of_file or (plugin.names and _has_match(plugin.names, tuple(names))))
+
+
+@lru_cache(maxsize=128)
+def _has_match(pattern: str, names: tuple[str, ...]) -> bool:
+    """Return whether a pattern matches a name: the checkpoints of a run have the same names."""
+    return any(map(re.compile(pattern, re.DOTALL).fullmatch, names))
 
 
 def list_display_names(tree: Tree) -> Iterator[str]:
     """Yield the names of all entries and their aliases, including those that share one."""
-    for path in tree:
-        yield display(path)
+    yield from tree.displayed.values()
     for aliases in tree.aliases.values():
         yield from (display(alias.path) for alias in aliases)
 
@@ -927,18 +960,15 @@ def _recognize_entry(tree: Tree, name: str, requested: _Asked) -> RecognizedAgen
     return replace(binding.moved(lambda path: (*top, *path)), evidence=evidence)
 
 
-def _load_layout(plugin: plugins.Plugin) -> Layout:
-    return cast(Layout, plugin.load())
-
-
 # Formats of Keras that may contain the configuration of a model.
 KERAS_FORMATS = frozenset(("keras_h5", "keras_zip"))
 ONNX_FORMAT = "onnx"  # its reader is imported for such files only
 
 
-def is_script(checkpoint: Checkpoint) -> bool:
-    """Return whether the file is a TorchScript archive."""
-    root = checkpoint.tree.containers.get(())
+def is_script(tree: Tree) -> bool:
+    """Return whether the tree is that of a TorchScript archive."""
+    # The names of all classes in such an archive (torch/csrc/jit/frontend/name_mangler.h).
+    root = tree.containers.get(())
     return root is not None and (root.name or "").startswith("__torch__.")
 
 

@@ -35,6 +35,7 @@ from ckpttool.libraries.recognize import (
     find_orders,
     is_script,
     read_pickled_module,
+    remember,
 )
 from ckpttool.libraries.schema import (
     LOG_STD,
@@ -125,7 +126,10 @@ def recognize_single_policy(checkpoint: Checkpoint, network: str = "actor") -> R
     `network` selects one of several networks, by its module's name. Raise UsageError if several
     networks or layer orders are possible, and UnsupportedError for unsupported layers.
     """
-    tree = checkpoint.tree
+    return remember(_recognize_policy, checkpoint.tree, network, checkpoint=checkpoint)
+
+
+def _recognize_policy(tree: Tree, network: str, checkpoint: Checkpoint) -> RecognizedAgent | None:
     if checkpoint.format in _LIBRARIES:
         return None
     if (graph := _read_graph(checkpoint)) is not None:
@@ -183,7 +187,7 @@ def _read_graph(checkpoint: Checkpoint) -> Graph | None:
 
 def _has_code(checkpoint: Checkpoint) -> bool:
     """Return whether the file is a TorchScript archive whose code can be read."""
-    if not is_script(checkpoint):
+    if not is_script(checkpoint.tree):
         return False
     from ckpttool.graphs.torchscript_code import read_code
 

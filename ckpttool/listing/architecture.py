@@ -56,7 +56,7 @@ def _describe(checkpoint: Checkpoint, shapes: Mapping[str, Extents]) -> tuple[Ar
         from ckpttool.listing import keras_architecture
 
         return keras_architecture.describe_keras(checkpoint, shapes)
-    if checkpoint.format == "onnx" or is_script(checkpoint):
+    if checkpoint.format == "onnx" or is_script(checkpoint.tree):
         from ckpttool.listing import graph_architecture
 
         onnx = checkpoint.format == "onnx"

@@ -15,7 +15,7 @@ from ckpttool.core.deferred import NamedTuple
 from ckpttool.core.errors import CkpttoolError, DeadlineError, NotFoundError, TruncatedError, is_system_error
 from ckpttool.core.text import natural_sort_key
 from ckpttool.formats import tf_common, torch_zip
-from ckpttool.formats.detect import matching_formats, open_checkpoint, resolve
+from ckpttool.formats.detect import find_location, matching_formats, open_checkpoint
 from ckpttool.formats.probe import Probe
 from ckpttool.formats.tf_common import CheckpointState
 from ckpttool.libraries.recognize import recognize_checkpoint
@@ -60,9 +60,10 @@ def list_checkpoints(path: str) -> tuple[CheckpointRow, ...]:
     path = filesystem.resolve_path(path)
     with filesystem.read_session():
         try:
-            latest = resolve(path).location
+            found = find_location(path)
         except CkpttoolError:
-            latest = None
+            found = None
+        latest = None if found is None else found.location
         home = path if latest is None else run_folder(latest, path)
         if home is None:
             return ()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ckpttool.core.dtypes import LazyModule
+from ckpttool.core.deferred import DeferredModule
 from ckpttool.core.errors import UsageError
 from ckpttool.networks.layer_functions import Function, Put, Row, common_layers
 from ckpttool.networks.network import (
@@ -39,7 +39,7 @@ from ckpttool.networks.policy_training import GradientEngine, Learner
 if TYPE_CHECKING:
     import tensorflow as tf
 else:
-    tf = LazyModule("tensorflow")
+    tf = DeferredModule("tensorflow")
 
 NAME = "tensorflow"
 _OWNER = "tensorflow backend"

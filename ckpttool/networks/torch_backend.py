@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ckpttool.core import deferred, kinds
-from ckpttool.core.dtypes import LazyModule
+from ckpttool.core.deferred import DeferredModule
 from ckpttool.core.errors import DeviceError, UsageError
 from ckpttool.networks.layer_functions import Function, Put, Row, common_layers
 from ckpttool.networks.network import (
@@ -45,7 +45,7 @@ from ckpttool.networks.policy_training import GradientEngine, Learner
 if TYPE_CHECKING:
     import torch
 else:
-    torch = LazyModule("torch")
+    torch = DeferredModule("torch")
 
 
 # Lower-case texts of cudaGetErrorString and of PyTorch's checks; unchanged from CUDA 11 to 13.

@@ -185,7 +185,7 @@ def _trace(checkpoint: Checkpoint) -> Computation | None:
 
 def _read_shaped_graph(checkpoint: Checkpoint) -> Graph | None:
     """Return the graph; that of a traced script for the shapes with which it was traced."""
-    if is_script(checkpoint):
+    if is_script(checkpoint.tree):
         from ckpttool.graphs.torchscript import read_for_shapes
         from ckpttool.graphs.torchscript_code import traced_inputs
 
