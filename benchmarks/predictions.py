@@ -96,7 +96,7 @@ def available() -> list[str]:
 
 def compare(title: str, file: str, obs: np.ndarray, wanted: np.ndarray, facts: Any = None) -> Row:
     """Return the differences of an agent's predictions from those of its library."""
-    from ckpttool.commands.load_agent import load_agent
+    from ckpttool.evaluation.loaded_agent import load_agent
 
     found = {}
     with load_agent(file, facts=facts) as agent:
@@ -112,7 +112,7 @@ def compare_libraries(folder: Path, pythons: Sequence[str]) -> Iterator[Row]:
 
     It is the first one whose recorded verdict is right; bounds are given as a person would give them.
     """
-    from ckpttool.evaluation.evidence import AgentFacts
+    from ckpttool.evaluation.agent_facts import AgentFacts
     from tests.agent_truth import matrix
     from tests.agent_truth.agents import generators
 
@@ -147,9 +147,9 @@ def compare_discrete(
     folder: Path, pythons: Sequence[str], backends: Sequence[str] | None = None
 ) -> Iterator[Row]:
     """Make the agents of discrete actions, and yield the differences of their scores; other actions are 1."""
-    from ckpttool.commands.load_agent import load_agent
     from ckpttool.core import UnsupportedError
-    from ckpttool.evaluation.evidence import AgentFacts
+    from ckpttool.evaluation.agent_facts import AgentFacts
+    from ckpttool.evaluation.loaded_agent import load_agent
     from tests.agent_truth import discrete
 
     by_library: dict[str, list[str]] = {}

@@ -77,20 +77,20 @@ from ckpttool.version import __version__ as __version__
 if TYPE_CHECKING:
     from ckpttool import graphs as graphs
     from ckpttool.commands.check import CheckOptions as CheckOptions, check as check
-    from ckpttool.commands.convert import convert as convert
+    from ckpttool.commands.convert import convert as convert, fill as fill
     from ckpttool.commands.diff import diff as diff
     from ckpttool.commands.digest import digest as digest
     from ckpttool.commands.doctor import diagnose
     from ckpttool.commands.evaluate import evaluate as evaluate, video as video
     from ckpttool.evaluation.protocol import Protocol as Protocol
-    from ckpttool.evaluation.evidence import AgentFacts as AgentFacts
+    from ckpttool.evaluation.agent_facts import AgentFacts as AgentFacts
     from ckpttool.conversion.export import ExportOptions as ExportOptions, export as export
     from ckpttool.cli.figures import plot as plot
     from ckpttool.pages.options import ReportOptions as ReportOptions
     from ckpttool.pages.report import report as report
     from ckpttool.commands.inspect import summary as summary
     from ckpttool.commands.schemas import schema as schema
-    from ckpttool.commands.load_agent import LoadedAgent as LoadedAgent, load_agent as load_agent
+    from ckpttool.evaluation.loaded_agent import LoadedAgent as LoadedAgent, load_agent as load_agent
     from ckpttool.conversion.filling import FillOptions as FillOptions, load_into as load_into
     from ckpttool.conversion.options import ConversionOptions as ConversionOptions
     from ckpttool.conversion.write import save as save

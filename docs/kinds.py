@@ -8,7 +8,7 @@ from ckpttool.conversion.layer_options import parse_layer_options
 from ckpttool.core import Inline, Leaf, Path, Shape, Tree, attr, display, key
 from ckpttool.core.kinds import ACTIVATION_KINDS, ACTIVATIONS, LAYER_TYPES, SETTINGS
 from ckpttool.core.optimizers import FAMILIES, UNCONVERTED, VELOCITY
-from ckpttool.mapping import Plan, apply_plan, flattening
+from ckpttool.mapping import Plan, apply_plan, conversion_by_kinds
 from ckpttool.mapping.layers import KINDS
 
 HEAD = """# Layer kinds
@@ -153,7 +153,7 @@ def _moves(shapes: Shapes, option: str, *, back: bool) -> Iterator[str]:
     flatten = [option] if "," in option else []
     given = parse_layer_options([f"a={option}"] if option and not flatten else [], flatten)
     tree = _torch(shapes) if back else _tensorflow(shapes)
-    plan = flattening.plan_to_tensorflow if back else flattening.plan_to_torch
+    plan = conversion_by_kinds.plan_to_tensorflow if back else conversion_by_kinds.plan_to_torch
     return _rows(tree, plan(tree, given))
 
 

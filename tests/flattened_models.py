@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ckpttool.commands.convert import convert
+from ckpttool.commands.convert import convert, fill
 from ckpttool.conversion import filling
 from ckpttool.networks import ModelSpec
 from ckpttool.verification import two_models
@@ -249,7 +249,7 @@ def _converted(name: str, source: str, target: str) -> dict[str, Any]:
     theirs, ours = (f"flattened_models:{each}_{name}" for each in (source, target))
     file, made = f"{name}{SUFFIXES[source]}", f"{source}-{name}{SUFFIXES[target]}"
     like = ModelSpec(ours, shapes=(shapes[target],) if name in UNSTATED else ())
-    filled = convert(file, made, like=like, like_source=theirs)
+    filled = fill(file, made, like, like_source=theirs)
     assert filled.proof is not None, filled.report
     one, other = _outputs(source, name, file), _outputs(target, name, made)
     stated = source == "keras" and name not in UNSTATED

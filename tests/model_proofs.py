@@ -16,11 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from ckpttool.commands.convert import convert
+from ckpttool.commands.convert import fill
 from ckpttool.conversion import filling
 from ckpttool.core import CkpttoolError, Leaf, Tree
-from ckpttool.mapping import fill_model, flattening, layer_kinds, rules
-from ckpttool.mapping.flattening import FeatureReordering
+from ckpttool.mapping import fill_model, kind_notes, layer_kinds, rules
+from ckpttool.mapping.feature_orders import FeatureReordering
 from ckpttool.verification import two_models
 from tests import pair_models, replayed_faults
 from tests.shared_runners import InThisProcess
@@ -81,7 +81,7 @@ def without_statistics() -> contextlib.AbstractContextManager[None]:
 
 
 def without_settings() -> contextlib.AbstractContextManager[None]:
-    return patched(flattening, "recorded_differences", lambda *_: ())
+    return patched(kind_notes, "recorded_differences", lambda *_: ())
 
 
 NOTHING: Switch = contextlib.nullcontext
@@ -211,7 +211,7 @@ def write_sources(names: Iterable[str]) -> None:
 def converted(source: str, target: str, factory: str, options: dict[str, Any]) -> dict[str, Any]:
     """Return what `convert --like` makes of a source."""
     like = factory if ":" in factory else f"model_proofs:{factory}"
-    done = convert(source, target, like=like, **options)
+    done = fill(source, target, like, **options)
     assert done.proof is not None, done.report
     proof = done.proof.document()
     with contextlib.suppress(FileNotFoundError):

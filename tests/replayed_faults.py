@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from ckpttool.core import Inline, Leaf, Tree, display
-from ckpttool.mapping import fill_model, flattening
+from ckpttool.mapping import fill_model, kind_notes
 
 Arrays = dict[str, np.ndarray]
 
@@ -262,7 +262,7 @@ class ReplayedFault:
     @contextlib.contextmanager
     def switch(self) -> Any:
         """Convert without the rule inside the block."""
-        right, settings = fill_model.fill, flattening.recorded_differences
+        right, settings = fill_model.fill, kind_notes.recorded_differences
 
         def fill(*given: Any) -> Any:
             found = right(*given)
@@ -270,11 +270,11 @@ class ReplayedFault:
 
         fill_model.fill = fill
         if self.factory:
-            flattening.recorded_differences = lambda *_: iter(())
+            kind_notes.recorded_differences = lambda *_: iter(())
         try:
             yield
         finally:
-            fill_model.fill, flattening.recorded_differences = right, settings
+            fill_model.fill, kind_notes.recorded_differences = right, settings
 
 
 def _exchanged(tree: Tree, change: Callable[[Arrays], Arrays]) -> Tree:

@@ -17,7 +17,7 @@ import ckpttool
 from ckpttool.conversion import model_code
 from ckpttool.core import CkpttoolError, MissingExtraError, UnsupportedError, UsageError, plugins
 from ckpttool.core.sidecar import ACTIVATIONS
-from ckpttool.evaluation.evidence import AgentFacts
+from ckpttool.evaluation.agent_facts import AgentFacts
 from tests import agent_models, tensorflow_child
 from tests.conftest import TF_SAMPLE, TORCH_SAMPLE
 from tests.test_load_agent import made, needs_library  # noqa: F401  # a fixture

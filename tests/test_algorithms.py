@@ -12,10 +12,11 @@ import pytest
 
 from ckpttool.commands import algorithms, sweep
 from ckpttool.commands.algorithms import compare_algorithms, summarize_runs
-from ckpttool.commands.sweep import ScoredCheckpoint
 from ckpttool.core import File, TargetExistsError, UsageError
 from ckpttool.encodings import protobuf
+from ckpttool.evaluation import ranking
 from ckpttool.evaluation.protocol import Evaluation, Protocol
+from ckpttool.evaluation.ranking import ScoredCheckpoint
 from ckpttool.evaluation.rollout import Rollout
 from ckpttool.evaluation.statistics import Estimate, paired_interval, summarize
 from ckpttool.listing.training_runs import TrainingRun, find_runs
@@ -129,13 +130,13 @@ def test_a_nan_is_never_the_best() -> None:
         played("poor", [1.0, 2.0], 2),
         played("good", [3.0, 4.0], 3),
     ]
-    places = sweep.rank_checkpoints(scored)
+    places = ranking.rank_checkpoints(scored)
     assert [place.checkpoint for place in places] == ["good", "poor", "broken"]
-    found = sweep.find_best(places)
+    found = ranking.find_best(places)
     assert found is not None
     # Without a mean of its own, the broken one may be as good.
     assert (found.checkpoint, found.certain) == ("good", False)
-    assert sweep.find_best(sweep.rank_checkpoints(scored[:1] * 2)) is None
+    assert ranking.find_best(ranking.rank_checkpoints(scored[:1] * 2)) is None
 
 
 def test_profiles_of_undefined_scores_have_finite_thresholds() -> None:

@@ -15,14 +15,14 @@ import numpy as np
 import pytest
 import yaml
 
-from ckpttool.commands import check as candidates
 from ckpttool.commands import processes
-from ckpttool.commands.check import check
+from ckpttool.commands.check import CheckOptions, _CheckTask, check
 from ckpttool.commands.stats import stats
 from ckpttool.conversion.write import save
 from ckpttool.core import Tree, WorkerError, display
 from ckpttool.evaluation import scheduling
 from ckpttool.formats import open_checkpoint
+from ckpttool.listing import candidates
 from ckpttool.version import __version__
 from tests.conftest import ROOT, TF_SAMPLE, TORCH_SAMPLE, Ran, in_process, refused
 from tests.golden_texts import Golden
@@ -293,7 +293,7 @@ def _die(*_: object) -> None:
 def test_file_that_ends_its_process_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scheduling, "_prepare_player", _die)
     ordered = candidates.collect_candidates([str(TORCH_SAMPLE)]).ordered()
-    task = candidates._CheckTask(ordered, candidates.CheckOptions())
+    task = _CheckTask(ordered, CheckOptions())
     ((verdict, files),) = next(processes.run_tasks([task], (), 1))
     assert isinstance(verdict.error, WorkerError)
     assert (verdict.error.file, files) == (str(TORCH_SAMPLE), ())

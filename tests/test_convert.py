@@ -641,7 +641,9 @@ def test_options_that_exclude_each_other_are_refused_before_anything_is_read(
     target: str, options: dict[str, Any], named: str, tmp_path: Path
 ) -> None:
     with pytest.raises(UsageError) as caught:
-        ckpttool.convert(str(tmp_path / "missing"), str(tmp_path / target), **options)
+        ckpttool.convert(
+            str(tmp_path / "missing"), str(tmp_path / target), ckpttool.ConversionOptions(**options)
+        )
     assert caught.value.message.split()[0] == named
 
 

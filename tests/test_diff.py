@@ -15,9 +15,9 @@ from hypothesis.extra import numpy as arrays
 
 from ckpttool.commands.convert import convert
 from ckpttool.commands.diff import diff
-from ckpttool.commands.stats import compare_arrays
 from ckpttool.conversion.write import save
 from ckpttool.core import UsageError
+from ckpttool.verification.array_differences import compare_arrays
 from tests.conftest import TF_SAMPLE, TORCH_SAMPLE, in_process, refused
 from tests.golden_texts import Golden
 from tests.trees import torch_tree

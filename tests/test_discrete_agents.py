@@ -18,12 +18,12 @@ from ckpttool.cli.next_steps import after_inspect
 from ckpttool.commands.convert import convert
 from ckpttool.commands.evaluate import evaluate
 from ckpttool.commands.inspect import summary
-from ckpttool.commands.load_agent import load_agent
 from ckpttool.commands.verify import verify
 from ckpttool.conversion.export import export
 from ckpttool.core import CkpttoolError, EnvironmentMismatchError, UnsupportedError, plugins
+from ckpttool.evaluation.agent_facts import NO_FACTS, AgentFacts
 from ckpttool.evaluation.agent_networks import ActionBounds, derive_network_settings
-from ckpttool.evaluation.evidence import NO_FACTS, AgentFacts
+from ckpttool.evaluation.loaded_agent import load_agent
 from ckpttool.evaluation.playing import read_sampling
 from ckpttool.evaluation.protocol import Protocol
 from ckpttool.evaluation.restore import restore_agent

@@ -11,7 +11,7 @@ import pytest
 
 import ckpttool
 from ckpttool.core import EnvironmentMismatchError
-from ckpttool.evaluation.evidence import AgentFacts
+from ckpttool.evaluation.agent_facts import AgentFacts
 from tests import warm_sb3
 from tests.conftest import in_process
 from tests.test_load_agent import needs_library

@@ -15,7 +15,7 @@ import pytest
 
 import ckpttool
 from ckpttool.core import UnsupportedError
-from ckpttool.evaluation.evidence import AgentFacts
+from ckpttool.evaluation.agent_facts import AgentFacts
 from ckpttool.evaluation.rollout import ActionSampler
 from tests.restored import HIGH, LOW, observations
 

@@ -15,7 +15,7 @@ import pytest
 from ckpttool.commands.evaluate import evaluate
 from ckpttool.core import CkpttoolError, EnvironmentMismatchError, UnsupportedError, UsageError
 from ckpttool.evaluation import environments, wrappers
-from ckpttool.evaluation.evidence import AgentFacts
+from ckpttool.evaluation.agent_facts import AgentFacts
 from ckpttool.evaluation.playing import choose_environment
 from ckpttool.evaluation.protocol import Protocol
 from ckpttool.evaluation.restore import restore_agent, wrapper_entries

@@ -58,7 +58,7 @@ def sha256(path: Path) -> str:
 
 def exported(source: object, target: Path, title: str = "actor", env: str | None = None) -> ConversionResult:
     """Export, and assert that onnxruntime gives NumPy's outputs to 1e-6 of the largest sum on the way."""
-    done = convert(str(source), str(target), to="onnx", network=title, env=env, sync=False)
+    done = export.export(str(source), str(target), network=title, env=env, sync=False)
     assert done.written, done.parity
     agent = restore_agent(str(source))
     part = agent.runnable(title)

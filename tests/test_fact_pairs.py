@@ -14,7 +14,7 @@ from ckpttool import convert
 from ckpttool.commands.doctor import diagnose
 from ckpttool.commands.verify import verify
 from ckpttool.core import NotUnderstood, UnsupportedError
-from ckpttool.evaluation.evidence import AgentFacts
+from ckpttool.evaluation.agent_facts import AgentFacts
 from ckpttool.evaluation.restore import restore_agent
 from tests import fact_pairs
 from tests.fact_pairs import FactPair

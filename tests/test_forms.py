@@ -37,7 +37,7 @@ from ckpttool.formats import (
     tree_by_name,
 )
 from ckpttool.libraries import optimizers_read, tf_names
-from ckpttool.mapping import Move, Plan, apply_plan, flattening
+from ckpttool.mapping import Move, Plan, apply_plan, conversion_by_kinds
 from ckpttool.mapping.rules import KEEP
 from tests.conftest import ROOT, TF_SAMPLE, TORCH_SAMPLE, in_process, refused
 from tests.golden_texts import Golden
@@ -382,7 +382,7 @@ def torch_model() -> Tree:
 
 def test_torch_layers_go_by_kind_and_come_back() -> None:
     tree = torch_model()
-    plan = flattening.plan_to_tensorflow(tree)
+    plan = conversion_by_kinds.plan_to_tensorflow(tree)
     moves, labels = plan.moves, plan.labels
     found = {display(move.target): move.rule.name for move in moves}
     assert found == {
@@ -395,7 +395,10 @@ def test_torch_layers_go_by_kind_and_come_back() -> None:
     }
     there = apply_plan(tree, Plan(moves, labels=labels))
     graph = tf_bundle.stored(there, graph=True)
-    back = {display(m.target): m.rule.leaf(graph[m.source]) for m in flattening.plan_to_torch(graph).moves}
+    back = {
+        display(m.target): m.rule.leaf(graph[m.source])
+        for m in conversion_by_kinds.plan_to_torch(graph).moves
+    }
     for path, leaf in tree.tensors():
         if "table" not in tree.names[path]:
             assert isinstance(again := back[tree.names[path]], Leaf)

@@ -28,7 +28,7 @@ from ckpttool.commands.verify import verify
 from ckpttool.conversion.export import export
 from ckpttool.core import CkpttoolError, EnvironmentMismatchError, UnsupportedError, display, plugins
 from ckpttool.core.sidecar import parse_activation
-from ckpttool.evaluation.evidence import AgentFacts
+from ckpttool.evaluation.agent_facts import AgentFacts
 from ckpttool.evaluation.gymnasium_engine import EnvSpec
 from ckpttool.evaluation.playing import choose_environment, prepare_agent
 from ckpttool.evaluation.protocol import Protocol

@@ -25,8 +25,7 @@ import numpy as np
 import pytest
 import yaml
 
-from ckpttool.commands import check as candidates
-from ckpttool.commands.check import CheckResult, check
+from ckpttool.commands.check import CheckOptions, CheckResult, check
 from ckpttool.commands.doctor import diagnose
 from ckpttool.core import File, code_references, filesystem
 from ckpttool.encodings import Global, PickleObject, dumps, pickle_reader
@@ -38,6 +37,7 @@ from ckpttool.formats import (
     open_checkpoint,
     tf_operations,
 )
+from ckpttool.listing import candidates
 from tests.bundle_writer import field
 from tests.conftest import ROOT, TORCH_SAMPLE, in_process, zipped
 from tests.hostile import crafted_onnx
@@ -635,7 +635,7 @@ def test_what_another_loader_would_run_is_told_everywhere(tmp_path: Path, name: 
     file, make, reference = LISTED[name]
     path = tmp_path / file
     path.write_bytes(make())
-    (checked,) = check([str(tmp_path)], candidates.CheckOptions(numbers=False)).checkpoints
+    (checked,) = check([str(tmp_path)], CheckOptions(numbers=False)).checkpoints
     assert checked.error is None
     topics = [each.topic for each in checked.findings]
     assert topics
@@ -1294,7 +1294,7 @@ def test_a_file_that_vanishes_and_one_that_breaks_the_reader(
         (tmp_path / "agent.pt").unlink()
         return found
 
-    monkeypatch.setattr(candidates, "collect_candidates", collect)
+    monkeypatch.setattr("ckpttool.commands.check.collect_candidates", collect)
     monkeypatch.setattr("ckpttool.formats.npz.read", lambda _: [][0])
     found = check([str(tmp_path)])
     assert len(found.checkpoints) == len(names)

@@ -14,7 +14,7 @@ from ckpttool.commands.convert import convert
 from ckpttool.commands.digest import digest
 from ckpttool.core import File, Inline, Leaf, Span, kinds
 from ckpttool.libraries import model_steps
-from ckpttool.mapping import apply_plan, flattening, layer_kinds, layers
+from ckpttool.mapping import apply_plan, conversion_by_kinds, feature_orders, kind_notes, layer_kinds, layers
 from tests import keras_layers, tensorflow_child
 from tests.keras_layers import LAYERS
 from tests.trees import tensorflow_tree
@@ -175,7 +175,7 @@ def test_cells_of_tensorflow_1_and_cudnn(name: str, module: str, folder: Path) -
         path: value for path, value in cells.items() if path.startswith(name) and "outputs" not in path
     }
     tree = tensorflow_tree(weights)
-    plan = flattening.plan_to_torch(tree)
+    plan = conversion_by_kinds.plan_to_torch(tree)
     there = apply_plan(tree, plan)
     state = {
         there.names[path].replace("/", ".").removeprefix(f"{name}."): torch.from_numpy(leaf.array().copy())
@@ -280,7 +280,8 @@ def test_a_kind_is_one_row(monkeypatch: pytest.MonkeyPatch) -> None:
         note="power norms: a note",
     )
     monkeypatch.setattr(kinds, "LAYER_TYPES", {**kinds.LAYER_TYPES, "layer_norm": row})
-    monkeypatch.setattr(flattening, "LAYER_TYPES", kinds.LAYER_TYPES)
+    for module in (kind_notes, feature_orders):
+        monkeypatch.setattr(module, "LAYER_TYPES", kinds.LAYER_TYPES)
     kinds.kinds_by_class.cache_clear()
     try:
         assert kinds.find_family("my.PowerNorm2") == "power"
@@ -293,10 +294,10 @@ def test_a_kind_is_one_row(monkeypatch: pytest.MonkeyPatch) -> None:
         assert layers.narrow_kinds(
             (layers.SPELLING["torch", "layer_norm"],), {"weight": leaf, "bias": leaf}, about
         )
-        (sentence,) = flattening.describe_differences([(found, target)], foreign=True)
+        (sentence,) = kind_notes.describe_differences([(found, target)], foreign=True)
         assert "0.25" in sentence
         assert "0.125" in sentence
-        assert flattening.describe_kinds([found]) == ("power norms: a note",)
+        assert kind_notes.describe_kinds([found]) == ("power norms: a note",)
     finally:
         kinds.kinds_by_class.cache_clear()
 
@@ -311,7 +312,7 @@ def test_an_unrecorded_epsilon_is_the_one_of_the_library(names: str, library: st
     for epsilon in (1e-3, 1e-5):
         about = layers.ModuleInfo("LayerNorm", {"eps": epsilon})
         target = source._replace(kinds=(layers.SPELLING["torch", "layer_norm"],), about=about)
-        sentences = [*flattening.describe_differences([(source, target)], foreign=True)]
+        sentences = [*kind_notes.describe_differences([(source, target)], foreign=True)]
         assert len(sentences) == (epsilon != default)
         assert all(library in each for each in sentences)
 
@@ -322,8 +323,8 @@ def test_depthwise_convolutions_note_their_padding() -> None:
     found = layers.find_layers(tensorflow_tree({**shapes, **plain}), "tensorflow")
     both = {layer.kinds[0].name for layer in found}
     assert both == {"depthwise", "convolution"}
-    assert len(flattening.describe_kinds(found)) == 1
-    assert flattening.describe_kinds(found[:1]) == flattening.describe_kinds(found[1:])
+    assert len(kind_notes.describe_kinds(found)) == 1
+    assert kind_notes.describe_kinds(found[:1]) == kind_notes.describe_kinds(found[1:])
 
 
 def _keras_chain(*layers: tuple[str, dict[str, Any]]) -> dict[str, Any]:

@@ -16,7 +16,14 @@ from ckpttool.commands.convert import convert
 from ckpttool.conversion.layer_options import parse_layer_options
 from ckpttool.conversion.write import save
 from ckpttool.core import Alias, Container, Leaf, MappingError, Tree, UsageError, WeightUse, display, key
-from ckpttool.mapping import Move, Plan, apply_plan, convert_layer, find_layers, flattening
+from ckpttool.mapping import (
+    Move,
+    Plan,
+    apply_plan,
+    conversion_by_kinds,
+    convert_layer,
+    find_layers,
+)
 from ckpttool.mapping.layers import COMPOSED, KINDS
 from ckpttool.mapping.rules import KEEP, TRANSPOSE
 from tests.conftest import in_process
@@ -100,9 +107,11 @@ KERAS: dict[str, tuple[Callable[[int, int, int], dict[str, tuple[int, ...]]], st
 def test_keras_layers_come_back_as_they_were(name: str, i: int, o: int, k: int) -> None:
     shapes, said = KERAS[name]
     tree = tensorflow_tree(filled(shapes(i, o, k)))
-    there = apply_plan(tree, flattening.plan_to_torch(tree))
+    there = apply_plan(tree, conversion_by_kinds.plan_to_torch(tree))
     said = said.replace("M", str(o + 1)).replace("I", str(i))
-    plan = flattening.plan_to_tensorflow(there, parse_layer_options([f"a={said}"] if said else [], []))
+    plan = conversion_by_kinds.plan_to_tensorflow(
+        there, parse_layer_options([f"a={said}"] if said else [], [])
+    )
     assert not [note for note in plan.notes if "--kind" in note]
     assert arrays(apply_plan(there, plan)) == arrays(tree)
 
@@ -122,9 +131,9 @@ def test_stacked_torch_layers_come_back_but_for_their_second_biases(
             shapes |= {f"r.bias_{part}_l{layer}{way}": (4 * u,) for part in ("ih", "hh")}
     source = filled(shapes)
     tree = torch_tree(dict(source))
-    there = apply_plan(tree, flattening.plan_to_tensorflow(tree))
+    there = apply_plan(tree, conversion_by_kinds.plan_to_tensorflow(tree))
     assert len(there) == len(tree) * 3 // 4
-    again = apply_plan(there, flattening.plan_to_torch(there))
+    again = apply_plan(there, conversion_by_kinds.plan_to_torch(there))
     found = {
         name: leaf.array()
         for name, leaf in zip(again.names.values(), again.leaves.values(), strict=True)
@@ -166,7 +175,7 @@ def test_the_gates_of_every_lstm_are_where_they_belong(form: str) -> None:
     given = np.linspace(-1, 1, 3, dtype=np.float32)
     parts = dict(zip(GATES[form], np.split(given @ first + bias, 4), strict=True))
     tree = tensorflow_tree(weights)
-    made = apply_plan(tree, flattening.plan_to_torch(tree))
+    made = apply_plan(tree, conversion_by_kinds.plan_to_torch(tree))
     cell = torch.nn.LSTM(3, 5)
     cell.load_state_dict(
         {
@@ -184,7 +193,7 @@ def test_the_gates_of_every_lstm_are_where_they_belong(form: str) -> None:
 def test_every_form_of_an_lstm_is_written_as_it_was_read(form: str, i: int, u: int) -> None:
     tree = tensorflow_tree(filled(FORMS[form](i, u)))
     (source,) = find_layers(tree, "tensorflow")
-    there = apply_plan(tree, flattening.plan_to_torch(tree))
+    there = apply_plan(tree, conversion_by_kinds.plan_to_torch(tree))
     (layer,) = find_layers(there, "torch")
     assert source.kind.form == {"keras": ""}.get(form, form)
     done = convert_layer(there, layer, layer.kind, source.kind)
@@ -200,17 +209,17 @@ def test_an_attention_over_other_widths_keeps_three_projections() -> None:
     source = {f"a.{name}": tensor.numpy().copy() for name, tensor in twin.state_dict().items()}
     there = apply_plan(
         tree := torch_tree(dict(source)),
-        flattening.plan_to_tensorflow(tree, parse_layer_options(["a=attention:2"], [])),
+        conversion_by_kinds.plan_to_tensorflow(tree, parse_layer_options(["a=attention:2"], [])),
     )
     shapes = {there.names[path]: leaf.shape for path, leaf in there.tensors()}
     assert shapes["a/_key_dense/kernel"] == (6, 2, 4)
     assert shapes["a/_value_dense/kernel"] == (5, 2, 4)
-    back = apply_plan(there, flattening.plan_to_torch(there))
+    back = apply_plan(there, conversion_by_kinds.plan_to_torch(there))
     assert arrays(back) == {name: data for name, data in arrays(tree).items() if "num" not in name}
 
 
 def test_an_attention_that_is_wider_than_its_input_is_refused(golden: Golden) -> None:
-    plan = flattening.plan_to_torch(
+    plan = conversion_by_kinds.plan_to_torch(
         tensorflow_tree(filled(attention(2, 3, 0) | {"a/_query_dense/kernel": (5, 2, 3)}))
     )
     assert not plan.moves
@@ -221,7 +230,9 @@ def test_a_tied_tensor_goes_to_both_of_its_layers() -> None:
     tensors = filled({"dec.weight": (7, 4), "dec.bias": (7,)})
     tree = torch_tree(dict(tensors))
     tied = Tree(tree.leaves, {keys("dec.weight"): (Alias(keys("emb.weight"), "emb.weight"),)})
-    there = apply_plan(tied, flattening.plan_to_tensorflow(tied, parse_layer_options(["emb=embedding"], [])))
+    there = apply_plan(
+        tied, conversion_by_kinds.plan_to_tensorflow(tied, parse_layer_options(["emb=embedding"], []))
+    )
     found = {there.names[path]: leaf.array() for path, leaf in there.tensors()}
     assert (found["emb/embeddings"] == tensors["dec.weight"]).all()
     assert (found["dec/kernel"] == tensors["dec.weight"].T).all()
@@ -244,7 +255,7 @@ AMBIGUOUS: dict[str, tuple[dict[str, tuple[int, ...]], tuple[str, ...]]] = {
 def test_what_may_be_several_kinds_is_asked_for(case: str, golden: Golden) -> None:
     shapes, kinds = AMBIGUOUS[case]
     tree = torch_tree(dict(filled(shapes)))
-    plan = flattening.plan_to_tensorflow(tree)
+    plan = conversion_by_kinds.plan_to_tensorflow(tree)
     assert not plan.moves
     (note,) = (note for note in plan.notes if "--kind" in note)
     assert all(f"--kind 'a={kind}'" in note for kind in kinds)
@@ -255,7 +266,7 @@ def test_what_may_be_several_kinds_is_asked_for(case: str, golden: Golden) -> No
     golden(caught.value)
     targets = set()
     for kind in kinds:
-        found = flattening.plan_to_tensorflow(tree, parse_layer_options([f"a={kind}"], []))
+        found = conversion_by_kinds.plan_to_tensorflow(tree, parse_layer_options([f"a={kind}"], []))
         assert len(found.moves) == len(shapes)
         targets.add(tuple((display(move.target), move.rule) for move in found.moves))
     assert len(targets) == len(kinds)  # they really go different ways
@@ -347,7 +358,7 @@ EVIDENCE: dict[str, tuple[dict[str, tuple[int, ...]], dict[str, str]]] = {
 def test_names_and_widths_decide_the_kind(case: str) -> None:
     shapes, kinds = EVIDENCE[case]
     tree = torch_tree(dict(filled(shapes)))
-    placed = flattening.convert_to_tensorflow(tree)
+    placed = conversion_by_kinds.convert_to_tensorflow(tree)
     decided = {layer.title: layer.kind.name for layer, _, _ in placed.done if layer.evidence}
     assert decided == kinds
     # Each decision is an assumption, whose option selects the other kind.
@@ -357,20 +368,20 @@ def test_names_and_widths_decide_the_kind(case: str) -> None:
         (other,) = parse_layer_options(option, [])
         stated = {
             layer.title: layer.kind.name
-            for layer, _, _ in flattening.convert_to_tensorflow(tree, [other]).done
+            for layer, _, _ in conversion_by_kinds.convert_to_tensorflow(tree, [other]).done
         }
         assert stated[title] == other.kind != kinds[title]
 
 
 def test_files_sorted_by_name_give_no_evidence_by_order() -> None:
     shapes = {"a.weight": (50, 32), "b.weight_ih_l0": (128, 16), "b.weight_hh_l0": (128, 32)}
-    last_first = flattening.convert_to_tensorflow(torch_tree(dict(filled(shapes))))
+    last_first = conversion_by_kinds.convert_to_tensorflow(torch_tree(dict(filled(shapes))))
     assert not [layer for layer, _, _ in last_first.done if layer.evidence]
 
 
 def test_layers_that_are_asked_for_alike_share_a_sentence(golden: Golden) -> None:
     tree = torch_tree(dict(filled({f"blocks.{n}.weight": (4, 4) for n in range(9)})))
-    (note,) = flattening.plan_to_tensorflow(tree).notes
+    (note,) = conversion_by_kinds.plan_to_tensorflow(tree).notes
     golden(note)
 
 
@@ -398,7 +409,7 @@ def test_the_class_in_the_file_tells_the_kind(cls: str, kind: str) -> None:
 def test_a_forget_bias_that_is_told_is_not_assumed() -> None:
     tree = tensorflow_tree(filled(FORMS["tf1"](3, 2)))
     for said, value in (([], 1.0), (["a=lstm:0"], 0.0)):
-        plan = flattening.plan_to_torch(tree, parse_layer_options(said, []))
+        plan = conversion_by_kinds.plan_to_torch(tree, parse_layer_options(said, []))
         second = apply_plan(tree, plan)[(key("a.bias_hh_l0"),)]
         assert isinstance(second, Leaf)
         assert second.array().tolist() == [0, 0, value, value, 0, 0, 0, 0]
@@ -407,9 +418,9 @@ def test_a_forget_bias_that_is_told_is_not_assumed() -> None:
 
 def test_a_note_says_what_the_file_tells(golden: Golden) -> None:
     tree = tensorflow_tree(filled({"n/gamma": (3,), "n/beta": (3,)}))
-    golden("\n".join(flattening.plan_to_torch(tree).notes))
+    golden("\n".join(conversion_by_kinds.plan_to_torch(tree).notes))
     told = {attributes("n"): Container("module", "LayerNormalization", {"epsilon": 0.002})}
-    (note,) = flattening.plan_to_torch(Tree(tree.leaves, {}, told)).notes
+    (note,) = conversion_by_kinds.plan_to_torch(Tree(tree.leaves, {}, told)).notes
     assert "epsilon 0.002" in note
 
 
@@ -432,17 +443,17 @@ REFUSED = {
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_has_no_equivalent_is_refused_with_a_sentence(case: str, golden: Golden) -> None:
-    plan = flattening.plan_to_torch(tensorflow_tree(filled(REFUSED[case])))
+    plan = conversion_by_kinds.plan_to_torch(tensorflow_tree(filled(REFUSED[case])))
     assert not plan.moves
     golden("\n".join(plan.notes))
 
 
 def test_a_gru_without_a_bias_does_not_say_when_it_resets() -> None:
     tree = tensorflow_tree(filled({"a/kernel": (3, 6), "a/recurrent_kernel": (2, 6)}))
-    assert not flattening.plan_to_torch(tree).moves
-    assert len(flattening.plan_to_torch(tree, parse_layer_options(["a=gru"], [])).moves) == 2
+    assert not conversion_by_kinds.plan_to_torch(tree).moves
+    assert len(conversion_by_kinds.plan_to_torch(tree, parse_layer_options(["a=gru"], [])).moves) == 2
     about = {attributes("a"): Container("module", "GRU", {"reset_after": True})}
-    assert len(flattening.plan_to_torch(Tree(tree.leaves, {}, about)).moves) == 2
+    assert len(conversion_by_kinds.plan_to_torch(Tree(tree.leaves, {}, about)).moves) == 2
 
 
 # --- Flattened images --------------------------------------------------------------------------------
@@ -455,14 +466,14 @@ def convolutional(extra: int = 0) -> Tree:
 
 def test_a_flattened_image_is_asked_for_and_reordered() -> None:
     tree = convolutional()
-    plan = flattening.plan_to_torch(tree)
+    plan = conversion_by_kinds.plan_to_torch(tree)
     assert {display(move.target) for move in plan.moves} == {
         f"{layer}/{name}" for layer in ("conv", "out") for name in ("weight", "bias")
     }
     (note,) = (note for note in plan.notes if "--flatten" in note)
     assert "--flatten 'fc=6,4'" in note
     assert "--flatten 'fc=no'" in note
-    there = apply_plan(tree, flattening.plan_to_torch(tree, parse_layer_options([], ["fc=3,2,4"])))
+    there = apply_plan(tree, conversion_by_kinds.plan_to_torch(tree, parse_layer_options([], ["fc=3,2,4"])))
     image = np.random.default_rng(1).standard_normal((3, 2, 4)).astype(np.float32)
     kernel, weight = (
         next(leaf.array() for path, leaf in each.tensors() if display(path) == name)
@@ -471,12 +482,14 @@ def test_a_flattened_image_is_asked_for_and_reordered() -> None:
     np.testing.assert_allclose(
         weight @ image.transpose(2, 0, 1).reshape(-1), image.reshape(-1) @ kernel, rtol=1e-5, atol=1e-6
     )
-    back = apply_plan(there, flattening.plan_to_tensorflow(there, parse_layer_options([], ["fc=3,2,4"])))
+    back = apply_plan(
+        there, conversion_by_kinds.plan_to_tensorflow(there, parse_layer_options([], ["fc=3,2,4"]))
+    )
     assert arrays(back) == arrays(tree)
 
 
 def test_a_layer_that_takes_no_image_is_not_reordered() -> None:
-    plan = flattening.plan_to_torch(convolutional(extra=1), parse_layer_options([], ["fc=no"]))
+    plan = conversion_by_kinds.plan_to_torch(convolutional(extra=1), parse_layer_options([], ["fc=no"]))
     rules = {display(move.target): move.rule.name for move in plan.moves}
     assert rules["fc/weight"] == "transpose"
 
@@ -490,7 +503,7 @@ def test_a_second_head_on_an_image_is_asked_for_too() -> None:
     }
     biases = {name.replace("weight", "bias"): shape[:1] for name, shape in shapes.items()}
     tree = torch_tree(dict(filled({name: both for name in shapes for both in [shapes[name]]} | biases)))
-    notes = flattening.plan_to_tensorflow(tree).notes
+    notes = conversion_by_kinds.plan_to_tensorflow(tree).notes
     asked = [note.split()[0] for note in notes if "--flatten" in note]
     assert asked == ["value", "adv"]
 
@@ -498,25 +511,25 @@ def test_a_second_head_on_an_image_is_asked_for_too() -> None:
 def test_a_norm_over_a_flattened_image_tells_no_channels() -> None:
     norm = dict.fromkeys(("n/gamma", "n/beta", "n/moving_mean", "n/moving_variance"), (24,))
     shapes = {"conv/kernel": (3, 3, 2, 4), "conv/bias": (4,)} | norm | {"fc/kernel": (24, 5), "fc/bias": (5,)}
-    notes = flattening.plan_to_torch(tensorflow_tree(filled(shapes))).notes
+    notes = conversion_by_kinds.plan_to_torch(tensorflow_tree(filled(shapes))).notes
     assert sorted(note.split()[0] for note in notes if "--flatten" in note) == ["fc", "n"]
 
 
 def test_a_file_that_lists_layers_by_name_is_asked_for_too() -> None:
     shapes = {"actor/kernel": (24, 5), "actor/bias": (5,), "body/kernel": (3, 3, 2, 4), "body/bias": (4,)}
-    notes = flattening.plan_to_torch(tensorflow_tree(filled(shapes))).notes
+    notes = conversion_by_kinds.plan_to_torch(tensorflow_tree(filled(shapes))).notes
     assert [note.split()[0] for note in notes if "--flatten" in note] == ["actor"]
     # The layer before it gives as many numbers, but nothing else takes what the convolution gives.
     known = {"a_first/kernel": (7, 24), "a_first/bias": (24,)} | shapes
     assert _asked(known) == {"actor": "--flatten", "a_first": "--unflatten"}
     pooled = known | {"pooled/kernel": (4, 2), "pooled/bias": (2,)}
-    plan = flattening.plan_to_torch(tensorflow_tree(filled(pooled)))
+    plan = conversion_by_kinds.plan_to_torch(tensorflow_tree(filled(pooled)))
     assert len(plan.moves) == len(pooled)
 
 
 def _asked(shapes: Mapping[str, tuple[int, ...]], flatten: Sequence[str] = ()) -> dict[str, str]:
     """Return by layer the option that its refusal names."""
-    notes = flattening.plan_to_torch(
+    notes = conversion_by_kinds.plan_to_torch(
         tensorflow_tree(filled(shapes)), parse_layer_options([], list(flatten))
     ).notes
     return {note.split()[0]: found[1] for note in notes if (found := re.search(r"(--(?:un)?flatten)", note))}
@@ -557,7 +570,7 @@ def test_every_layer_whose_outputs_may_become_an_image_is_refused() -> None:
 
 @pytest.mark.parametrize(("inputs", "named"), [(3072, True), (90, True), (3074, False), (33, False)])
 def test_a_dense_layer_as_wide_as_a_picture_is_assumed_to_take_none(inputs, named) -> None:
-    plan = flattening.plan_to_torch(tensorflow_tree(filled(_dense("fc", inputs, 4))))
+    plan = conversion_by_kinds.plan_to_torch(tensorflow_tree(filled(_dense("fc", inputs, 4))))
     assert len(plan.moves) == 2
     assert any("--flatten" in sentence for sentence in plan.assumed) == named
 
@@ -565,7 +578,7 @@ def test_a_dense_layer_as_wide_as_a_picture_is_assumed_to_take_none(inputs, name
 def test_the_statistics_after_a_transposed_convolution_tell_its_channels() -> None:
     norm = dict.fromkeys(("n/gamma", "n/beta", "n/moving_mean", "n/moving_variance"), (4,))
     shapes = {"c/kernel": (3, 3, 4, 99), **norm, "out/kernel": (36, 2)}
-    assert _decided(flattening.plan_to_torch(tensorflow_tree(filled(shapes)))) == {"out": "3,3,4"}
+    assert _decided(conversion_by_kinds.plan_to_torch(tensorflow_tree(filled(shapes)))) == {"out": "3,3,4"}
 
 
 def _decided(plan: Plan) -> dict[str, str]:
@@ -618,7 +631,7 @@ _TRUNK = _convolutions(conv1=(4, 32), conv2=(32, 64), conv3=(64, 64))
 def test_the_image_that_no_convolution_takes_is_that_of_the_only_layer_of_its_size(
     shapes: dict[str, tuple[int, ...]], decided: dict[str, str]
 ) -> None:
-    plan = flattening.plan_to_tensorflow(torch_tree(dict(filled(shapes))))
+    plan = conversion_by_kinds.plan_to_tensorflow(torch_tree(dict(filled(shapes))))
     assert _decided(plan) == decided
     assert len(plan.moves) == len(shapes)
 
@@ -654,7 +667,7 @@ def test_the_image_that_no_convolution_takes_is_that_of_the_only_layer_of_its_si
 def test_an_image_of_which_sizes_leave_more_than_one_reading_stays_unknown(
     shapes: dict[str, tuple[int, ...]],
 ) -> None:
-    plan = flattening.plan_to_tensorflow(torch_tree(dict(filled(shapes))))
+    plan = conversion_by_kinds.plan_to_tensorflow(torch_tree(dict(filled(shapes))))
     assert not any("flattened, because" in each for each in plan.assumed)
     assert len(plan.moves) < len(shapes)
 
@@ -663,7 +676,9 @@ def test_the_option_for_the_other_case_of_an_assumed_image_keeps_the_order() -> 
     rows = filled(_TRUNK | _linear(fc=(3136, 6)))
     rules = {}
     for option in ((), ("fc=no",), ("fc=7,7,64",)):
-        plan = flattening.plan_to_tensorflow(torch_tree(dict(rows)), parse_layer_options([], list(option)))
+        plan = conversion_by_kinds.plan_to_tensorflow(
+            torch_tree(dict(rows)), parse_layer_options([], list(option))
+        )
         (rules[option],) = (
             m.rule.name for m in plan.moves if rows[str(m.source[-1].value)].shape == (6, 3136)
         )
@@ -673,10 +688,10 @@ def test_the_option_for_the_other_case_of_an_assumed_image_keeps_the_order() -> 
 
 def test_an_image_beside_other_numbers_is_asked_for_with_its_form() -> None:
     tree = torch_tree(dict(filled(_convolutions(c=(3, 5)) | _linear(fc=(335, 2)))))
-    (note,) = (note for note in flattening.plan_to_tensorflow(tree).notes if "--flatten" in note)
+    (note,) = (note for note in conversion_by_kinds.plan_to_tensorflow(tree).notes if "--flatten" in note)
     assert re.findall(r"'fc=([^']+)'", note) == ["PLACES,5+NUMBERS", "no"]
     given = parse_layer_options([], ["fc=65,5+10"])
-    assert len(flattening.plan_to_tensorflow(tree, given).moves) == 4
+    assert len(conversion_by_kinds.plan_to_tensorflow(tree, given).moves) == 4
 
 
 def _mnist() -> dict[str, np.ndarray]:
@@ -687,7 +702,9 @@ def _mnist() -> dict[str, np.ndarray]:
 
 
 def test_the_image_is_that_of_the_convolution_that_no_other_one_takes() -> None:
-    plan = flattening.plan_to_tensorflow(torch_tree(_mnist()), parse_layer_options(["conv1=convolution"], []))
+    plan = conversion_by_kinds.plan_to_tensorflow(
+        torch_tree(_mnist()), parse_layer_options(["conv1=convolution"], [])
+    )
     assert _decided(plan) == {"fc1": "7,7,16"}
 
 
@@ -695,15 +712,17 @@ def test_an_image_that_another_convolution_takes_is_refused() -> None:
     tree = torch_tree(_mnist())
     (note,) = (
         note
-        for note in flattening.plan_to_tensorflow(tree, parse_layer_options([], ["fc1=98,8"])).notes
+        for note in conversion_by_kinds.plan_to_tensorflow(tree, parse_layer_options([], ["fc1=98,8"])).notes
         if "--flatten" in note
     )
     assert re.findall(r"'fc1=([\w,]+)'", note) == ["7,7,16"]
-    right = flattening.plan_to_tensorflow(tree, parse_layer_options(["conv1=convolution"], ["fc1=7,7,16"]))
+    right = conversion_by_kinds.plan_to_tensorflow(
+        tree, parse_layer_options(["conv1=convolution"], ["fc1=7,7,16"])
+    )
     assert len(right.moves) == len(tree.leaves)
     # The first image may have a head that the file contains.
     both = _mnist() | dict(filled({"head.weight": (2, 98 * 8), "head.bias": (2,)}))
-    plan = flattening.plan_to_tensorflow(
+    plan = conversion_by_kinds.plan_to_tensorflow(
         torch_tree(both), parse_layer_options(["conv1=convolution"], ["head=98,8", "fc1=7,7,16"])
     )
     assert len(plan.moves) == len(both)
@@ -740,7 +759,7 @@ def test_an_image_that_no_convolution_ends_in_may_be_that_of_each() -> None:
     rows = {"a": (8, 1, 3, 3), "b": (16, 1, 3, 3), "fc": (10, 784)}
     shapes = {f"{name}.weight": shape for name, shape in rows.items()}
     tree = torch_tree(dict(filled(shapes | {f"{name}.bias": shape[:1] for name, shape in rows.items()})))
-    (note,) = (note for note in flattening.plan_to_tensorflow(tree).notes if "--flatten" in note)
+    (note,) = (note for note in conversion_by_kinds.plan_to_tensorflow(tree).notes if "--flatten" in note)
     assert re.findall(r"'fc=([\w,]+)'(?: for (\w))?", note) == [("98,8", "a"), ("7,7,16", "b"), ("no", "")]
 
 
@@ -749,14 +768,14 @@ def test_an_image_that_no_convolution_ends_in_may_be_that_of_each() -> None:
 
 def test_every_layer_that_needs_a_kind_has_its_option() -> None:
     shapes = {f"{name}.weight": (5, 4) for name in "abc"}
-    plan = flattening.plan_to_tensorflow(torch_tree(dict(filled(shapes))))
+    plan = conversion_by_kinds.plan_to_tensorflow(torch_tree(dict(filled(shapes))))
     (note,) = (note for note in plan.notes if "--kind" in note)
     for kind in ("dense", "embedding"):
         assert " ".join(f"--kind '{name}={kind}'" for name in "abc") in note
     said = [f"{name}=embedding" for name in "abc"]
     assert (
         len(
-            flattening.plan_to_tensorflow(
+            conversion_by_kinds.plan_to_tensorflow(
                 torch_tree(dict(filled(shapes))), parse_layer_options(said, [])
             ).moves
         )
@@ -775,7 +794,7 @@ def test_every_layer_that_needs_a_kind_has_its_option() -> None:
 def test_a_lone_weight_like_an_image_is_an_assumed_convolution(
     shapes: Mapping[str, tuple[int, ...]], assumed: list[str]
 ) -> None:
-    plan = flattening.plan_to_tensorflow(torch_tree(dict(filled(shapes))))
+    plan = conversion_by_kinds.plan_to_tensorflow(torch_tree(dict(filled(shapes))))
     assert [said.partition(":")[0] for said in plan.assumed] == assumed
 
 
@@ -786,7 +805,7 @@ def test_gamma_and_beta_without_a_word_for_a_norm_are_assumed_to_be_one(
     name: str, assumed: list[str]
 ) -> None:
     tree = tensorflow_tree(dict(filled({f"{name}/gamma": (4,), f"{name}/beta": (4,)})))
-    assert [said.partition(":")[0] for said in flattening.plan_to_torch(tree).assumed] == assumed
+    assert [said.partition(":")[0] for said in conversion_by_kinds.plan_to_torch(tree).assumed] == assumed
 
 
 def saved(folder: Path) -> None:
@@ -863,8 +882,10 @@ def test_no_tree_is_a_surprise(entries: list[tuple[str, list[int]]]) -> None:
     """Whatever stands in a tree: it is mapped, refused with a sentence, or not a layer."""
     tree = tensorflow_tree({f"a/{name}": np.zeros(shape, np.float32) for name, shape in entries})
     for made in (
-        flattening.plan_to_torch(tree),
-        flattening.plan_to_tensorflow(torch_tree({f"a.{n}": np.zeros(s, np.float32) for n, s in entries})),
+        conversion_by_kinds.plan_to_torch(tree),
+        conversion_by_kinds.plan_to_tensorflow(
+            torch_tree({f"a.{n}": np.zeros(s, np.float32) for n, s in entries})
+        ),
     ):
         assert len({move.source for move in made.moves}) <= len(entries)
 

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from ckpttool.commands.convert import convert
-from ckpttool.commands.load_agent import load_agent
 from ckpttool.commands.verify import verify
 from ckpttool.core import UnsupportedError
+from ckpttool.evaluation.loaded_agent import load_agent
 from ckpttool.evaluation.restore import restore_agent
 from tests.pickles import importable, instance, stand_in
 

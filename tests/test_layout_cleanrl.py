@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from ckpttool.commands.convert import convert
-from ckpttool.commands.load_agent import load_agent
 from ckpttool.core import MappingError, NotACheckpointError, UnsupportedError, UsageError
 from ckpttool.core.sidecar import NO_BOUNDS, STATISTICS_UNKNOWN
-from ckpttool.evaluation.evidence import NO_FACTS, AgentFacts
+from ckpttool.evaluation.agent_facts import NO_FACTS, AgentFacts
+from ckpttool.evaluation.loaded_agent import load_agent
 from ckpttool.evaluation.restore import restore_agent
 from ckpttool.formats import open_checkpoint
 from ckpttool.libraries import AgentMetadata, matches_action_map

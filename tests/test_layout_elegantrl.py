@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from ckpttool.commands.load_agent import load_agent
 from ckpttool.core import Leaf, UnsupportedError, attr, display
 from ckpttool.core.sidecar import NO_BOUNDS
+from ckpttool.evaluation.loaded_agent import load_agent
 from ckpttool.evaluation.restore import restore_agent
 from ckpttool.formats import open_checkpoint
 from ckpttool.libraries import recognize_tree

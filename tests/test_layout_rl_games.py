@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 from ckpttool import convert
-from ckpttool.commands.load_agent import load_agent
 from ckpttool.core import UnsupportedError
-from ckpttool.evaluation.evidence import NO_FACTS, AgentFacts
+from ckpttool.evaluation.agent_facts import NO_FACTS, AgentFacts
+from ckpttool.evaluation.loaded_agent import load_agent
 from ckpttool.evaluation.restore import restore_agent
 from ckpttool.networks import numpy_backend, policy_network
 from tests import tensorflow_child

@@ -16,9 +16,9 @@ import pytest
 
 from ckpttool.commands.convert import convert
 from ckpttool.commands.digest import digest
-from ckpttool.commands.load_agent import load_agent
 from ckpttool.core import CkpttoolError, Tree, UnsupportedError, sidecar
-from ckpttool.evaluation.evidence import AgentFacts
+from ckpttool.evaluation.agent_facts import AgentFacts
+from ckpttool.evaluation.loaded_agent import load_agent
 from ckpttool.evaluation.restore import restore_agent
 from ckpttool.formats import open_checkpoint
 from ckpttool.libraries import recognize_tree, rllib

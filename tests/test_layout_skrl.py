@@ -12,7 +12,7 @@ from torch import nn
 
 from ckpttool.commands.convert import convert
 from ckpttool.core import Tree, UnsupportedError
-from ckpttool.evaluation.evidence import AgentFacts
+from ckpttool.evaluation.agent_facts import AgentFacts
 from ckpttool.evaluation.restore import restore_agent
 from ckpttool.formats import open_checkpoint
 from ckpttool.libraries import recognize_tree

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from ckpttool.commands.convert import convert
-from ckpttool.commands.load_agent import load_agent
 from ckpttool.core import Tree, UnsupportedError, attr, display, plugins
 from ckpttool.evaluation.agent_networks import ActionBounds, derive_network_settings
+from ckpttool.evaluation.loaded_agent import load_agent
 from ckpttool.evaluation.restore import Agent, restore_agent
 from ckpttool.formats import open_checkpoint
 from ckpttool.libraries import recognize_tree

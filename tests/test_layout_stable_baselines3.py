@@ -26,8 +26,8 @@ from ckpttool.core import (
     plugins,
     sidecar,
 )
+from ckpttool.evaluation.agent_facts import NO_FACTS, AgentFacts
 from ckpttool.evaluation.agent_networks import ActionBounds, derive_network_settings
-from ckpttool.evaluation.evidence import NO_FACTS, AgentFacts
 from ckpttool.evaluation.restore import Agent, read_verified_sidecar, restore_agent, with_names
 from ckpttool.formats import open_checkpoint, settings
 from ckpttool.formats import sb3 as write

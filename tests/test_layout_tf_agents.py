@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from ckpttool.commands.convert import convert
-from ckpttool.commands.load_agent import load_agent
 from ckpttool.core import Alias, FormatError, Leaf, Tree, UnsupportedError, display
 from ckpttool.core.sidecar import NO_ACTIVATIONS, NO_BOUNDS, NO_STATISTICS
-from ckpttool.evaluation.evidence import AgentFacts
+from ckpttool.evaluation.agent_facts import AgentFacts
+from ckpttool.evaluation.loaded_agent import load_agent
 from ckpttool.evaluation.restore import restore_agent
 from ckpttool.formats import open_checkpoint, settings, tf_common
 from ckpttool.libraries import plan_torch, recognize_tree

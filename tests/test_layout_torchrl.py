@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ckpttool.commands.load_agent import load_agent
 from ckpttool.conversion.export import export
 from ckpttool.core import UnsupportedError, UsageError
-from ckpttool.evaluation.evidence import AgentFacts
+from ckpttool.evaluation.agent_facts import AgentFacts
+from ckpttool.evaluation.loaded_agent import load_agent
 from ckpttool.evaluation.restore import restore_agent
 from ckpttool.libraries.schema import HALVES
 from tests.torch_agents import mlp

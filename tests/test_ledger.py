@@ -29,9 +29,9 @@ from ckpttool.core import (
     UsageError,
     sidecar,
 )
-from ckpttool.evaluation import evidence
+from ckpttool.evaluation import evidence, vocabulary
+from ckpttool.evaluation.agent_facts import AgentFacts
 from ckpttool.evaluation.agent_networks import ActionBounds, derive_network_settings
-from ckpttool.evaluation.evidence import AgentFacts
 from ckpttool.evaluation.restore import restore_agent
 from ckpttool.formats import detect, open_checkpoint, sb3
 from ckpttool.networks import numpy_backend
@@ -327,12 +327,12 @@ OTHERS = [
 
 @pytest.mark.parametrize(("what", "name"), [(what, name) for what, names in NAMES.items() for name in names])
 def test_names_have_a_topic(what: str, name: str) -> None:
-    assert evidence.classify_topic(name) == what
+    assert vocabulary.classify_topic(name) == what
 
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_other_names_have_none(name: str) -> None:
-    assert evidence.classify_topic(name) in (None, "reward statistics")
+    assert vocabulary.classify_topic(name) in (None, "reward statistics")
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from torch import nn
 from ckpttool.commands.convert import convert
 from ckpttool.core import display, plugins, sidecar
 from ckpttool.core.sidecar import NO_ACTIVATIONS, STATISTICS_UNKNOWN
-from ckpttool.evaluation.evidence import AgentFacts
+from ckpttool.evaluation.agent_facts import AgentFacts
 from ckpttool.evaluation.restore import restore_agent
 from ckpttool.formats import open_checkpoint
 from ckpttool.libraries import recognize_tree, td3

@@ -15,7 +15,8 @@ import h5py
 import numpy as np
 import pytest
 
-from ckpttool.commands.convert import ConversionResult, convert
+from ckpttool.commands.convert import ConversionResult
+from ckpttool.commands.convert import fill as fill_model
 from ckpttool.conversion import filling
 from ckpttool.core import CkpttoolError, MappingError, UsageError, sidecar
 from ckpttool.networks import ModelSpec, model_child, model_runner, worker
@@ -56,7 +57,7 @@ def fill(
     path, folder = list(sys.path), os.getcwd()
     os.chdir(HERE)
     try:
-        return convert(source, target, to=to, like=ModelSpec(factory, arguments, tuple(shapes)), **how)
+        return fill_model(source, target, ModelSpec(factory, arguments, tuple(shapes)), to=to, **how)
     finally:
         filling.ModelProcess = before  # type: ignore[misc]
         sys.path[:] = path

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from ckpttool.cli import tables
-from ckpttool.commands.convert import ConversionResult, convert
+from ckpttool.commands.convert import ConversionResult, fill
 from ckpttool.commands.verify import verify
 from ckpttool.conversion import filling
 from ckpttool.core import UsageError
@@ -176,7 +176,7 @@ def save(folder: Path, name: str = "mlp") -> str:
 
 def into(folder: Path, source: str, like: str, **options: Any) -> ConversionResult:
     """Convert into a model with an input of six numbers."""
-    return convert(source, str(folder / "out.pt"), like=ModelSpec(like, shapes=((6,),)), **options)
+    return fill(source, str(folder / "out.pt"), ModelSpec(like, shapes=((6,),)), **options)
 
 
 def test_a_source_of_own_code_is_run(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 from ckpttool.core import ActivationTracker, Inline, Leaf, MappingError, Tree, attr, framework_order
 from ckpttool.core.activations import MIXED, CallPlace, FeaturePart, common_parts
 from ckpttool.mapping import BlockOrder, LayerCandidate, add_call_places, find_layers, solve
-from ckpttool.mapping.flattening import FeatureReordering, arrange_parts
+from ckpttool.mapping.feature_orders import FeatureReordering, arrange_parts
 from ckpttool.mapping.layer_kinds import LayerFacts
 from ckpttool.mapping.solver import BIAS, PLACE
 from ckpttool.networks import probe_module

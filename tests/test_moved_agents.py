@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 
 from ckpttool.commands.convert import ConversionResult, convert
-from ckpttool.commands.load_agent import load_agent
 from ckpttool.conversion.parts import without_optimizers
 from ckpttool.conversion.plan import recognize_source_agent
 from ckpttool.conversion.targets import TARGETS
 from ckpttool.core import CkpttoolError, EnvironmentMismatchError, UnsupportedError, UsageError, plugins
-from ckpttool.evaluation.evidence import AgentFacts
+from ckpttool.evaluation.agent_facts import AgentFacts
+from ckpttool.evaluation.loaded_agent import load_agent
 from ckpttool.formats import open_checkpoint
 from ckpttool.formats import sb3 as sb3_format
 from ckpttool.libraries import schema, tianshou

@@ -12,11 +12,11 @@ import pytest
 import torch
 from torch import nn
 
-from ckpttool.commands.load_agent import load_agent
 from ckpttool.conversion.export import export
 from ckpttool.core import ChecksumError, CkpttoolError, EnvironmentMismatchError, UnsupportedError, UsageError
+from ckpttool.evaluation.agent_facts import AgentFacts
 from ckpttool.evaluation.agent_networks import ActionBounds, build_part_network, derive_network_settings
-from ckpttool.evaluation.evidence import AgentFacts
+from ckpttool.evaluation.loaded_agent import load_agent
 from ckpttool.evaluation.restore import Agent, restore_agent
 from ckpttool.libraries import layer_widths
 from ckpttool.libraries.schema import Choices

@@ -11,7 +11,7 @@ import pytest
 
 from ckpttool.commands.convert import convert
 from ckpttool.commands.evaluate import evaluate
-from ckpttool.evaluation.evidence import NO_FACTS, AgentFacts
+from ckpttool.evaluation.agent_facts import NO_FACTS, AgentFacts
 from ckpttool.evaluation.protocol import Evaluation, Protocol
 from tests import schemas, warm
 from tests.conftest import TF_SAMPLE

@@ -15,10 +15,11 @@ import numpy as np
 import pytest
 
 from ckpttool.cli import figures
-from ckpttool.commands import algorithms, sweep
-from ckpttool.commands.sweep import LearningCurvePoint, ScoredCheckpoint
+from ckpttool.commands import algorithms
 from ckpttool.core import CkpttoolError, MissingExtraError
+from ckpttool.evaluation import ranking
 from ckpttool.evaluation.protocol import Evaluation, Protocol
+from ckpttool.evaluation.ranking import LearningCurvePoint, ScoredCheckpoint
 from ckpttool.evaluation.rollout import Rollout
 from ckpttool.evaluation.statistics import summarize
 from ckpttool.evaluation.training_logs import TrainingCurve
@@ -97,7 +98,7 @@ def compared_runs(
         sides.append(found)
     return (
         [each.evaluation for each in every],
-        sweep.build_learning_curve(every),
+        ranking.build_learning_curve(every),
         (),
         tuple(sides),
         algorithms.compare_algorithms(*sides) if len(sides) == 2 else None,
@@ -111,10 +112,10 @@ CASES: dict[str, tuple[object, ...]] = {
     "a single episode": ([evaluation("a.pt", [5.0])],),
     "equal": ([evaluation("a.pt", [5.0] * 20)],),
     "one, logged": ([evaluation("a.pt", MIXED)], (), [logged()]),
-    "a run": ([each.evaluation for each in run("/a")], sweep.build_learning_curve(run("/a"))),
+    "a run": ([each.evaluation for each in run("/a")], ranking.build_learning_curve(run("/a"))),
     "runs, logged": (
         [each.evaluation for each in (*run("/a"), *run("/b", 500))],
-        sweep.build_learning_curve([*run("/a"), *run("/b", 500)]),
+        ranking.build_learning_curve([*run("/a"), *run("/b", 500)]),
         [logged(), logged("/runs/b")],
     ),
     "no steps": ([each.evaluation for each in run("/a")],),
@@ -174,7 +175,7 @@ def test_intervals_are_named_where_they_are_drawn(counts: Sequence[int], known: 
         ScoredCheckpoint(evaluation(f"/r/ckpt-{step}", np.arange(n, dtype=float)), step)
         for step, n in enumerate(counts)
     ]
-    found, curve = [each.evaluation for each in scored], sweep.build_learning_curve(scored)
+    found, curve = [each.evaluation for each in scored], ranking.build_learning_curve(scored)
     for data in (figures.PlotData(found, curve), figures.PlotData(found)):
         figure = figures._draw_figure(data, figures.LIGHT)
         legend = figure.axes[0].get_legend()
@@ -294,7 +295,7 @@ def test_one_checkpoint_shows_its_distribution(tmp_path: Path, golden: Golden) -
 def test_runs_are_told_apart_and_the_best_is_marked(tmp_path: Path) -> None:
     scored = [*run("/x/seed1/ckpts"), *run("/x/seed2/ckpts", 500)]
     found = [each.evaluation for each in scored]
-    said = texts(drawn(tmp_path / "a.svg", found, sweep.build_learning_curve(scored), [logged()]))
+    said = texts(drawn(tmp_path / "a.svg", found, ranking.build_learning_curve(scored), [logged()]))
     assert {"seed1/ckpts", "seed2/ckpts", "training steps", "eval/mean_reward"} <= set(said)
     best = max(scored, key=lambda each: each.evaluation.statistics.mean)
     assert f"best mean {best.evaluation.statistics.mean:,.1f} at {best.step:,}" in said
@@ -304,7 +305,7 @@ def test_runs_are_told_apart_and_the_best_is_marked(tmp_path: Path) -> None:
 def test_single_checkpoints_of_several_runs_are_side_by_side(tmp_path: Path) -> None:
     """Their steps count different things, and an interval at one step would have no width."""
     scored = [run(f"/{name}/seed_0", offset)[-1] for name, offset in (("ppo", 0.0), ("ddpg", 500.0))]
-    found, curve = [each.evaluation for each in scored], sweep.build_learning_curve(scored)
+    found, curve = [each.evaluation for each in scored], ranking.build_learning_curve(scored)
     said = texts(drawn(tmp_path / "a.svg", found, curve))
     assert {"mean with 95 % CI", "ppo/seed_0/ckpt-80000", "ddpg/seed_0/ckpt-80000"} <= set(said)
     assert "training steps" not in said
@@ -315,7 +316,7 @@ def test_single_checkpoints_of_several_runs_are_side_by_side(tmp_path: Path) -> 
 
         axes = Figure().add_subplot()
         figures.draw_learning_curve(
-            axes, [each.evaluation for each in mixed], sweep.build_learning_curve(mixed)
+            axes, [each.evaluation for each in mixed], ranking.build_learning_curve(mixed)
         )
     low, high = scored[0].evaluation.statistics.ci95 or (0, 0)
     bars = [line.get_ydata() for line in axes.lines if list(line.get_xdata()) == [80_000] * 2]
@@ -334,7 +335,7 @@ def test_runs_named_by_numbers_have_the_folder_above(tmp_path: Path) -> None:
         assert figures._run_name(path) == name
     scored = run("/runs/td3/seed_0")
     said = texts(
-        drawn(tmp_path / "a.svg", [e.evaluation for e in scored], sweep.build_learning_curve(scored))
+        drawn(tmp_path / "a.svg", [e.evaluation for e in scored], ranking.build_learning_curve(scored))
     )
     assert "td3/seed_0 in Hopper-v5: 8 checkpoints" in said
 
@@ -390,7 +391,7 @@ def test_returns_that_are_not_finite_are_not_drawn(tmp_path: Path, golden: Golde
 @needs_matplotlib
 def test_curves_share_their_steps_only_where_these_are_alike(tmp_path: Path) -> None:
     found = run("/a")
-    evaluations, curve = [each.evaluation for each in found], sweep.build_learning_curve(found)
+    evaluations, curve = [each.evaluation for each in found], ranking.build_learning_curve(found)
     steps = [np.arange(1, 101) * each for each in (1000, 1_000_000)]
     for number, (each, ticks) in enumerate(zip(steps, ("100k", "100M"), strict=True)):
         other = TrainingCurve(("/a/events",), "train", "training", each, np.sqrt(each), 100)

@@ -23,8 +23,8 @@ from ckpttool.commands.evaluate import evaluate
 from ckpttool.conversion.export import export
 from ckpttool.core import CkpttoolError, EnvironmentMismatchError, Tree, UnsupportedError, UsageError
 from ckpttool.core.sidecar import NORMS_BEFORE
+from ckpttool.evaluation.agent_facts import NO_FACTS, AgentFacts
 from ckpttool.evaluation.agent_networks import ActionBounds, build_part_network, derive_network_settings
-from ckpttool.evaluation.evidence import NO_FACTS, AgentFacts
 from ckpttool.evaluation.playing import choose_environment, prepare_agent
 from ckpttool.evaluation.protocol import Protocol
 from ckpttool.evaluation.restore import restore_agent

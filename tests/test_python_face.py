@@ -29,6 +29,7 @@ from rich.pretty import pretty_repr
 
 import ckpttool
 from ckpttool.commands.inspect import inspect_path
+from ckpttool.conversion.options import MOVED
 from ckpttool.core import (
     Alias,
     Branch,
@@ -71,11 +72,17 @@ def test_the_examples_of_the_docstrings_run(name: str, monkeypatch: pytest.Monke
     assert not found.failed
 
 
+# Fields of ConversionOptions that `fill` has no keyword for.
+NOT_OF_MODELS = {
+    *("layout", "weights", "restore", "fold_normalizer", "l2", "network", "env", "facts", "like", "code"),
+    *("shard_size", "shards", "jobs", "ray"),
+}
 # The public functions; some need a library besides NumPy.
 FUNCTIONS = [name for name in ckpttool.__all__ if inspect.isfunction(getattr(ckpttool, name))]
 NEEDED = {
     "evaluate": "gymnasium",
     "export": "onnx",
+    "fill": "torch",
     "load_into": "torch",
     "plot": "matplotlib",
     "sweep": "gymnasium",
@@ -99,7 +106,9 @@ def test_public_functions_describe_their_parameters(name: str) -> None:
     """Those of at most four parameters may do so in sentences."""
     function = getattr(ckpttool, name)
     parameters = list(inspect.signature(function).parameters)
-    listed = re.findall(r"^    (\w+): ", inspect.getdoc(function).partition("\nArgs:\n")[2], re.MULTILINE)
+    listed = re.findall(
+        r"^    (\w+)(?: \(.*\))?:(?: |$)", inspect.getdoc(function).partition("\nArgs:\n")[2], re.MULTILINE
+    )
     assert listed == parameters or (not listed and len(parameters) <= 4)
 
 
@@ -699,21 +708,47 @@ def test_real_files_are_sliced_and_found_by_native_names(folder: str, corpus: Pa
 
 
 @pytest.mark.parametrize(
-    ("function", "record"),
+    ("function", "record", "moved"),
     [
-        (ckpttool.convert, ckpttool.ConversionOptions),
-        (ckpttool.export, ckpttool.ExportOptions),
-        (ckpttool.load_into, ckpttool.FillOptions),
-        (ckpttool.report, ckpttool.ReportOptions),
-        (ckpttool.verify, ckpttool.VerificationOptions),
+        (ckpttool.convert, ckpttool.ConversionOptions, {*MOVED}),
+        (ckpttool.export, ckpttool.ExportOptions, set()),
+        (ckpttool.load_into, ckpttool.FillOptions, set()),
+        (ckpttool.report, ckpttool.ReportOptions, set()),
+        (ckpttool.verify, ckpttool.VerificationOptions, set()),
+        (ckpttool.fill, ckpttool.ConversionOptions, NOT_OF_MODELS),
     ],
-    ids=lambda each: each.__name__,
 )
-def test_type_checkers_know_the_keywords_of_a_function(
-    function: Callable[..., Any], record: type[Any]
+def test_a_function_declares_the_fields_of_its_options(
+    function: Callable[..., Any], record: type[Any], moved: set[str]
 ) -> None:
-    """`help`, editors and mypy see the fields of the options, with the same types."""
-    unpacked = str(inspect.signature(function).parameters["keywords"].annotation)
-    keywords = getattr(sys.modules[record.__module__], unpacked.removeprefix("Unpack[").removesuffix("]"))
-    declared = {name: each.__forward_arg__ for name, each in keywords.__annotations__.items()}
-    assert declared == {each.name: each.type for each in dataclasses.fields(record)}
+    """`help`, editors and type checkers see the names, types and defaults that the record has."""
+    parameters = dict(inspect.signature(function).parameters)
+    further = str(parameters.pop("further").annotation) if "further" in parameters else ""
+    keywords = getattr(sys.modules[record.__module__], further[len("Unpack[") : -1]) if further else None
+    others = inspect.get_annotations(keywords) if keywords is not None else {}
+    types = {name: each.__forward_arg__ for name, each in others.items()}
+    fields = {each.name: each for each in dataclasses.fields(record)}
+    for name in parameters.keys() & fields.keys() - {"like"}:
+        assert parameters[name].default == fields[name].default
+        types[name] = parameters[name].annotation
+    assert types == {name: each.type for name, each in fields.items() if name not in moved}
+
+
+@pytest.mark.parametrize("name", [*MOVED])
+def test_a_keyword_of_another_function_names_it(name: str, tmp_path: Path) -> None:
+    value = "tests.models:Nothing" if name == "like" else ("a",)
+    with pytest.warns(DeprecationWarning, match=f"{name}.*ckpttool.{MOVED[name]}") as caught:  # noqa: SIM117
+        with pytest.raises(ckpttool.CkpttoolError):
+            ckpttool.convert(str(tmp_path / "missing"), str(tmp_path / "out.pt"), **{name: value})
+    assert caught[0].filename == __file__
+
+
+def test_options_of_another_function_are_refused() -> None:
+    with pytest.raises(TypeError, match="ConversionOptions"):
+        ckpttool.convert("a.pt", "b.pt", ckpttool.ExportOptions())  # type: ignore[arg-type]
+
+
+def test_a_live_model_is_not_filled_by_its_code(tmp_path: Path) -> None:
+    with pytest.raises(ckpttool.errors.UsageError) as caught:
+        ckpttool.fill(str(TORCH_SAMPLE), str(tmp_path / "out.pt"), object())  # type: ignore[arg-type]
+    assert "load_into" in str(caught.value.hint)

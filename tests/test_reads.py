@@ -16,8 +16,9 @@ import numpy as np
 import pytest
 
 import ckpttool
-from ckpttool.commands.check import check, textconv
+from ckpttool.commands.check import check
 from ckpttool.commands.convert import convert
+from ckpttool.commands.textconv import textconv
 from ckpttool.conversion.options import ConversionOptions
 from ckpttool.core import (
     Buffer,

@@ -22,12 +22,12 @@ from ckpttool.commands.run_history import (
     RunCheckpoint,
     RunReading,
     _open_member,
-    find_logs,
     find_run,
     fold_layers,
     follow_run,
 )
 from ckpttool.core import WorkerError
+from ckpttool.evaluation.logged_returns import find_logs
 from ckpttool.listing.findings import Finding
 from ckpttool.pages.rendering import read_evaluations
 from ckpttool.pages.run_page import RunInputs, build_drift, gather_run, split_findings

@@ -15,7 +15,8 @@ import pytest
 
 import ckpttool
 from ckpttool import diff, digest, save, stats
-from ckpttool.commands.check import check, textconv
+from ckpttool.commands.check import check
+from ckpttool.commands.textconv import textconv
 from ckpttool.core import (
     ChangedError,
     Checksum,

@@ -20,7 +20,6 @@ import numpy as np
 import pytest
 
 from ckpttool.cli import evaluate as scores
-from ckpttool.commands import sweep as results
 from ckpttool.commands.evaluate import evaluate
 from ckpttool.commands.sweep import Sweep, sweep
 from ckpttool.core import (
@@ -33,7 +32,7 @@ from ckpttool.core import (
     WorkerError,
 )
 from ckpttool.core.atomic_write import Progress
-from ckpttool.evaluation import scheduling
+from ckpttool.evaluation import ranking, results_file, scheduling
 from ckpttool.evaluation.protocol import Evaluation, Protocol
 from ckpttool.evaluation.scheduling import BatchResult, EvaluationBatch
 from ckpttool.evaluation.statistics import paired_interval
@@ -223,12 +222,12 @@ def test_few_episodes_are_never_certain(golden: Golden) -> None:
 
 
 def test_different_environments_are_not_ranked(whole: Sweep) -> None:
-    from ckpttool.commands import sweep
+    from ckpttool.evaluation import ranking
 
     first, second, *_ = whole.scored
     other = replace(second, evaluation=replace(second.evaluation, env="Other-v0"))
-    assert sweep.rank_checkpoints([first, other]) == ()
-    assert sweep.find_best(()) is None
+    assert ranking.rank_checkpoints([first, other]) == ()
+    assert ranking.find_best(()) is None
 
 
 def test_one_that_fails_loses_only_itself(tmp_path: Path, golden: Golden) -> None:
@@ -425,8 +424,8 @@ def test_an_edited_result_is_not_believed(tmp_path: Path, kept: bool) -> None:
 
 def test_two_do_not_write_one_file(tmp_path: Path, golden: Golden) -> None:
     out = str(tmp_path / "lines.jsonl")
-    with results.ResultsFile(out), pytest.raises(UsageError) as caught:
-        results.ResultsFile(out)
+    with results_file.ResultsFile(out), pytest.raises(UsageError) as caught:
+        results_file.ResultsFile(out)
     golden(caught.value)
 
 
@@ -437,10 +436,10 @@ def test_a_result_is_read_as_it_was_written(whole: Sweep, strange: float, tmp_pa
     played = replace(one.rollout, returns=np.array([strange, *one.rollout.returns[1:]]))
     given = replace(one, rollout=played)
     out = str(tmp_path / "lines.jsonl")
-    with results.ResultsFile(out) as kept:
+    with results_file.ResultsFile(out) as kept:
         kept.add([("k", {}, given)])
         assert kept.find("other", SHORT) is None
-    with results.ResultsFile(out) as kept:
+    with results_file.ResultsFile(out) as kept:
         found = kept.find("k", SHORT)
     assert isinstance(found, Evaluation)
     np.testing.assert_array_equal(found.rollout.returns, played.returns)
@@ -522,7 +521,7 @@ def test_the_next_command_plays_the_rivals_long_enough() -> None:
     tied = [row for row in followed.json()["ranking"] if row["tied"]]
     assert len(tied) == 2
     # The two are as good, and the best is scored alone.
-    assert tied[1]["episodes_needed"] > results.MOST_EPISODES
+    assert tied[1]["episodes_needed"] > ranking.MOST_EPISODES
     best = next_command(*command)
     assert best[:2] == ["eval", tied[0]["checkpoint"]]
     alone = in_process(*best, "--json")
@@ -532,7 +531,7 @@ def test_the_next_command_plays_the_rivals_long_enough() -> None:
 
 def test_after_one_episode_the_fewest_are_offered() -> None:
     command = next_command("eval", RUN, "--episodes", 1, "--top", 1)
-    assert command == ["eval", str(RUN), "--episodes", str(results.fewest_episodes(5)), "--seed", "1001"]
+    assert command == ["eval", str(RUN), "--episodes", str(ranking.fewest_episodes(5)), "--seed", "1001"]
 
 
 def test_only_rivals_are_played_again(tmp_path: Path) -> None:
@@ -561,26 +560,28 @@ def test_what_is_wrong_with_all_is_said_once(golden: Golden) -> None:
 def test_a_file_too_large_to_read_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "lines.jsonl"
     out.write_bytes(b"{}\n" * 10)
-    monkeypatch.setattr(results, "LIMIT", 10)
+    monkeypatch.setattr(results_file, "LIMIT", 10)
     with pytest.raises(UsageError) as caught:
-        results.ResultsFile(str(out))
+        results_file.ResultsFile(str(out))
     assert caught.value.file == str(out)
     assert out.stat().st_size == 30
 
 
 def test_results_do_not_go_to_a_device() -> None:
     with pytest.raises(TargetExistsError):
-        results.ResultsFile("/dev/null")
+        results_file.ResultsFile("/dev/null")
 
 
 # After the first results it waits, so that an interrupt meets the others.
 WAITING = """
 import sys, time
 from ckpttool.commands import sweep
-def add(self, finished, own=sweep.ResultsFile.add):
+from ckpttool.evaluation import ranking
+from ckpttool.evaluation import results_file
+def add(self, finished, own=results_file.ResultsFile.add):
     own(self, finished)
     time.sleep(600)
-sweep.ResultsFile.add = add
+results_file.ResultsFile.add = add
 from ckpttool.cli import main
 main()
 """

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ckpttool.commands.check import textconv
 from ckpttool.commands.digest import digest
+from ckpttool.commands.textconv import textconv
 from ckpttool.conversion.write import save
 from ckpttool.core import Alias, Tree, ValueLeaf, display, key
 from ckpttool.formats import open_checkpoint

@@ -34,7 +34,7 @@ from ckpttool.core import (
     sidecar,
 )
 from ckpttool.core import Path as TreePath
-from ckpttool.evaluation.evidence import AgentFacts
+from ckpttool.evaluation.agent_facts import AgentFacts
 from ckpttool.evaluation.restore import (
     VerifiedSidecar,
     build_agent,

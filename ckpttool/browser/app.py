@@ -95,8 +95,8 @@ class MainScreen(WalkScreen):
         if entry is None:
             self.page.show(lambda cells: wrap_paragraph("no entries", cells, "dim"))
             return
-        listing, comparison, known = self.listing, self.comparison, self._known.get(entry.path)
-        self.page.show(lambda cells: detail_lines(listing, comparison, entry, known, cells), stay=stay)
+        listing, comparison, numbers = self.listing, self.comparison, self._known.get(entry.path)
+        self.page.show(lambda cells: detail_lines(listing, comparison, entry, numbers, cells), stay=stay)
 
     def _read(self) -> None:
         entry = self.tree_pane.entry
@@ -211,7 +211,7 @@ class MainScreen(WalkScreen):
 
     def _blocks(self, name: str) -> tuple[Leaf, list[tuple[str, CellSource, Moments | None]]] | None:
         """Return each side's cell source, and their difference if it is defined."""
-        known = self._known.get(name, (None, None))
+        numbers = self._known.get(name, (None, None))
         rows = [row for row in self._sides(name) if isinstance(row, TensorRow)]
         if not rows:
             return None
@@ -219,7 +219,7 @@ class MainScreen(WalkScreen):
         words = ("left", "right") if self.comparison is not None else ("",)
         sources: list[tuple[str, CellSource, Moments | None]] = []
         cells: list[TensorCells] = []
-        for word, row, read in zip(words, self._sides(name), known, strict=False):
+        for word, row, read in zip(words, self._sides(name), numbers, strict=False):
             if isinstance(row, TensorRow) and row.leaf.shape == first.shape:
                 cells.append(TensorCells(row.leaf))
                 sources.append((word, cells[-1], read.moments if read is not None else None))

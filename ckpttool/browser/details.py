@@ -18,11 +18,12 @@ from ckpttool.browser.lines import (
 )
 from ckpttool.browser.listing import AliasRow, BrowserListing, Row
 from ckpttool.browser.numbers import TensorNumbers, column_lines
-from ckpttool.commands.stats import ArrayDifference, ChangedEntry, Entry, Moments
+from ckpttool.commands.stats import ChangedEntry, Entry, Moments
 from ckpttool.core.text import format_count, format_size
 from ckpttool.core.tree import Leaf, json_value
 from ckpttool.listing.modules import ModuleSummary, describe_module_kind
 from ckpttool.listing.rows import TensorRow
+from ckpttool.verification.array_differences import ArrayDifference
 
 # Numbers of both sides, or None while they are being read.
 Read = Sequence[TensorNumbers | None] | None
@@ -181,8 +182,8 @@ def _number_lines(row: Row, read: Read, cells: int) -> Iterator[Line]:
     for numbers in read:
         if numbers is not None and numbers.error is not None:
             yield from wrap_paragraph(numbers.error, cells, "bad")
-    known = [numbers.moments if numbers is not None else None for numbers in read]
-    yield from _number_table(known, cells)
+    moments = [numbers.moments if numbers is not None else None for numbers in read]
+    yield from _number_table(moments, cells)
     for numbers in read:
         if numbers is None:
             continue
@@ -194,11 +195,11 @@ def _number_lines(row: Row, read: Read, cells: int) -> Iterator[Line]:
         yield from column_lines(first, cells)
 
 
-def _number_table(known: Sequence[Moments | None], cells: int) -> Iterator[Line]:
+def _number_table(moments: Sequence[Moments | None], cells: int) -> Iterator[Line]:
     """Yield the numbers: two per line, or one per line with a column for each side."""
-    rows = [_format_moments(each) if each is not None else {} for each in known]
+    rows = [_format_moments(each) if each is not None else {} for each in moments]
     labels = list(dict.fromkeys(name for row in rows for name in row))
-    if len(known) == 1:
+    if len(moments) == 1:
         wide = min(12, max(8, (cells - 15) // 2))
         for at in range(0, len(labels), 2):
             pair = labels[at : at + 2]
@@ -218,11 +219,11 @@ def _number_cell(label: str, rows: Sequence[Mapping[str, str]], wide: int) -> Li
     return TextPiece(f"{label:<6}", "dim"), TextPiece(text, tone), TextPiece("  ")
 
 
-def _format_moments(known: Moments) -> Mapping[str, str]:
+def _format_moments(moments: Moments) -> Mapping[str, str]:
     columns = {}
-    if known.finite:
-        named = (("min", known.low), ("mean", known.mean), ("max", known.high), ("std", known.std))
-        columns = {label: f"{value:.5g}" for label, value in (*named, ("norm", known.norm))}
-    columns["zeros"] = f"{known.zeros:,}"
-    columns |= {label: f"{n:,}" for label, n in (("NaN", known.nans), ("inf", known.infs)) if n}
+    if moments.finite:
+        named = (("min", moments.low), ("mean", moments.mean), ("max", moments.high), ("std", moments.std))
+        columns = {label: f"{value:.5g}" for label, value in (*named, ("norm", moments.norm))}
+    columns["zeros"] = f"{moments.zeros:,}"
+    columns |= {label: f"{n:,}" for label, n in (("NaN", moments.nans), ("inf", moments.infs)) if n}
     return columns

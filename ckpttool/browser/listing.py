@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from ckpttool.commands import inspect
-from ckpttool.commands.diff import AUTO, CheckpointAlignment, DiffSide, align_checkpoints
+from ckpttool.commands.diff import AUTO, CheckpointAlignment, align_checkpoints
 from ckpttool.commands.stats import Entry
+from ckpttool.conversion.reconversion import DiffSide
 from ckpttool.core.deferred import dataclass
 from ckpttool.core.errors import UsageError
 from ckpttool.core.tree import Leaf, Path, ValueLeaf

@@ -47,16 +47,16 @@ def read_numbers(row: Row | None, done: Callable[[TensorNumbers | None], None]) 
 def _read_streaming(
     row: TensorRow, values: StreamedArray, done: Callable[[TensorNumbers | None], None]
 ) -> Iterator[None]:
-    known = Moments()
+    moments = Moments()
     for piece in values:
-        known += stats.compute_moments(piece)
+        moments += stats.compute_moments(piece)
         yield
     counts: list[int] = []
     for piece in values:
-        here = stats.histogram(piece, known)
+        here = stats.histogram(piece, moments)
         counts = [a + b for a, b in zip(counts, here, strict=True)] if counts else list(here)
         yield
-    done(TensorNumbers(known, tuple(counts), tuple(stats.find_warning_signs(row.keys, row.leaf, known))))
+    done(TensorNumbers(moments, tuple(counts), tuple(stats.find_warning_signs(row.keys, row.leaf, moments))))
 
 
 _EIGHTHS = " ▁▂▃▄▅▆▇█"
@@ -66,8 +66,8 @@ _TALL = 4
 
 def column_lines(numbers: TensorNumbers, cells: int) -> list[Line]:
     """Return the histogram as columns, four lines tall, with its range below; empty without a histogram."""
-    counts, known = numbers.histogram, numbers.moments
-    if not counts or known is None:
+    counts, moments = numbers.histogram, numbers.moments
+    if not counts or moments is None:
         return []
     width = max(1, min(3, cells // len(counts)))
     most = max(counts)
@@ -77,25 +77,25 @@ def column_lines(numbers: TensorNumbers, cells: int) -> list[Line]:
     for row in range(_TALL - 1, -1, -1):
         text = "".join(_EIGHTHS[min(8, max(0, height - 8 * row))] * width for height in heights)
         lines.append((TextPiece(text.rstrip(), "bar"),))
-    low, high = f"{known.low:.4g}", f"{known.high:.4g}"
+    low, high = f"{moments.low:.4g}", f"{moments.high:.4g}"
     gap = max(1, width * len(counts) - len(low) - len(high))
     return [*lines, (TextPiece(f"{low}{' ' * gap}{high}", "dim"),)]
 
 
 def bar_lines(numbers: TensorNumbers, cells: int) -> list[Line]:
     """Return a line per histogram range: its ends, a bar, the count and the share."""
-    counts, known = numbers.histogram, numbers.moments
-    if not counts or known is None:
+    counts, moments = numbers.histogram, numbers.moments
+    if not counts or moments is None:
         return []
-    step = (known.high - known.low) / len(counts)
-    ends = [f"{known.low + step * at:.4g}" for at in range(len(counts))] + [f"{known.high:.4g}"]
+    step = (moments.high - moments.low) / len(counts)
+    ends = [f"{moments.low + step * at:.4g}" for at in range(len(counts))] + [f"{moments.high:.4g}"]
     wide, digits = max(map(len, ends)), len(f"{max(counts):,}")
     room = max(4, cells - 2 * wide - digits - 15)
     lines: list[Line] = []
     for at, count in enumerate(counts):
         label = f"{ends[at]:>{wide}} to {ends[at + 1]:>{wide}}  "
         bar = _draw_bar(count / max(counts) * room, count)
-        share = f"{count / known.finite:.1%}"
+        share = f"{count / moments.finite:.1%}"
         lines.append(
             (
                 TextPiece(label, "dim"),

@@ -125,9 +125,9 @@ def _title_facts(summary: CheckpointSummary, cells: int) -> str:
     return " · ".join(lines)
 
 
-def format_hits(found: tuple[int, int] | None) -> str:
+def format_hits(hits: tuple[int, int] | None) -> str:
     """Return the number of the current hit and the number of hits."""
-    if found is None:
+    if hits is None:
         return ""
-    at, number = found
+    at, number = hits
     return f"{at:,} of {number:,}" if number else "not found"

@@ -102,8 +102,8 @@ class ValuesScreen(Screen[None]):
         """Yield the title, the table, the cursor position and the keys."""
         yield Bar(id="title")
         wrap = _WRAP_WIDE if self.app.size.width >= _WIDE else _WRAP
-        _, block, known = self._sides[0]
-        yield GridPane(ValueGrid(self._shape, wrap), block, known)
+        _, block, moments = self._sides[0]
+        yield GridPane(ValueGrid(self._shape, wrap), block, moments)
         yield Bar(id="cell")
         yield IndexInput(id="index", placeholder="index, e.g. 3, 17")
         yield Bar(id="keys")
@@ -161,8 +161,8 @@ class ValuesScreen(Screen[None]):
     def action_side(self) -> None:
         """Show the other side, or the difference."""
         self._side = (self._side + 1) % len(self._sides)
-        _, block, known = self._sides[self._side]
-        self.pane.turn(block, known)
+        _, block, moments = self._sides[self._side]
+        self.pane.turn(block, moments)
 
     def action_go(self) -> None:
         """Open the index input."""

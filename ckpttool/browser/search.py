@@ -34,15 +34,15 @@ class SearchIndex:
         if "*" in query or "?" in query:
             keep = compile_glob(query)
             return self._where(lambda entry: not isinstance(entry, ModuleSummary) and keep(entry.path))
-        wanted = query.lower()
-        steps = wanted.count("/")
+        text = query.lower()
+        steps = text.count("/")
         matches = [
             at
             for at, name in enumerate(self._lower)
-            if wanted in name and _ends_in_last_step(name, wanted, steps)
+            if text in name and _ends_in_last_step(name, text, steps)
         ]
         return matches or self._where(
-            lambda entry: isinstance(entry, TensorRow) and _matches_key(entry, wanted)
+            lambda entry: isinstance(entry, TensorRow) and _matches_key(entry, text)
         )
 
     def path(self, position: int) -> str:
@@ -62,13 +62,13 @@ def next_hit(hits: list[int], position: int, *, backwards: bool = False) -> int 
     return next((hit for hit in hits if hit > position), hits[0])
 
 
-def _ends_in_last_step(name: str, wanted: str, steps: int) -> bool:
-    """Return whether the last match of `wanted` in `name` reaches into the last step of the name."""
-    return name.count("/", name.rfind(wanted)) == steps
+def _ends_in_last_step(name: str, text: str, steps: int) -> bool:
+    """Return whether the last match of `text` in `name` reaches into the last step of the name."""
+    return name.count("/", name.rfind(text)) == steps
 
 
-def _matches_key(row: TensorRow, wanted: str) -> bool:
-    return wanted in row.leaf.key.lower() or wanted in (row.leaf.name or "").lower()
+def _matches_key(row: TensorRow, text: str) -> bool:
+    return text in row.leaf.key.lower() or text in (row.leaf.name or "").lower()
 
 
 def _walk_entries(root: ModuleSummary, sort: Sort) -> Iterator[Row | ModuleSummary]:

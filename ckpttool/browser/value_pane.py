@@ -47,20 +47,20 @@ class GridPane(Widget, can_focus=True):
     class CellsNeeded(Message):
         """Unread cells became visible."""
 
-    def __init__(self, grid: ValueGrid, block: CellSource, known: Moments | None) -> None:
+    def __init__(self, grid: ValueGrid, block: CellSource, moments: Moments | None) -> None:
         super().__init__()
         self.grid, self.block = grid, block
         self.table = self.row = self.column = 0
         self._top = self._left = 0
-        self._known = known
+        self._known = moments
         self._written: CellFormat | None = None
         self._cells: np.ndarray | None = None
         self._place: tuple[int, range, range] = (0, range(0), range(0))
         self.error: str | None = None
 
-    def turn(self, block: CellSource, known: Moments | None) -> None:
+    def turn(self, block: CellSource, moments: Moments | None) -> None:
         """Show the values of another side at the same position."""
-        self.block, self._known, self._written, self._cells, self.error = block, known, None, None, None
+        self.block, self._known, self._written, self._cells, self.error = block, moments, None, None, None
         self.go(self.table, self.row, self.column)
 
     def go(self, table: int, row: int, column: int) -> None:

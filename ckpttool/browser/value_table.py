@@ -112,10 +112,10 @@ class CellFormat:
         return str(value) if self.kind in "iu" else shorten(to_printable(value), self.width)
 
 
-def choose_cell_format(dtype: np.dtype, known: Moments | None) -> CellFormat:
-    """Return the cell format of a type, given the range of the values in `known`."""
+def choose_cell_format(dtype: np.dtype, moments: Moments | None) -> CellFormat:
+    """Return the cell format of a type, given the range of the values in `moments`."""
     kind = "f" if dtype.kind == "V" else dtype.kind
-    low, high = (known.low, known.high) if known is not None and known.finite else (0.0, 1.0)
+    low, high = (moments.low, moments.high) if moments is not None and moments.finite else (0.0, 1.0)
     if kind == "f":
         largest = max(abs(low), abs(high))
         power = math.floor(math.log10(largest)) if largest else 0
@@ -125,7 +125,7 @@ def choose_cell_format(dtype: np.dtype, known: Moments | None) -> CellFormat:
         ]
         return CellFormat(kind, max(len(f"{-1:.1e}"), *map(len, text)), decimals)
     if kind in "iu":
-        most = max(len(str(int(low))), len(str(int(high)))) if known is not None else 20
+        most = max(len(str(int(low))), len(str(int(high)))) if moments is not None else 20
         return CellFormat(kind, max(_LEAST, most))
     return CellFormat(kind, {"c": _COMPLEX, "b": _BOOL}.get(kind, _TEXT))
 

@@ -121,7 +121,7 @@ def convert(
         infer_target_word(target, options.to)  # its hint repeats the command, which this would refuse
         raise
     with show_progress("convert", quiet=output.quiet or output.as_json, unit=BYTES) as moving:
-        done = convert.convert(source, target, options, progress=moving)
+        done = convert.run_conversion(source, target, options, moving)
     done = replace(done, report=done.report.shown(output.glob))
     _print_conversion(done, options, output)
     whole = done.report.complete and not done.open_entries

@@ -70,8 +70,6 @@ def _quote_lines(lines: list[str]) -> str:
     return '"' + "".join(f"{line}\\l" for line in escaped) + '"' if len(lines) > 1 else f'"{escaped[0]}"'
 
 
-# The modules as SVG, an indented list: only text and lines, readable in light and dark mode.
-
 _LINE, _INDENT, _MARGIN, _ADVANCE, _LONGEST = 17, 22, 24, 7.4, 100
 _SVG_STYLE = """
 text { font: 12px ui-monospace, "SF Mono", Menlo, "DejaVu Sans Mono", monospace; fill: #1f2328 }
@@ -158,8 +156,6 @@ def _svg_lines(graph: ModuleGraph) -> tuple[list[SvgLine], list[str]]:
     return lines, paths
 
 
-# Page of a checkpoint: the drawing of its computation, and the whole tree, whose modules fold.
-
 # With more entries, alike siblings share a row, as in the terminal: the page stays below a few megabytes.
 _MOST_LISTED = 20_000
 # Modules are open at first as far as this many rows are visible.
@@ -244,8 +240,6 @@ def _render_module_page(
     title = clean(os.path.basename(os.path.normpath(found.checkpoint.path)))
     return render_page(title, list_rows(found, whole=whole), remark, depth, computation)
 
-
-# Output of `inspect --graph`: SVG, an HTML page, or Graphviz's language.
 
 _SUFFIXES = (".svg", ".html", ".dot")
 _NAMES = f"use a file name that ends in {', '.join(_SUFFIXES)}"

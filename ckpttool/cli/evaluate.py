@@ -27,15 +27,13 @@ from ckpttool.listing.training_counters import ANY_UNIT, TITLES, UNITS, step_col
 if TYPE_CHECKING:
     from ckpttool.cli import figures
     from ckpttool.commands.algorithms import Algorithm, AlgorithmComparison
-    from ckpttool.commands.sweep import BestCheckpoint, EvaluationFailure, RankingRow, ScoredCheckpoint, Sweep
+    from ckpttool.commands.sweep import EvaluationFailure, Sweep
     from ckpttool.evaluation.episode_videos import EpisodeStrip, EpisodeVideo
     from ckpttool.evaluation.playing import EvaluationOptions
     from ckpttool.evaluation.protocol import Evaluation, Protocol
+    from ckpttool.evaluation.ranking import BestCheckpoint, RankingRow, ScoredCheckpoint
     from ckpttool.evaluation.statistics import Estimate
     from ckpttool.listing.training_runs import TrainingRun
-
-
-# Options of `eval`, one help panel each.
 
 
 @dataclass(frozen=True)
@@ -181,9 +179,6 @@ def _split_episodes(words: str) -> tuple[str, ...]:
     return tuple(word.strip() for word in words.split(",") if word.strip())
 
 
-# Command function.
-
-
 def evaluate(
     paths: Annotated[list[str], argument("PATH...", "Checkpoints, folders of them, or quoted patterns.")],
     environment: EnvironmentOptions,
@@ -229,8 +224,9 @@ def evaluate(
 def _require_output(output: OutputOptions) -> str | None:
     """Raise if a file cannot be written, before hours of playing; return the file to append results to."""
     from ckpttool.commands import sweep
+    from ckpttool.evaluation import results_file
 
-    lines = None if output.out is None else sweep.results_path(output.out)
+    lines = None if output.out is None else results_file.results_path(output.out)
     for file in (output.out if lines is None else None, output.csv):
         if file is not None:
             require_new(file, force=output.force)
@@ -275,13 +271,13 @@ def _print_results(
     """Print the results and write the files; return what was plotted, and the mean over runs."""
     from ckpttool.cli import figures
     from ckpttool.commands import sweep
-    from ckpttool.evaluation import training_logs
+    from ckpttool.evaluation import results_file, training_logs
 
     content = found.document()["evaluations"][0] if found.alone else found.document()
     compared_output = report_comparison(compared, output, found)
     beside = training_logs.find_training_logs([each.checkpoint for each in found.evaluations])
     content |= {**compared_output.document, **beside.document()}
-    saved = output.out if output.out is not None and sweep.results_path(output.out) is None else None
+    saved = output.out if output.out is not None and results_file.results_path(output.out) is None else None
     if saved is not None:
         # Before films: they take long, and can fail.
         sweep.save_document(saved, console.render_document(content), force=output.force)
@@ -353,9 +349,6 @@ def _choose_executor(jobs: int | None, ray: str | None) -> Any:
     if ray is not None:
         return scheduling.ray_spread(ray, jobs)
     return scheduling.play_in_process if jobs is None else scheduling.process_spread(jobs)
-
-
-# Output of `eval` about algorithms: aggregated training runs, their comparison, and scores as files.
 
 
 @dataclass(frozen=True, slots=True)
@@ -518,8 +511,6 @@ def _format_estimate(one: Estimate, digits: int = 2) -> str:
     return f"{one.value:.{digits}f}, 95 % CI {one.ci95[0]:.{digits}f} to {one.ci95[1]:.{digits}f}"
 
 
-# Text output of evaluations: one report, or a row per checkpoint.
-
 _STEPS = {
     "name": "curve steps: numbers in the file names",
     "total_it": "curve steps: updates counted by the checkpoints (total_it)",
@@ -599,7 +590,7 @@ def _table_row(
 
 
 def _verdict_lines(found: Sweep, best: BestCheckpoint) -> list[str]:
-    from ckpttool.commands.sweep import MOST_EPISODES, decisive_episodes, fewest_episodes
+    from ckpttool.evaluation.ranking import MOST_EPISODES, decisive_episodes, fewest_episodes
 
     name, others = clean(urls.display_url(best.checkpoint)), len(found.ranking) - 1
     paired = "paired by seed, 95 % over all comparisons"
@@ -777,9 +768,6 @@ def _assumption_lines(one: Evaluation) -> list[str]:
 def _hint_lines(one: Evaluation) -> list[str]:
     """Return lines with the options that would apply the unused facts."""
     return list(dict.fromkeys(f"hint: {clean(e.hint)}" for e in one.ledger if e.open and e.hint))
-
-
-# Output of `eval` besides numbers: a video, a plot file, a small plot in the terminal.
 
 
 @dataclass(slots=True)

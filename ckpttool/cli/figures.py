@@ -35,13 +35,12 @@ if TYPE_CHECKING:
     from matplotlib.gridspec import SubplotSpec
 
     from ckpttool.commands.algorithms import Algorithm, AlgorithmComparison, AlgorithmCurvePoint
-    from ckpttool.commands.sweep import LearningCurvePoint, Sweep
+    from ckpttool.commands.sweep import Sweep
     from ckpttool.evaluation.protocol import Evaluation
+    from ckpttool.evaluation.ranking import LearningCurvePoint
     from ckpttool.evaluation.statistics import Estimate
     from ckpttool.evaluation.training_logs import TrainingCurve
 
-
-# Small plots in the terminal: the distribution of one checkpoint's returns, or a learning curve.
 
 # Minimum number of returns for a histogram, and of points for a curve.
 FEWEST = 8
@@ -144,9 +143,6 @@ def _can_encode(characters: str) -> bool:
     return True
 
 
-# Colors, which color-blind readers can distinguish, for light and for dark pages.
-
-
 class FigureTheme(NamedTuple):
     """Colors of a figure; `lines` distinguish runs and algorithms."""
 
@@ -184,8 +180,6 @@ def require_theme(name: str | None) -> None:
     if name is not None and name not in THEMES:
         raise UsageError(f"unknown theme {clean(name)!r}", hint=f"choose from {', '.join(THEMES)}")
 
-
-# Panels of a figure, each on separate axes.
 
 _MOST_BINS = 40
 # As the ticks have it.
@@ -360,9 +354,6 @@ def draw_logged_curves(axes: Axes, training: Sequence[TrainingCurve], theme: Fig
     axes.set_ylabel("return")
     _label_steps(axes, "training steps, as logged")
     _legend_above(axes, title)
-
-
-# Panels of training runs: each algorithm has one color, marker and row.
 
 
 def draw_algorithms(figure: Figure, place: SubplotSpec, data: PlotData, theme: FigureTheme = LIGHT) -> None:
@@ -606,9 +597,6 @@ def _format_difference(found: AlgorithmComparison) -> str:
     return f"difference of means {value}{spread}"
 
 
-# Parts of panels.
-
-
 def _line_style(number: int, theme: FigureTheme) -> dict[str, Any]:
     """Return color, marker and dashes of a line; those of the first few differ in more than the color."""
     return {
@@ -724,8 +712,6 @@ def _format_return(value: float) -> str:
     shown = f"{value:,.1f}" if 10 <= abs(value) < _LARGE else f"{value:.{3 if abs(value) < 10 else 6}g}"
     return shown.replace("-", _MINUS)
 
-
-# Plot files of evaluations: the returns of one checkpoint, the learning curve of several, algorithms.
 
 # Metadata with author and date is removed, so that equal numbers give equal files.
 _SILENT: dict[str, dict[str, Any]] = {

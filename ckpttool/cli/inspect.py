@@ -52,9 +52,6 @@ if TYPE_CHECKING:
     from ckpttool.listing.layers import Architecture
 
 
-# Commands that read metadata or hashes: `inspect` and `digest`.
-
-
 @dataclass(frozen=True)
 class TreeOptions:
     """Which entries to list, in which order, and with which details.
@@ -416,8 +413,6 @@ def digest(
     return 0 if compared is None or compared.equal else 1
 
 
-# Commands that read all values: `stats` and `doctor` of one checkpoint, `diff` of two.
-
 _ORDERS = ("file", "name", "size", "norm")
 
 
@@ -550,9 +545,6 @@ def doctor(
     return 1 if found.findings else 0
 
 
-# Commands for git and its hooks: `check` for many checkpoints, `textconv` for one file.
-
-
 def check(
     paths: Annotated[
         list[str], argument("PATH...", "Checkpoints, folders, or quoted patterns: 'runs/*.pt'.")
@@ -570,20 +562,25 @@ def check(
     content.
     """
     from ckpttool.commands import check
+    from ckpttool.listing import shape_record
 
     try:
-        recorded = None if findings.shapes is None else check.read_shape_record(findings.shapes)
+        recorded = None if findings.shapes is None else shape_record.read_shape_record(findings.shapes)
         numbers, layout = findings.numbers, findings.layout
         wanted = check.CheckOptions(pickles.strict, numbers, layout, recorded, pickles.allowed())
         with show_progress("check", quiet=quiet or as_json, unit="checkpoints") as moving:
             found = check.check(paths, wanted, moving, jobs=workers.jobs, ray=workers.ray)
     except CkpttoolError as error:
         if findings.sarif is not None:
-            check.write_sarif(None, 2, findings.sarif, error)
+            from ckpttool.cli.sarif import write_sarif
+
+            write_sarif(None, 2, findings.sarif, error)
         raise
     status = found.status
     if findings.sarif is not None:
-        check.write_sarif(found, status, findings.sarif)
+        from ckpttool.cli.sarif import write_sarif
+
+        write_sarif(found, status, findings.sarif)
     only = found.checkpoints[0] if len(found.checkpoints) == 1 and not found.unchecked else None
     if only is not None and only.error is not None and not only.findings:
         raise only.error
@@ -638,21 +635,18 @@ def textconv(
     .gitattributes. A file that is not a checkpoint prints one sentence and exits with 0, because git
     would stop otherwise.
     """
-    from ckpttool.commands import check
+    from ckpttool.commands import textconv
     from ckpttool.listing import paths
 
     place = paths.choose_checkpoint(file).path
     if place != file and not filesystem.lexists(place):
         place = f"{place}.index"  # of a TensorFlow prefix
-    lines = check.textconv(place)
+    lines = textconv.textconv(place)
     if as_json:
         console.print_document({"lines": lines})
     else:
         console.print_text("\n".join(map(clean, lines)))
     return 0
-
-
-# `browse`: the terminal browser.
 
 
 def browse(
@@ -678,9 +672,6 @@ def browse(
     path = use_checkpoint(path, quiet=quiet)
     other = None if other is None else use_checkpoint(other, quiet=quiet)
     return browse(path, other, glob=glob, by=by, layout=layout)
-
-
-# Commands about ckpttool itself: installed plugins, parser limits, JSON Schemas.
 
 
 def formats(as_json: AsJson = False, quiet: Quiet = False) -> int:  # noqa: ARG001

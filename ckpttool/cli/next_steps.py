@@ -128,7 +128,7 @@ def after_eval(found: Sweep, paths: Sequence[str], options: Sequence[str], play:
 
     `options` are those of the environment and the agent. New seeds do not favor the best of these episodes.
     """
-    from ckpttool.commands.sweep import decisive_episodes
+    from ckpttool.evaluation.ranking import decisive_episodes
 
     if found.best is None:
         played = replace(play, episodes=type(play).episodes)

@@ -19,7 +19,7 @@ from ckpttool.core.deferred import dataclass
 from ckpttool.core.errors import LimitError, NotACheckpointError, UsageError, abbreviate_list
 
 if TYPE_CHECKING:
-    from ckpttool.evaluation.evidence import AgentFacts
+    from ckpttool.evaluation.agent_facts import AgentFacts
     from ckpttool.listing.paths import CheckpointChoice
 
 
@@ -91,9 +91,6 @@ def spool_stdin(path: str) -> str:
     return copy_path
 
 
-# Arguments and options shared by several commands.
-
-
 def argument(metavar: str, text: str, complete: Callable[[str], list[str]] | None = None) -> Any:
     """Return the declaration of an argument: its name in the usage line, its help, and what completes it."""
     return typer.Argument(metavar=metavar, help=text, show_default=False, autocompletion=complete)
@@ -145,7 +142,7 @@ class AgentOptions:
 
     def facts(self, env: str | None = None) -> AgentFacts:
         """Return the facts given by the options, and the environment."""
-        from ckpttool.evaluation.evidence import NO_FACTS, AgentFacts, parse_bounds
+        from ckpttool.evaluation.agent_facts import NO_FACTS, AgentFacts, parse_bounds
 
         given = self.activation, self.head, self.bounds, self.obs_norm, env
         if all(each is None for each in given):

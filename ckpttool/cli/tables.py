@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from ckpttool.verification.update_comparison import TrainStepComparison
 
 
-# Text output for people: each function renders one record, in at most 80 columns if possible.
-
 _SHOWN = 12
 
 
@@ -487,8 +485,6 @@ def _installed_cell(row: PluginRow) -> str:
         return "yes" if row.available else "no"
     return f"no: {install_extra(row.extra)}"
 
-
-# Output of `stats`, `diff` and `doctor`: a line per tensor, change or finding, and a verdict.
 
 # Eight bar heights, one character wide.
 _BARS = "▁▂▃▄▅▆▇█"

@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from ckpttool.commands.sweep import ScoredCheckpoint
 from ckpttool.core import filesystem, urls
 from ckpttool.core.deferred import dataclass
 from ckpttool.core.errors import UsageError
 from ckpttool.evaluation import statistics
+from ckpttool.evaluation.ranking import ScoredCheckpoint
 from ckpttool.evaluation.statistics import (
     Aggregate,
     Estimate,

@@ -15,8 +15,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ckpttool.commands.diff import CheckpointAlignment, DiffSide, Reconversion, align_checkpoints
-from ckpttool.commands.stats import By, ChangedEntry, Entry, round_to_float32
+from ckpttool.commands.diff import CheckpointAlignment, align_checkpoints
+from ckpttool.commands.stats import By, ChangedEntry, Entry
+from ckpttool.conversion.reconversion import DiffSide, Reconversion
 from ckpttool.conversion.reverse import reverse_conversion
 from ckpttool.core import text
 from ckpttool.core.atomic_write import Progress, ignore_progress
@@ -37,6 +38,7 @@ from ckpttool.libraries.schema import (
     AgentNetwork,
     RecognizedAgent,
 )
+from ckpttool.verification.array_differences import round_to_float32
 
 What = Literal["values", "shape", "dtype", "kind", "missing", "added", "fact", "setting", "receipt"]
 COUNTERS, FACT, RECEIPT = "counters", "facts", "receipt"

@@ -1,5 +1,7 @@
 """Convert a checkpoint to another framework: map it, write it, read it back, and write a receipt."""
 
+# ruff: noqa: ARG001, D417  # `takes_options` passes the keywords in `options`, and describes them
+
 from __future__ import annotations
 
 import contextlib
@@ -12,13 +14,15 @@ from typing import IO, TYPE_CHECKING, Any, Unpack
 from ckpttool.conversion import loading_code, parts, receipt, write
 from ckpttool.conversion.layer_options import describe_layer_options
 from ckpttool.conversion.loading_code import format_loading_code
+from ckpttool.conversion.option_keywords import takes_options
 from ckpttool.conversion.options import (
-    ConversionKeywords,
+    MOVED,
     ConversionOptions,
     ConversionRequest,
+    FurtherConversionKeywords,
+    FurtherFillKeywords,
     parse_request,
     require_compatible,
-    with_keywords,
 )
 from ckpttool.conversion.plan import ConversionPlan, ConversionResult, plan_conversion
 from ckpttool.conversion.reverse import ReverseRecord, record_reverse
@@ -49,7 +53,7 @@ from ckpttool.core.errors import CkpttoolError, MappingError, UnsupportedError, 
 from ckpttool.core.sidecar import LedgerEntries, Sidecar
 from ckpttool.core.tree import Path
 from ckpttool.evaluation import evidence, restore
-from ckpttool.evaluation.evidence import AgentFacts, add_environment
+from ckpttool.evaluation.agent_facts import NO_FACTS, AgentFacts, add_environment
 from ckpttool.evaluation.restore import (
     VerifiedSidecar,
     agent_ledger,
@@ -70,6 +74,7 @@ from ckpttool.version import __version__
 if TYPE_CHECKING:
     from ckpttool.conversion.graph_code import PolicyCalls
     from ckpttool.graphs.graph import Graph
+    from ckpttool.networks.worker import ModelSpec
     from ckpttool.verification.output_comparison import OutputMismatchError, OutputVerification
 
 STANDARD_OUTPUT = "-"
@@ -78,26 +83,42 @@ STANDARD_OUTPUT = "-"
 _ARRAYS = frozenset(("npz", "safetensors", "sharded"))
 
 
+@takes_options(ConversionOptions, MOVED)
 def convert(
     source: str,
     target: str,
     options: ConversionOptions | None = None,
     *,
+    to: str | None = None,
+    part: str | None = None,
+    layout: str | None = None,
+    weights: str | None = None,
+    rules: str | None = None,
+    kinds: Sequence[str] = (),
+    flatten: Sequence[str] = (),
+    optimizer: Sequence[str] = (),
+    env: str | None = None,
+    facts: AgentFacts = NO_FACTS,
+    code: str | None = None,
+    allow_missing: bool = False,
+    dry_run: bool = False,
+    force: bool = False,
     progress: Progress = ignore_progress,
-    **keywords: Unpack[ConversionKeywords],
+    **further: Unpack[FurtherConversionKeywords],
 ) -> ConversionResult:
     """Convert the checkpoint at `source` into a new one at `target`, with its sidecar beside it.
 
     Nothing is written if an entry is unmapped (unless `allow_missing`) or with `dry_run`. The target is
     written to a temporary file, read back, compared and then renamed; the same conversion gives the same
-    bytes. Raise UsageError for mutually exclusive options.
+    bytes. Raise UsageError for mutually exclusive options. `export` writes ONNX, `fill` what a model of your
+    own loads.
 
     Args:
-        source: the checkpoint to convert: a file, prefix or folder.
-        target: the path to write; its suffix selects the format unless `to` does.
-        options: what to convert, and how.
+        source: the checkpoint to convert (SRC): a file, prefix or folder.
+        target: the path to write (DST); its suffix selects the format unless `to` does.
+        options: what to convert, and how; keywords replace its fields.
         progress: called with the finished and the total amount of work.
-        keywords: fields of ConversionOptions, which override those of `options`.
+        further: other fields of ConversionOptions, e.g. `shard_size`.
 
     >>> import ckpttool
     >>> done = ckpttool.convert("sample_ckpts/td3_pendulum_tf/ckpt-15000", "agent.pt", dry_run=True)
@@ -105,7 +126,65 @@ def convert(
     (False, True, 94)
 
     """
-    options = with_keywords(options or ConversionOptions(), keywords, "convert")
+    return run_conversion(source, target, options or ConversionOptions(), progress)
+
+
+@takes_options(ConversionOptions)
+def fill(
+    source: str,
+    target: str,
+    like: ModelSpec | str,
+    options: ConversionOptions | None = None,
+    *,
+    match: Sequence[str] = (),
+    allow_unused: Sequence[str] = (),
+    cast: bool = False,
+    accept_order: bool = False,
+    part: str | None = None,
+    rules: str | None = None,
+    kinds: Sequence[str] = (),
+    flatten: Sequence[str] = (),
+    like_source: ModelSpec | str | None = None,
+    run_code: bool = False,
+    allow_missing: bool = False,
+    dry_run: bool = False,
+    force: bool = False,
+    verify: bool = True,
+    progress: Progress = ignore_progress,
+    **further: Unpack[FurtherFillKeywords],
+) -> ConversionResult:
+    """Write the checkpoint that your own model loads, filled from the one at `source`.
+
+    The model is built in a separate process. Nothing is written when one of its weights is missing or a
+    weight of the source unused (unless `allow_missing` or `allow_unused` permits it), or with `dry_run`.
+    `load_into` fills a live model.
+
+    Args:
+        source: the checkpoint to read (SRC): a file, prefix or folder.
+        target: the path to write (DST); its suffix selects the framework unless `to` does.
+        like: code that builds the model: `package.module:factory`, or a ModelSpec with arguments.
+        options: how to fill the model; keywords replace its fields.
+        progress: called with the finished and the total amount of work.
+        further: other fields of ConversionOptions, e.g. `from_`.
+
+    >>> import ckpttool
+    >>> from ckpttool.networks import ModelSpec
+    >>> agent, layer = "sample_ckpts/td3_pendulum_tf/ckpt-15000", ModelSpec("torch.nn:Linear", [3, 64])
+    >>> done = ckpttool.fill(agent, "l1.pt", layer, part="policy/actor/l1", dry_run=True)
+    >>> done.report.complete, [entry.target for entry in done.report.mapped]
+    (True, ['weight', 'bias'])
+
+    """
+    if not isinstance(like, str) and not hasattr(like, "factory"):
+        found, hint = type(like).__name__, "ckpttool.load_into(model, path) fills a live model"
+        raise UsageError("the model is not given by its code", found=found, hint=hint)
+    return run_conversion(source, target, replace(options or ConversionOptions(), like=like), progress)
+
+
+def run_conversion(
+    source: str, target: str, options: ConversionOptions, progress: Progress = ignore_progress
+) -> ConversionResult:
+    """Convert to a format, to ONNX or into a user's model, as the options state."""
     with complete_hints(target):
         exported = infer_target_word(target, options.to) in EXPORTS
         require_compatible(options, exported=exported)

@@ -27,8 +27,8 @@ from ckpttool.core.tree import display
 from ckpttool.core.tree_views import render_record
 from ckpttool.core.urls import format_command
 from ckpttool.evaluation import evidence, playing, restore
+from ckpttool.evaluation.agent_facts import NO_FACTS, AgentFacts
 from ckpttool.evaluation.agent_networks import require_facts
-from ckpttool.evaluation.evidence import NO_FACTS, AgentFacts
 from ckpttool.evaluation.protocol import Protocol
 from ckpttool.evaluation.restore import Agent, VerifiedSidecar, build_agent, read_verified_sidecar
 from ckpttool.formats.detect import ensure_open

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from ckpttool.core.atomic_write import Progress, ignore_progress
 from ckpttool.core.errors import UsageError
+from ckpttool.evaluation.agent_facts import NO_FACTS, AgentFacts
 from ckpttool.evaluation.episode_videos import EpisodeVideo, record_video, require_video_support
-from ckpttool.evaluation.evidence import NO_FACTS, AgentFacts
 from ckpttool.evaluation.playing import EvaluationOptions, play_stacked, prepare_agent, require_backend
 from ckpttool.evaluation.protocol import Evaluation, Protocol
 

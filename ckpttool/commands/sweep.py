@@ -3,27 +3,20 @@
 from __future__ import annotations
 
 import csv
-import hashlib
 import io
-import json
 import math
 import os
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import asdict, replace
-from typing import IO, Any, cast
+from dataclasses import replace
+from typing import Any, cast
 
-import numpy as np
-
-from ckpttool.core import filesystem, plugins, sidecar, urls
-from ckpttool.core import text as documents
-from ckpttool.core.atomic_write import Progress, ignore_progress, require_regular, write_file
+from ckpttool.core import plugins, urls
+from ckpttool.core.atomic_write import Progress, ignore_progress, write_file
 from ckpttool.core.checkpoint import Checkpoint
-from ckpttool.core.deferred import dataclass, field
+from ckpttool.core.deferred import dataclass
 from ckpttool.core.errors import (
-    ChecksumError,
     CkpttoolError,
-    FormatError,
     MissingExtraError,
     NotACheckpointError,
     UnsupportedError,
@@ -33,8 +26,8 @@ from ckpttool.core.errors import (
 from ckpttool.core.text import clean, describe_record, format_count
 from ckpttool.core.tree_views import render_record
 from ckpttool.encodings import protobuf
-from ckpttool.evaluation.evidence import NO_FACTS, AgentFacts
-from ckpttool.evaluation.gymnasium_engine import Agreement, EnvSpec
+from ckpttool.evaluation.agent_facts import NO_FACTS, AgentFacts
+from ckpttool.evaluation.gymnasium_engine import EnvSpec
 from ckpttool.evaluation.playing import (
     EvaluationOptions,
     collect_versions,
@@ -42,7 +35,16 @@ from ckpttool.evaluation.playing import (
     repeat_statistics,
     require_backend,
 )
-from ckpttool.evaluation.protocol import Evaluation, EvaluationEnvironment, PlayableAgent, Protocol
+from ckpttool.evaluation.protocol import Evaluation, EvaluationEnvironment, Protocol
+from ckpttool.evaluation.ranking import (
+    BestCheckpoint,
+    LearningCurvePoint,
+    RankingRow,
+    ScoredCheckpoint,
+    build_learning_curve,
+    find_best,
+    rank_checkpoints,
+)
 from ckpttool.evaluation.restore import (
     Agent,
     build_agent,
@@ -50,7 +52,7 @@ from ckpttool.evaluation.restore import (
     read_verified_sidecar,
     recognize_playable_agent,
 )
-from ckpttool.evaluation.rollout import Rollout
+from ckpttool.evaluation.results_file import EvaluationJob, ResultsFile, evaluation_key, hash_policy
 from ckpttool.evaluation.scheduling import (
     BatchResult,
     EvaluationBatch,
@@ -58,196 +60,10 @@ from ckpttool.evaluation.scheduling import (
     max_batch_policies,
     play_in_process,
 )
-from ckpttool.evaluation.statistics import (
-    Estimate,
-    episodes_for_power,
-    percentile_interval,
-    permutation_probability,
-    resampled_means,
-    sign_flip_probability,
-    summarize,
-)
 from ckpttool.libraries.recognize import recognize_checkpoint
 from ckpttool.listing import training_counters
 from ckpttool.listing.paths import CheckpointEntry, expand_paths
-from ckpttool.networks import network as serial
-from ckpttool.networks.network import Backend, Network, stack_structure
-from ckpttool.version import __version__
-
-LEVEL = 0.95
-# Maximum number of episodes that is proposed to distinguish a checkpoint from the best one.
-MOST_EPISODES = 1000
-
-
-@dataclass(frozen=True, slots=True)
-class ScoredCheckpoint:
-    """A finished evaluation with the training step of its checkpoint, None if unknown.
-
-    `counts` are the training counters of the checkpoint and its name (training_counters.count_training).
-    """
-
-    evaluation: Evaluation
-    step: int | None
-    counts: Mapping[str, int] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class LearningCurvePoint:
-    """One point of a learning curve: a mean with its interval; `run` is the checkpoint's folder."""
-
-    step: int
-    mean: float
-    ci95: tuple[float, float] | None
-    run: str
-    checkpoint: str
-
-    def document(self) -> dict[str, Any]:
-        """Return the JSON object."""
-        shown = {"run": urls.display_url(self.run), "checkpoint": urls.display_url(self.checkpoint)}
-        return {**asdict(self), "ci95": None if self.ci95 is None else list(self.ci95), **shown}
-
-
-@dataclass(frozen=True, slots=True)
-class RankingRow:
-    """One rank; `behind` is this mean minus the best one, over the episodes that both finished.
-
-    `tied` means that it does not differ significantly from the best, at 95 % confidence over all
-    comparisons; the best one is tied with itself. With `episodes_needed` episodes, a difference as large
-    as this one is significant with a probability of 80 %, after one episode it may be; None if equal.
-    """
-
-    rank: int
-    checkpoint: str
-    step: int | None
-    mean: float
-    behind: Estimate | None
-    tied: bool
-    episodes_needed: int | None = None
-
-    def document(self) -> dict[str, Any]:
-        """Return the JSON object."""
-        behind = None if self.behind is None else self.behind.document()
-        return {**asdict(self), "checkpoint": urls.display_url(self.checkpoint), "behind": behind}
-
-
-@dataclass(frozen=True, slots=True)
-class BestCheckpoint:
-    """The checkpoint with the highest mean; `certain` if every other one is significantly lower."""
-
-    checkpoint: str
-    step: int | None
-    mean: float
-    certain: bool
-
-    def document(self) -> dict[str, Any]:
-        """Return the JSON object."""
-        return {**asdict(self), "checkpoint": urls.display_url(self.checkpoint)}
-
-
-def build_learning_curve(scored: Sequence[ScoredCheckpoint]) -> tuple[LearningCurvePoint, ...]:
-    """Return the means at the known training steps, first to last."""
-    points = [
-        LearningCurvePoint(
-            each.step,
-            each.evaluation.statistics.mean,
-            each.evaluation.statistics.ci95,
-            os.path.dirname(each.evaluation.checkpoint),
-            each.evaluation.checkpoint,
-        )
-        for each in scored
-        if each.step is not None
-    ]
-    return tuple(sorted(points, key=lambda point: point.step))
-
-
-def rank_checkpoints(scored: Sequence[ScoredCheckpoint]) -> tuple[RankingRow, ...]:
-    """Return the checkpoints from highest to lowest mean, NaN last; of equal means, the earlier first.
-
-    Means of different environments are not comparable: then nothing is ranked.
-    """
-    if len(scored) < 2 or len({each.evaluation.env for each in scored}) > 1:
-        return ()
-    first, *others = sorted(scored, key=_descending_mean)
-    best = first.evaluation
-    places = [RankingRow(1, best.checkpoint, first.step, best.statistics.mean, None, tied=True)]
-    for number, each in enumerate(others, 2):
-        result = each.evaluation
-        behind, lower, needed = _paired_difference(result, best, len(others))
-        mean = result.statistics.mean
-        places.append(RankingRow(number, result.checkpoint, each.step, mean, behind, not lower, needed))
-    return tuple(places)
-
-
-def _descending_mean(each: ScoredCheckpoint) -> tuple[bool, float]:
-    mean = each.evaluation.statistics.mean
-    return math.isnan(mean), -mean
-
-
-def find_best(places: Sequence[RankingRow]) -> BestCheckpoint | None:
-    """Return the leader of a ranking and whether it is certain; None without a ranking or only NaN means."""
-    if not places or math.isnan(places[0].mean):
-        return None
-    first, *others = places
-    return BestCheckpoint(first.checkpoint, first.step, first.mean, not any(other.tied for other in others))
-
-
-def decisive_episodes(places: Sequence[RankingRow]) -> int | None:
-    """Return how many episodes distinguish the best from all tied rows that MOST_EPISODES distinguish.
-
-    None if there is no such row.
-    """
-    numbers = [each.episodes_needed for each in places if each.tied and each.episodes_needed is not None]
-    return max((number for number in numbers if number <= MOST_EPISODES), default=None)
-
-
-def fewest_episodes(others: int) -> int:
-    """Return how many shared episodes can at least distinguish the best from that many others.
-
-    Where the best is as good as another, n episodes agree on one of the two with probability
-    2 * 2 ** -n.
-    """
-    return math.ceil(math.log2(1 / _lower_tail(others)))
-
-
-def _lower_tail(others: int) -> float:
-    """Return the probability below which a checkpoint is significantly lower than the best.
-
-    Each of the others may differ by chance, in both directions: they share the 5 % (Bonferroni).
-    """
-    return (1 - LEVEL) / (2 * others)
-
-
-def _paired_difference(
-    one: Evaluation, best: Evaluation, others: int
-) -> tuple[Estimate | None, bool, int | None]:
-    """Return the difference of means over shared seeds, whether it is significant, and episodes_needed.
-
-    None without shared seeds. Episodes without seeds, of a simulator that seeds them itself, are two
-    independent samples.
-    """
-    fewest = fewest_episodes(others)
-    if not (len(one.rollout.seeds) or len(best.rollout.seeds)):
-        returns, highest = np.sort(one.rollout.returns), np.sort(best.rollout.returns)
-        difference, episodes = float(returns.mean() - highest.mean()), min(len(returns), len(highest))
-        if episodes < 2:
-            return Estimate(difference, None), False, fewest
-        means = resampled_means(returns) - resampled_means(highest, seed=1)
-        probability = permutation_probability(returns, highest)
-    else:
-        _, mine, theirs = np.intersect1d(one.rollout.seeds, best.rollout.seeds, return_indices=True)
-        if not len(mine):
-            return None, False, None
-        differences = np.sort(one.rollout.returns[mine] - best.rollout.returns[theirs])
-        difference, episodes = float(differences.mean()), len(differences)
-        if episodes < 2:
-            return Estimate(difference, None), False, fewest
-        means = resampled_means(differences)
-        probability = sign_flip_probability(differences)
-    tail = _lower_tail(others)
-    needed = episodes_for_power(difference, means, episodes, 1 - 2 * tail)
-    estimate = Estimate(difference, percentile_interval(means, LEVEL))
-    return estimate, probability <= tail, None if needed is None else max(fewest, needed)
-
+from ckpttool.networks.network import Backend
 
 COLUMNS = ("checkpoint", "step", "env", "seed", "return", "length", "terminated", "truncated")
 MEAN, STD, LENGTH = "eval/return_mean", "eval/return_std", "eval/length_mean"
@@ -318,216 +134,6 @@ def save_scalars(folder: str, scored: Sequence[ScoredCheckpoint], wall_time: flo
     path = os.path.join(folder, f"{protobuf.NAME}{wall_time:.6f}.ckpttool")
     write_file(path, encode_scalars(scored, wall_time))
     return path
-
-
-# Finished evaluations in a JSON Lines file, written as they finish and reused by a rerun.
-#
-# Each line contains the SHA-256 of its own content. A line modified afterwards is rejected; one without a
-# digest, from an earlier version, is not reused: its checkpoint is played again.
-
-SUFFIX = ".jsonl"
-NAME = f"evaluations{SUFFIX}"
-SCHEMA = 1
-# A line is a few kilobytes for a hundred episodes; this exceeds any real evaluation.
-LIMIT = 1 << 30
-
-
-def results_path(out: str) -> str | None:
-    """Return the JSON Lines results file for `--out`, or None if it is one document."""
-    if os.path.isdir(out):
-        return os.path.join(out, NAME)
-    return out if out.endswith(SUFFIX) else None
-
-
-def hash_policy(network: Network) -> str:
-    """Return the SHA-256 of a finished policy: its graph, weights, statistics and action bounds."""
-    arrays: dict[str, np.ndarray] = {}
-    found = hashlib.sha256(json.dumps(serial.network_to_document(network, arrays), sort_keys=True).encode())
-    for name, array in sorted(arrays.items()):
-        found.update(f"{name} {array.dtype.str} {array.shape}".encode())
-        found.update(array.tobytes())
-    return found.hexdigest()
-
-
-def evaluation_key(policy: str, env: str, how: Protocol, versions: Mapping[str, str]) -> str:
-    """Return a result's key: SHA-256 of policy, environment, protocol and all versions."""
-    protocol = {**asdict(how), "num_envs": how.at_once}
-    facts = {"policy": policy, "env": env, "protocol": protocol, "versions": dict(versions)}
-    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
-
-
-def parse_evaluation(document: Mapping[str, Any], how: Protocol) -> Evaluation:
-    """Return the evaluation stored in a document by `Evaluation.document` under that protocol."""
-    played = document["protocol"]
-    returns = np.array([float(value) for value in document["returns"]])
-    rollout = Rollout(
-        returns=returns,
-        lengths=np.array(document["lengths"], np.int64),
-        terminated=np.array(document["terminated"], np.bool_),
-        truncated=np.array(document["truncated"], np.bool_),
-        seeds=np.array(played["seeds"], np.int64),
-        episodes=int(played["episodes"]),
-        num_envs=int(played["num_envs"]),
-        steps=int(document["steps"]),
-        seconds=float(document["seconds"]),
-        clipped=int(document["clipped_actions"]),
-        engine=str(played["engine"]),
-        agreement=Agreement.read(document.get("agreement")),
-        interrupted=bool(document["interrupted"]),
-    )
-    return Evaluation(
-        checkpoint=str(document["checkpoint"]),
-        env=str(document["env"]),
-        protocol=how,
-        device=str(played["device"]),
-        versions=dict(document["versions"]),
-        rollout=rollout,
-        statistics=summarize(returns),
-        ledger=sidecar.parse_entries(document["ledger"]),
-        notes=tuple(document["notes"]),
-        stacked=int(played["stacked"]),
-        surroundings=dict(document["environment"]),
-    )
-
-
-class ResultsFile:
-    """Lines of one file by key; a line cut off by a crash is dropped.
-
-    Raise FormatError if the file contains anything but our lines, UsageError if another evaluation has
-    it open. Closed by `with`.
-    """
-
-    def __init__(self, path: str) -> None:
-        self.path = path
-        require_regular(path)
-        try:
-            self._file: IO[bytes] = open(path, "a+b")  # noqa: SIM115 - closed by __exit__
-        except OSError as error:
-            raise UsageError(f"cannot write the results: {error.strerror}", file=path) from None
-        try:
-            self._lock()
-            self._known = self._read()
-        except BaseException:
-            self._file.close()
-            raise
-
-    def __enter__(self) -> ResultsFile:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._file.close()
-
-    def find(self, key: str, how: Protocol) -> Evaluation | None:
-        """Return the evaluation with that key; raise FormatError if its line is incomplete."""
-        document = self._known.get(key)
-        if document is None:
-            return None
-        try:
-            return parse_evaluation(document, how)
-        except (KeyError, TypeError, ValueError) as error:
-            raise FormatError(f"incomplete evaluation: {error!r}", file=self.path) from None
-
-    def add(self, finished: Sequence[tuple[str, Mapping[str, int], Evaluation]]) -> None:
-        """Append results with new keys and flush them to disk before returning.
-
-        Each comes with its key and with the training step in its counters and its name.
-        """
-        lines = []
-        for key, steps, evaluation in finished:
-            if key not in self._known:
-                self._known[key] = {**_line_head(key, steps), **evaluation.document()}
-                lines.append(_encode_line(self._known[key]))
-        if lines:
-            self._file.write(b"".join(lines))
-            self._file.flush()
-            os.fsync(self._file.fileno())
-
-    def _lock(self) -> None:
-        try:
-            filesystem.lock_file(self._file.fileno())
-        except OSError:
-            raise UsageError("another evaluation is writing to this results file", file=self.path) from None
-
-    def _read(self) -> dict[str, dict[str, Any]]:
-        if (size := os.fstat(self._file.fileno()).st_size) > LIMIT:
-            raise UsageError(
-                f"the results file is too large: {size:,} bytes", file=self.path, hint="choose another name"
-            )
-        self._file.seek(0)
-        data = self._file.read()
-        whole = data.rfind(b"\n") + 1
-        if whole < len(data) and not _is_torn_line(data[whole:]):
-            raise FormatError("not a file of evaluation results", file=self.path, hint="choose another name")
-        found = dict(self._lines(data[:whole]))
-        self._file.truncate(whole)
-        return found
-
-    def _lines(self, data: bytes) -> Iterator[tuple[str, dict[str, Any]]]:
-        for number, text in enumerate(data.splitlines(), 1):
-            document: dict[str, Any] = {}
-            with suppress(FormatError):
-                document = dict(documents.parse_json(text, "a result"))
-            if document.get("schema") != SCHEMA or not isinstance(document.get("key"), str):
-                raise FormatError(
-                    f"line {number} is not an evaluation",
-                    file=self.path,
-                    hint="use a separate file for --out",
-                )
-            # A line without a digest is unverified: its checkpoint is played again.
-            if document.get("sha256") is not None:
-                self._require_unchanged(document, number)
-                yield document["key"], document
-
-    def _require_unchanged(self, document: Mapping[str, Any], number: int) -> None:
-        found = _hash_line(document)
-        if document["sha256"] != found:
-            raise ChecksumError(
-                f"line {number} was modified after it was written",
-                file=self.path,
-                expected=f"content with sha256 {str(document['sha256'])[:12]}",
-                found=found[:12],
-                hint="remove the line; the checkpoint is then played again",
-            )
-
-
-def _hash_line(document: Mapping[str, Any]) -> str:
-    """Return the SHA-256 of a line's content without its own digest."""
-    content = {name: value for name, value in document.items() if name != "sha256"}
-    return hashlib.sha256(json.dumps(content, sort_keys=True, allow_nan=False).encode()).hexdigest()
-
-
-def _line_head(key: str, steps: Mapping[str, int]) -> dict[str, Any]:
-    return {"schema": SCHEMA, "tool": f"ckpttool {__version__}", "key": key, "steps_told": dict(steps)}
-
-
-def _encode_line(document: Mapping[str, Any]) -> bytes:
-    plain = documents.replace_nonfinite(dict(document))
-    return json.dumps({**plain, "sha256": _hash_line(plain)}, allow_nan=False).encode() + b"\n"
-
-
-def _is_torn_line(torn: bytes) -> bool:
-    begins = b'{"schema":'
-    return torn.startswith(begins) or begins.startswith(torn)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class EvaluationJob:
-    """An agent ready to play, its number in the checkpoint order, and its result's key.
-
-    `steps` are the training counters and the name's step, `versions` the required library versions.
-    """
-
-    number: int
-    agent: PlayableAgent
-    key: str
-    steps: Mapping[str, int]
-    versions: Mapping[str, str]
-
-    @property
-    def alike(self) -> Hashable:
-        """What agents played together share; a network that cannot be stacked is played alone."""
-        shape = stack_structure(self.agent.network)
-        return self.agent.place, self.number if shape is None else shape
 
 
 class RequestError(Exception):

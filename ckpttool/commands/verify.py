@@ -4,16 +4,18 @@ With `steps`, both also continue training on the same batches. With `whole`, eve
 as well, also for models without an agent.
 """
 
+# ruff: noqa: ARG001, D417  # `takes_options` passes the keywords in `options`, and describes them
+
 from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Unpack
 
 from ckpttool.conversion.optimizer_options import NO_OPTIMIZER_OPTIONS, read_optimizer_options
-from ckpttool.conversion.options import with_keywords
+from ckpttool.conversion.option_keywords import takes_options
 from ckpttool.core import plugins, sidecar, urls
 from ckpttool.core.atomic_write import Progress, ignore_progress
 from ckpttool.core.deferred import dataclass
@@ -22,6 +24,7 @@ from ckpttool.core.errors import MappingError, UnsupportedError, UsageError
 from ckpttool.core.sidecar import LedgerEntries, LedgerEntry
 from ckpttool.core.text import describe_record, format_count
 from ckpttool.core.tree_views import render_record
+from ckpttool.evaluation.agent_facts import NO_FACTS, AgentFacts
 from ckpttool.evaluation.agent_networks import (
     available_backend,
     missing_networks,
@@ -29,7 +32,6 @@ from ckpttool.evaluation.agent_networks import (
     require_facts,
     shared_networks,
 )
-from ckpttool.evaluation.evidence import AgentFacts
 from ckpttool.evaluation.restore import (
     Agent,
     VerifiedSidecar,
@@ -42,7 +44,7 @@ from ckpttool.formats.detect import open_checkpoint
 from ckpttool.libraries.schema import OPTIMIZERS, RUN
 from ckpttool.networks.network import Network
 from ckpttool.networks.worker import TIMEOUT_S, Worker
-from ckpttool.verification.options import VerificationKeywords, VerificationOptions
+from ckpttool.verification.options import FurtherVerificationKeywords, VerificationOptions
 from ckpttool.verification.output_comparison import (
     OWN_ERROR,
     Parity,
@@ -63,6 +65,7 @@ from ckpttool.verification.update_comparison import TrainStepComparison, compare
 
 if TYPE_CHECKING:
     from ckpttool.commands.contents import ContentComparison, Discrepancy, VerificationSide
+    from ckpttool.networks.worker import ModelSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,13 +123,28 @@ class Verification:
         }
 
 
+@takes_options(VerificationOptions)
 def verify(
     first: str,
     second: str,
     options: VerificationOptions | None = None,
     *,
+    tolerance: float | None = None,
+    steps: int | None = None,
+    whole: bool = False,
+    layout: str | None = None,
+    facts: AgentFacts = NO_FACTS,
+    like_a: ModelSpec | str | None = None,
+    like_b: ModelSpec | str | None = None,
+    input_shapes: Sequence[str] = (),
+    inputs: str | None = None,
+    transpose_inputs: bool | None = None,
+    run_code: bool = False,
+    loss_a: str | None = None,
+    loss_b: str | None = None,
+    python: str | None = None,
     progress: Progress = ignore_progress,
-    **keywords: Unpack[VerificationKeywords],
+    **further: Unpack[FurtherVerificationKeywords],
 ) -> Verification:
     """Compare every network of two agents, or two models, on the same fixed inputs.
 
@@ -138,9 +156,9 @@ def verify(
     Args:
         first: the reference, A: a file, prefix or folder.
         second: the checkpoint to verify, B.
-        options: what to compare, and how.
+        options: what to compare, and how; keywords replace its fields.
         progress: called with the finished and the total amount of work.
-        keywords: fields of VerificationOptions, which override those of `options`.
+        further: other fields of VerificationOptions, e.g. `python_a`.
 
     >>> import ckpttool
     >>> agent = "sample_ckpts/td3_pendulum_torch/ckpt-15000.pt"
@@ -149,7 +167,7 @@ def verify(
     (True, 'actor', ())
 
     """
-    options = with_keywords(options or VerificationOptions(), keywords, "verify")
+    options = options or VerificationOptions()
     if any(options.of_training) and options.steps is None:
         raise UsageError("--loss, --optimizer-a and --optimizer-b require --train-step")
     if options.of_models and options.whole:

@@ -1,5 +1,7 @@
 """Export networks to ONNX."""
 
+# ruff: noqa: ARG001, D417  # `takes_options` passes the keywords in `options`, and describes them
+
 from __future__ import annotations
 
 import hashlib
@@ -7,12 +9,12 @@ import importlib.util
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import IO, TypedDict, Unpack
+from typing import IO
 
 import numpy as np
 
 from ckpttool.conversion import receipt
-from ckpttool.conversion.options import with_keywords
+from ckpttool.conversion.option_keywords import takes_options
 from ckpttool.conversion.plan import ConversionResult
 from ckpttool.core import sidecar, urls
 from ckpttool.core.atomic_write import Output, require_new, write_atomically
@@ -29,6 +31,7 @@ from ckpttool.core.source import File
 from ckpttool.core.text import format_count
 from ckpttool.core.tree import Leaf, Path, Tree, display
 from ckpttool.evaluation import environments, restore
+from ckpttool.evaluation.agent_facts import NO_FACTS, AgentFacts
 from ckpttool.evaluation.agent_networks import (
     ActionBounds,
     build_part_network,
@@ -38,7 +41,6 @@ from ckpttool.evaluation.agent_networks import (
     require_even_bounds,
     require_facts,
 )
-from ckpttool.evaluation.evidence import NO_FACTS, AgentFacts
 from ckpttool.evaluation.gymnasium_engine import EnvSpec
 from ckpttool.evaluation.playing import (
     assume_choices,
@@ -266,34 +268,38 @@ class ExportOptions:
     sync: bool = True
 
 
-class ExportKeywords(TypedDict, total=False):
-    """Fields of ExportOptions as keywords, for type checkers and editors."""
-
-    network: str
-    env: str | None
-    layout: str | None
-    facts: AgentFacts
-    dry_run: bool
-    force: bool
-    sync: bool
-
-
+@takes_options(ExportOptions)
 def export(
-    source: str, target: str, options: ExportOptions | None = None, **keywords: Unpack[ExportKeywords]
+    source: str,
+    target: str,
+    options: ExportOptions | None = None,
+    *,
+    network: str = "actor",
+    env: str | None = None,
+    layout: str | None = None,
+    facts: AgentFacts = NO_FACTS,
+    dry_run: bool = False,
+    force: bool = False,
+    sync: bool = True,
 ) -> ConversionResult:
     """Write one network of the agent at `source` as an ONNX model, with its receipt beside it.
 
-    `keywords` are fields of ExportOptions and override those of `options`. In the result's `parity`, A
-    is NumPy in float32 and B is the model, run by ONNX Runtime or the onnx package. Nothing is written
-    on a dry run, or if the outputs of model and network differ by more than the tolerance of `verify`.
-    Raise UsageError if the checkpoint has no such network, or contains neither bounds nor an
-    environment.
+    In the result's `parity`, A is NumPy in float32 and B is the model, run by ONNX Runtime or the onnx
+    package. Nothing is written on a dry run, or if the outputs of model and network differ by more than the
+    tolerance of `verify`. Raise UsageError if the checkpoint has no such network, or contains neither bounds
+    nor an environment.
+
+    Args:
+        source: the agent's checkpoint: a file, prefix or folder.
+        target: the path to write.
+        options: what to export, and how; keywords replace its fields.
 
     >>> import ckpttool
     >>> ckpttool.export("sample_ckpts/td3_pendulum_torch/ckpt-15000.pt", "actor.onnx", dry_run=True).written
     False
+
     """
-    options = with_keywords(options or ExportOptions(), keywords, "export")
+    options = options or ExportOptions()
     if not options.dry_run:
         _require_library()
     agent = restore_agent(source, options.layout, options.facts, options.network)
@@ -307,23 +313,23 @@ def export(
     if not options.dry_run:
         for file in (target, sidecar.sidecar_path(target)):
             require_new(file, agent.checkpoint.files, force=options.force)
-    wiring, facts, assumed = derive_export_settings(agent, part, options.env, target)
+    wiring, recorded, assumed = derive_export_settings(agent, part, options.env, target)
     done = ConversionResult(
         urls.display_url(agent.checkpoint.path),
         target,
-        build_export_report(agent, part, facts, sidecar.assumption_sentences(assumed)),
+        build_export_report(agent, part, recorded, sidecar.assumption_sentences(assumed)),
         ledger=sidecar.drop_known_bounds(sidecar.merge_entries(agent.ledger, assumed)),
         playable=True,
     )
     if options.dry_run:
         return done
     front = image_encoder(agent, title)
-    network = build_part_network(agent, part, wiring, front)
-    made = _receipt(agent, title, network, facts, done.report)
+    built = build_part_network(agent, part, wiring, front)
+    made = _receipt(agent, title, built, recorded, done.report)
     chooses = wiring.choices is not None and part.acts
-    acting = policy_network(agent.tree, part, wiring, front) if chooses else network
+    acting = policy_network(agent.tree, part, wiring, front) if chooses else built
     model = _encode_model(acting, part, agent.tree, made)
-    parity, engine = _compare_outputs(agent, title, network, model)
+    parity, engine = _compare_outputs(agent, title, built, model)
     notes = (*done.report.notes, f"the exported model was run with {engine}")
     done = replace(done, report=replace(done.report, notes=notes), parity=(parity,))
     if not parity.within:

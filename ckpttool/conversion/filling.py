@@ -1,5 +1,7 @@
 """Load a checkpoint into a user's model."""
 
+# ruff: noqa: ARG001, D417  # `takes_options` passes the keywords in `options`, and describes them
+
 from __future__ import annotations
 
 import contextlib
@@ -20,7 +22,8 @@ from ckpttool.conversion import layer_options, parts, targets
 from ckpttool.conversion.filling_by_outputs import Choice, FillTrials, TrialSource, decide_by_outputs
 from ckpttool.conversion.general import describe_sources, read_state_dicts
 from ckpttool.conversion.ledger import ModelLedger, account_for_tensors
-from ckpttool.conversion.options import ConversionOptions, with_keywords
+from ckpttool.conversion.option_keywords import takes_options
+from ckpttool.conversion.options import ConversionOptions
 from ckpttool.conversion.parts import without_copies
 from ckpttool.conversion.plan import report_moves
 from ckpttool.conversion.preparation import NO_PREPARATION, PreparationOptions, PreparedTree, prepare_tree
@@ -966,25 +969,10 @@ class FillOptions:
         )
 
 
-class FillKeywords(TypedDict, total=False):
-    """Fields of FillOptions as keywords, for type checkers and editors."""
+class FurtherLoadKeywords(TypedDict, total=False):
+    """Fields of FillOptions that `load_into` takes as keywords without listing them."""
 
-    layout: str | None
-    part: str | None
-    strict: bool
-    allow_unused: Sequence[str]
-    match: Pairs
-    shapes: Sequence[Shape]
-    flatten: Pairs
-    unflatten: Pairs
-    kinds: Pairs
-    accept_order: bool
-    from_: str | None
     fold_weight_norm: bool
-    dry_run: bool
-    optimizer: Any
-    verify: bool
-    like_source: ModelSpec | str | None
     run_code: bool
 
 
@@ -992,20 +980,41 @@ def _items(pairs: Pairs) -> tuple[tuple[str, str], ...]:
     return tuple(pairs.items() if isinstance(pairs, Mapping) else pairs)
 
 
+@takes_options(FillOptions)
 def load_into(
     model: Any,
     path: str | os.PathLike[str] | Checkpoint,
     options: FillOptions | None = None,
-    **keywords: Unpack[FillKeywords],
+    *,
+    layout: str | None = None,
+    part: str | None = None,
+    strict: bool = True,
+    allow_unused: Sequence[str] = (),
+    match: Pairs = (),
+    shapes: Sequence[Shape] = (),
+    flatten: Pairs = (),
+    unflatten: Pairs = (),
+    kinds: Pairs = (),
+    accept_order: bool = False,
+    from_: str | None = None,
+    dry_run: bool = False,
+    optimizer: Any = None,
+    verify: bool = True,
+    like_source: ModelSpec | str | None = None,
+    **further: Unpack[FurtherLoadKeywords],
 ) -> ModelLoadResult:
     """Fill a live torch.nn.Module, tf.Module or Keras model in place; return what was matched, and how.
-
-    `keywords` are FillOptions fields that override those of `options`.
 
     Raise MappingError if strict and model and checkpoint weights do not correspond completely;
     otherwise unmatched tensors stay unchanged. A dry run returns the whole report; a model without
     weights is still built by a call. Types and devices of the model stay. Errors of opening and
     reading are passed on; nothing has changed then either.
+
+    Args:
+        model: the live model, filled in place.
+        path: the checkpoint: a file, prefix or folder, or what `ckpttool.open` returned.
+        options: how to fill the model; keywords replace its fields.
+        further: other fields of FillOptions, e.g. `fold_weight_norm`.
 
     >>> import ckpttool, torch
     >>> names = ["l1", "l2", "l3"]
@@ -1014,8 +1023,9 @@ def load_into(
     >>> done = ckpttool.load_into(actor, "sample_ckpts/td3_pendulum_tf/ckpt-15000", part="policy/actor")
     >>> done.filled, done.matched[0].source, done.matched[0].by, done.report.mapped[0].rule
     (6, 'l1', 'name', 'transpose')
+
     """
-    options = with_keywords(options or FillOptions(), keywords, "load_into")
+    options = options or FillOptions()
     target = LiveModel(model, options.shapes)
     checkpoint = ensure_open(path)
     met = _with_python_arguments(plan_model_fill(target, checkpoint, options))

@@ -25,7 +25,7 @@ from ckpttool.core.errors import CkpttoolError, UsageError
 from ckpttool.core.source import Shape
 from ckpttool.graphs.graph import Graph, Value, read_graph
 from ckpttool.graphs.interpreter import evaluate
-from ckpttool.mapping.flattening import AssumedParts
+from ckpttool.mapping.feature_orders import AssumedParts
 from ckpttool.mapping.solver import FillResult
 from ckpttool.networks.tracing import describe_numbers
 from ckpttool.networks.worker import ModelSpec

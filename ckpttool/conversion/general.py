@@ -1,6 +1,6 @@
 """Plan the conversion of a checkpoint without a recognised layout: networks, optimizers and values.
 
-Networks are converted by the kinds of their layers (mapping/flattening.py). An optimizer is matched
+Networks are converted by the kinds of their layers (mapping/conversion_by_kinds.py). An optimizer is matched
 to the parameters that it trains by the object graph, by names, or by PyTorch's own rule (the order
 of param_groups is the order of the parameters, confirmed by the shapes of all slots), and becomes
 the target's optimizer. Counters become variables or numbers. Other values are kept if the target
@@ -47,7 +47,7 @@ from ckpttool.mapping.rules import (
 )
 
 if TYPE_CHECKING:
-    from ckpttool.mapping.flattening import TreeConversion
+    from ckpttool.mapping.conversion_by_kinds import TreeConversion
 
 
 _DICT, _ORDERED = Container("dict"), Container("OrderedDict")
@@ -311,12 +311,12 @@ class _TensorFlowPlanner(TorchStates):
         file: bool,
         graph: bool,
     ) -> None:
-        from ckpttool.mapping import flattening
+        from ckpttool.mapping import conversion_by_kinds
 
         super().__init__(tree, settings)
         self.file = file
         state = frozenset(path for own in self.tops.values() for path in own)
-        placed = flattening.convert_to_tensorflow(tree, given, described)
+        placed = conversion_by_kinds.convert_to_tensorflow(tree, given, described)
         dicts = {move[0][:-1] for _, done, _ in placed.done for move in done.moves}
         self.networks = _TreeNetworks(tree, placed, state, lambda path: path[:-1] in dicts)
         if graph:
@@ -333,7 +333,7 @@ class _TensorFlowPlanner(TorchStates):
     def plan(self) -> Plan:
         """Return the full plan."""
         from ckpttool.libraries.write import merge_plans
-        from ckpttool.mapping import flattening
+        from ckpttool.mapping import conversion_by_kinds
 
         self.networks.require("torch")
         rows = [(source, name[self.cut :], rule) for source, name, rule in self.networks.moved()]
@@ -346,7 +346,7 @@ class _TensorFlowPlanner(TorchStates):
         )
         moves = [Move(source, paths[name], rule) for source, name, rule in rows]
         labels = {paths[name]: self._label(source, name) for source, name, _ in rows}
-        labels |= {paths[name]: flattening.variable_label(name) for name in added}
+        labels |= {paths[name]: conversion_by_kinds.variable_label(name) for name in added}
         for source, name in values.items():
             leaf = self.tree[source]
             counted = isinstance(leaf, ValueLeaf)
@@ -379,10 +379,10 @@ class _TensorFlowPlanner(TorchStates):
         return self.networks.with_kept(whole)
 
     def _label(self, source: Path, name: Name) -> Label:
-        from ckpttool.mapping import flattening
+        from ckpttool.mapping import conversion_by_kinds
 
         leaf = self.tree[source]
-        made = flattening.variable_label(name)
+        made = conversion_by_kinds.variable_label(name)
         buffer = isinstance(leaf, Leaf) and leaf.role == "buffer"
         return made._replace(role="buffer") if buffer else made
 
@@ -426,11 +426,11 @@ class _TorchPlanner(KerasStates):
     """Plans one TensorFlow tree for PyTorch."""
 
     def __init__(self, tree: Tree, given: Sequence[LayerOption], settings: OptimizerSettings) -> None:
-        from ckpttool.mapping import flattening
+        from ckpttool.mapping import conversion_by_kinds
 
         super().__init__(tree, settings)
         state = frozenset(path for own in self.stored.values() for path in own)
-        placed = flattening.convert_to_torch(tree, given)
+        placed = conversion_by_kinds.convert_to_torch(tree, given)
         # Names have no edges between a Keras model and its layers; layer numbers stay.
         placed = placed._replace(
             done=tuple(

@@ -17,7 +17,7 @@ from ckpttool.core.errors import UsageError, abbreviate_list
 from ckpttool.core.sidecar import LedgerEntries, LedgerEntry, OmittedTensor, merge_entries
 from ckpttool.core.text import compile_glob, format_count, no_match_error, suggest_glob
 from ckpttool.core.tree import Leaf, Path
-from ckpttool.evaluation.evidence import weight_kind
+from ckpttool.evaluation.vocabulary import weight_kind
 from ckpttool.formats import onnx
 from ckpttool.libraries import onnx_policies
 

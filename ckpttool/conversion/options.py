@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import fields, replace
-from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, cast
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, TypedDict
 
 from ckpttool.conversion.layer_options import format_layer_options, parse_layer_options
 from ckpttool.conversion.optimizer_options import (
@@ -17,7 +15,7 @@ from ckpttool.conversion.preparation import NO_PREPARATION, PreparationOptions
 from ckpttool.conversion.targets import TargetKind
 from ckpttool.core.deferred import NamedTuple, dataclass
 from ckpttool.core.errors import UsageError
-from ckpttool.evaluation.evidence import NO_FACTS, AgentFacts, add_environment
+from ckpttool.evaluation.agent_facts import NO_FACTS, AgentFacts, add_environment
 from ckpttool.mapping.layers import LayerOption
 
 if TYPE_CHECKING:
@@ -140,44 +138,42 @@ class ConversionOptions:
         return parse_layer_options(self.kinds, self.flatten, self.unflatten)
 
 
-class ConversionKeywords(TypedDict, total=False):
-    """Fields of ConversionOptions as keywords, for type checkers and editors."""
+class FurtherConversionKeywords(TypedDict, total=False):
+    """Fields of ConversionOptions that `convert` takes as keywords without listing them."""
 
-    to: str | None
-    layout: str | None
-    part: str | None
-    weights: str | None
     strip: bool
     restore: bool
     fold_weight_norm: bool
     fold_normalizer: bool
-    rules: str | None
-    kinds: Sequence[str]
-    flatten: Sequence[str]
     unflatten: Sequence[str]
     from_: str | None
     l2: Sequence[str]
-    optimizer: Sequence[str]
-    network: str | None
-    env: str | None
-    facts: AgentFacts
-    like: ModelSpec | str | None
-    match: Sequence[str]
-    accept_order: bool
-    cast: bool
     like_source: ModelSpec | str | None
-    run_code: bool
-    allow_unused: Sequence[str]
     shard_size: str | None
     shards: int | None
     jobs: int | None
     ray: str | None
-    allow_missing: bool
-    dry_run: bool
-    force: bool
     sync: bool
     verify: bool
-    code: str | None
+
+
+class FurtherFillKeywords(TypedDict, total=False):
+    """Fields of ConversionOptions that `fill` takes as keywords without listing them."""
+
+    to: str | None
+    strip: bool
+    fold_weight_norm: bool
+    unflatten: Sequence[str]
+    from_: str | None
+    optimizer: Sequence[str]
+    sync: bool
+
+
+# Keywords of `convert` that apply to a model of the user, or to ONNX, and the functions for these.
+MOVED = {
+    **dict.fromkeys(("like", "match", "cast", "accept_order", "allow_unused", "run_code"), "fill"),
+    "network": "export",
+}
 
 
 class Exclusion(NamedTuple):
@@ -242,23 +238,6 @@ def _given_options(options: ConversionOptions, name: str) -> Iterator[str]:
         yield from (fact.replace("_", "-") for fact in known)
     elif getattr(options, name) if name != "verify" else not options.verify:
         yield _SPELLINGS.get(name, name.replace("_", "-"))
-
-
-_Options = TypeVar("_Options")
-
-
-def with_keywords(options: _Options, keywords: Mapping[str, Any], function: str) -> _Options:
-    """Return the options record with the keywords as its fields.
-
-    Raise TypeError for an unknown keyword, with the most similar field.
-    """
-    known = [each.name for each in fields(cast(Any, options)) if each.init]
-    for name in keywords:
-        if name not in known:
-            close = difflib.get_close_matches(name, known, 1)
-            meant = f"; did you mean {close[0]!r}?" if close else ""
-            raise TypeError(f"{function}() got an unexpected keyword argument {name!r}{meant}")
-    return cast(_Options, replace(cast(Any, options), **keywords)) if keywords else options
 
 
 class ConversionRequest(NamedTuple):

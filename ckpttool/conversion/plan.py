@@ -28,7 +28,7 @@ from ckpttool.core.tree import Container, Leaf, Path, Tree, ValueLeaf, attr, dis
 from ckpttool.core.tree_views import render_record
 from ckpttool.evaluation import restore
 from ckpttool.evaluation.restore import require_layers, with_names, with_records
-from ckpttool.libraries import optimizer_settings, optimizers_read, recognize, schema, tf_names
+from ckpttool.libraries import optimizer_settings, optimizers_read, recognize, schema
 from ckpttool.libraries.optimizers_read import OPTIMIZER, WITHOUT, is_scheduled
 from ckpttool.libraries.recognize import KERAS_FORMATS
 from ckpttool.libraries.schema import (
@@ -320,6 +320,8 @@ def _by_name(planner: _Planner, plan: Plan | None) -> tuple[Plan | None, Mapping
     """Return the plan to TensorFlow 1 names where the target has them, and what these names hide."""
     if not planner.request.by_name:
         return plan, None
+    from ckpttool.libraries import tf_names  # for targets of TensorFlow only
+
     tree = planner.tree if plan is None else apply_plan(planner.tree, plan)
     if tf_names.has_named_variables(tree):
         return plan, None
@@ -759,7 +761,7 @@ class _Planner:
     def _by_rules(self, rules: RuleFile) -> Plan:
         """Return the plan of the user's rules, and for unnamed entries the one from the file's evidence."""
         from ckpttool.libraries.write import merge_plans
-        from ckpttool.mapping import flattening, user_rules
+        from ckpttool.mapping import conversion_by_kinds, user_rules
 
         if self.kind.agent:
             raise UsageError(
@@ -773,7 +775,9 @@ class _Planner:
             return replace(plan, moves=(*plan.moves, *kept))
         if rules.rest == "kinds" and found.rest:
             to_tensorflow = self.framework == TENSORFLOW
-            make = flattening.plan_to_tensorflow if to_tensorflow else flattening.plan_to_torch
+            make = (
+                conversion_by_kinds.plan_to_tensorflow if to_tensorflow else conversion_by_kinds.plan_to_torch
+            )
             more = make(rest, self.request.given)
             if not more.moves and not more.notes:
                 theirs = "torch" if to_tensorflow else TENSORFLOW
@@ -848,7 +852,11 @@ def axes_note(checkpoint: Checkpoint, tree: Tree, request: ConversionRequest) ->
 
 def _plan_rewrite(tree: Tree, kind: TargetKind, known: Sidecar | None) -> Plan | None:
     """Return the plan to objects for a tree without them; None if it has them or needs names."""
-    if not kind.options.get("graph") or tf_names.is_object_graph(tree):
+    if not kind.options.get("graph"):
+        return None
+    from ckpttool.libraries import tf_names  # for targets of TensorFlow only
+
+    if tf_names.is_object_graph(tree):
         return None
     plan = (
         tf_names.restore_objects(tree, known.objects)
@@ -1197,8 +1205,11 @@ def plan_reverse(
         return found
     if request.kind.agent and not _can_store(request.kind, found.tree):
         return ReverseConversion()
-    if request.kind.state and request.by_name != tf_names.has_named_variables(found.tree):
-        return ReverseConversion()
+    if request.kind.state:
+        from ckpttool.libraries import tf_names  # for targets of TensorFlow only
+
+        if request.by_name != tf_names.has_named_variables(found.tree):
+            return ReverseConversion()
     sentence = f"conversion reversed: every entry is as it was in {(known.source or {}).get('path')}"
     return found._replace(note=sentence)
 

@@ -10,7 +10,6 @@ from typing import IO, Any, cast
 
 from ckpttool.conversion import targets
 from ckpttool.conversion.readback import LeafChecksums
-from ckpttool.conversion.state_file import state_file_output
 from ckpttool.conversion.targets import TargetKind
 from ckpttool.core import plugins, sidecar, urls
 from ckpttool.core.atomic_write import (
@@ -61,7 +60,9 @@ def require_writable_target(
         )
     require_new(target, sources, force=force)
     probe = Probe(target)
-    if probe.kind == "missing":
+    # A prefix has no file of its own name; its files begin with the same word.
+    stem = probe.name.partition("-")[0]
+    if probe.kind == "missing" and any(name.startswith(stem) for name in probe.names):
         with contextlib.suppress(NotFoundError, TruncatedError):
             for claim in matching_formats(probe, plugins.BUILT_IN["formats"]):
                 if force and kind.format == claim.format.NAME:
@@ -232,6 +233,8 @@ def write_checkpoint(
 
             beside.append(Output(sidecar.sidecar_path(target), put, follows=True))
         if kind.state:
+            from ckpttool.conversion.state_file import state_file_output  # for targets of TensorFlow only
+
             beside.append(state_file_output(target))
         # A complete file gets another name when it is its turn, which changes its status: the receipt, which
         # reads it, is written before.

@@ -230,9 +230,6 @@ class _BackgroundFile:
             self._unsynced = 0
 
 
-# Progress of long operations.
-
-
 class Progress(Protocol):
     """Progress callback, called from the worker thread; `done` and `total` count the same unit.
 
@@ -246,9 +243,6 @@ class Progress(Protocol):
 
 def ignore_progress(done: int, total: int, steps: int | None = None) -> None:
     """Ignore progress."""
-
-
-# Outputs: a file's name, the function that fills it, and its order among the files written with it.
 
 
 class Output(NamedTuple):
@@ -291,8 +285,6 @@ class Output(NamedTuple):
         """Return whether the target is a folder that contains the file."""
         return self.suffix.startswith(("/", os.sep))
 
-
-# Temporary names, and publishing a complete file: by a link that fails if the name exists, or by a rename.
 
 TEMPORARY = ".ckpttool-tmp-"
 KEPT = ".ckpttool-old-"
@@ -669,8 +661,6 @@ def _add_name(file: str, name: str) -> bool:
     filesystem.rename(file, name, replace=False)
     return False
 
-
-# Disk space: checked before the first byte is written, and the messages when the disk reports an error.
 
 _WORDS = {
     errno.EFBIG: "the file would be larger than the file system or ulimit -f allows",

@@ -142,3 +142,22 @@ def component_size(name: str) -> int:
     """Return the unit of a byte swap in bytes: half an element for complex types."""
     size = BY_NAME[name].itemsize
     return size // 2 if name.startswith("complex") else size
+
+
+# NumPy's type codes, without the byte order.
+_NUMPY_NAMES = {
+    "b1": "bool", "f2": "float16", "f4": "float32", "f8": "float64", "c8": "complex64", "c16": "complex128",
+    "i1": "int8", "i2": "int16", "i4": "int32", "i8": "int64",
+    "u1": "uint8", "u2": "uint16", "u4": "uint32", "u8": "uint64",
+}  # fmt: skip
+_NUMPY_CODES = {name: code for code, name in _NUMPY_NAMES.items()}
+
+
+def dtype_name(code: str) -> str | None:
+    """Return our name of NumPy's type `code` ("f4"), None if there is none."""
+    return _NUMPY_NAMES.get(code)
+
+
+def numpy_code(name: str) -> str | None:
+    """Return NumPy's code of our type `name` ("float32": "f4"), None if there is none."""
+    return _NUMPY_CODES.get(name)

@@ -415,9 +415,6 @@ def is_within(path: str, folder: str) -> bool:
         return False
 
 
-# Nameless local files for formats that cannot be read in parts: the operating system removes them with the
-# process.
-
 _MAX_COPIES = 16
 _FETCH_PIECE = 8 << 20
 

@@ -24,8 +24,6 @@ from ckpttool.core.errors import (
     UnsupportedError,
 )
 
-# CRC-32, as in zip; CRC-32C, and the mask that LevelDB and TensorFlow apply to a stored one.
-
 # tsl/lib/hash/crc32c.h: "it is problematic to compute the CRC of a string that contains embedded CRCs".
 _DELTA = 0xA282EAD8
 _BITS = 0xFFFFFFFF

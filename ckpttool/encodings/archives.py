@@ -79,12 +79,12 @@ def read_tar(file: File) -> Mapping[str, Span]:
     The standard library finds them, as for torch.load; but of two members with one name it uses the last,
     and it takes a damaged header for the end of the archive.
     """
-    found: dict[str, Span] = {}
+    members: dict[str, Span] = {}
     for name, span in _iter_tar_members(file):
-        if name in found:
+        if name in members:
             raise FormatError(f"two members are named {name!r}", file=file.path, offset=span.offset)
-        found[name] = span
-    return found
+        members[name] = span
+    return members
 
 
 def _iter_tar_members(file: File) -> Iterator[tuple[str, Span]]:
@@ -101,10 +101,10 @@ def _iter_tar_members(file: File) -> Iterator[tuple[str, Span]]:
             end = archive.offset
     except (tarfile.TarError, ValueError) as error:
         raise FormatError("the archive is damaged", file=file.path, found=str(error)[:120]) from error
-    for place in range(end, file.size, _PIECE):
-        if file.read(place, min(_PIECE, file.size - place)).strip(b"\0"):
+    for position in range(end, file.size, _PIECE):
+        if file.read(position, min(_PIECE, file.size - position)).strip(b"\0"):
             what = "a header is damaged, or extra bytes follow the end of the archive"
-            raise FormatError(what, file=file.path, offset=place)
+            raise FormatError(what, file=file.path, offset=position)
     if file.size < end + 2 * BLOCK or file.size % BLOCK:
         raise TruncatedError("the archive does not end with empty blocks", file=file.path, offset=file.size)
 
@@ -224,8 +224,8 @@ def refuse_flags(file: File, flags: int, at: int) -> NoReturn:
 
 def widen_fields(file: File, extra: bytes, fields: tuple[int, ...], at: int) -> tuple[int, ...]:
     """Return the fields, with saturated ones replaced in order from the zip64 extra field (4.5.3)."""
-    found = [body for kind, body in _iter_extra_fields(extra) if kind == ZIP64_EXTRA]
-    data = found[0] if len(found) == 1 else b""
+    bodies = [body for kind, body in _iter_extra_fields(extra) if kind == ZIP64_EXTRA]
+    data = bodies[0] if len(bodies) == 1 else b""
     wide, used = [], 0
     for value in fields:
         if value == FULL32:
@@ -289,22 +289,22 @@ def find_zip_directory(file: File, window: ZipWindow) -> ZipDirectory:
     tail = window.read(window.size - start, start)
     at = _find_end_record(file, tail, start)
     end = END.unpack_from(tail, at)
-    place = ZipDirectory(end[6], end[5], end[4])
+    directory = ZipDirectory(end[6], end[5], end[4])
     stop = start + at
     if end[1] or end[2] or end[3] != end[4]:
         fail(file, "the archive is split over several disks", stop)
     locator = window.read(LOCATOR64.size, stop - LOCATOR64.size) if stop >= LOCATOR64.size else b""
     if locator[:4] == _LOCATOR:
-        place, stop = _read_zip64_record(file, window, locator, place, stop - LOCATOR64.size)
-    if place.offset + place.length != stop:
+        directory, stop = _read_zip64_record(file, window, locator, directory, stop - LOCATOR64.size)
+    if directory.offset + directory.length != stop:
         fail(
             file,
             "the central directory does not end where the end record begins",
             stop,
-            expected=f"offset {stop - place.length:,}",
-            found=f"{place.offset:,}",
+            expected=f"offset {stop - directory.length:,}",
+            found=f"{directory.offset:,}",
         )
-    return place
+    return directory
 
 
 def _find_end_record(file: File, tail: bytes, start: int) -> int:
@@ -318,16 +318,16 @@ def _find_end_record(file: File, tail: bytes, start: int) -> int:
             offset=stop,
             hint="copy or download it again",
         )
-    found = []
+    records = []
     while at >= 0:
         if at + END.size <= len(tail) and END.unpack_from(tail, at)[7] == len(tail) - at - END.size:
-            found.append(at)
+            records.append(at)
         at = tail.rfind(_END, 0, at)
-    if not found:
+    if not records:
         fail(file, "extra bytes after the archive's end record", stop)
     # Many readers use the last one (Lib/zipfile.py, _EndRecData; miniz), whatever its comment's length is.
-    if found != [last]:
-        fail(file, "the archive has more than one end record", start + found[-1])
+    if records != [last]:
+        fail(file, "the archive has more than one end record", start + records[-1])
     return last
 
 
@@ -347,33 +347,37 @@ def _read_zip64_record(
     return ZipDirectory(offset, length, count), at
 
 
-def read_zip_entries(file: File, window: ZipWindow, place: ZipDirectory) -> list[ZipEntry]:
+def read_zip_entries(file: File, window: ZipWindow, directory: ZipDirectory) -> list[ZipEntry]:
     """Return all entries; raise FormatError unless they fill the directory and have unique names."""
     allowed = limits.current()
-    if place.length > allowed.index_bytes:
+    if directory.length > allowed.index_bytes:
         raise limits.limit_error(
-            "index_bytes", "the archive's central directory is too long", place.length, file=file.path
+            "index_bytes", "the archive's central directory is too long", directory.length, file=file.path
         )
-    if place.entries > allowed.members:
-        raise limits.limit_error("members", "the archive has too many members", place.entries, file=file.path)
-    data = window.read(place.length, place.offset)
-    found: list[ZipEntry] = []
+    if directory.entries > allowed.members:
+        raise limits.limit_error(
+            "members", "the archive has too many members", directory.entries, file=file.path
+        )
+    data = window.read(directory.length, directory.offset)
+    entries: list[ZipEntry] = []
     at, size = 0, len(data)
     while at < size:
-        if at + CENTRAL.size > size or len(found) >= place.entries:
-            fail(file, "the length of the central directory does not match its entries", place.offset + at)
-        entry, at = _parse_zip_entry(file, data, at, place.offset)
-        found.append(entry)
-    if len(found) != place.entries:
+        if at + CENTRAL.size > size or len(entries) >= directory.entries:
+            fail(
+                file, "the length of the central directory does not match its entries", directory.offset + at
+            )
+        entry, at = _parse_zip_entry(file, data, at, directory.offset)
+        entries.append(entry)
+    if len(entries) != directory.entries:
         fail(
             file,
             "the number of members differs from the number in the end record",
-            place.offset,
-            expected=f"{place.entries:,}",
-            found=f"{len(found):,}",
+            directory.offset,
+            expected=f"{directory.entries:,}",
+            found=f"{len(entries):,}",
         )
-    _require_unique_names(file, found, place.offset)
-    return found
+    _require_unique_names(file, entries, directory.offset)
+    return entries
 
 
 def _parse_zip_entry(file: File, data: bytes, at: int, base: int) -> tuple[ZipEntry, int]:
@@ -426,23 +430,23 @@ def _decode_name(file: File, raw: bytes, flags: int, at: int) -> str:
     return name
 
 
-def _require_unique_names(file: File, found: list[ZipEntry], at: int) -> None:
+def _require_unique_names(file: File, entries: list[ZipEntry], at: int) -> None:
     """Raise FormatError if two members have the same name or would unpack to the same file."""
-    names = {entry.name for entry in found}
-    if len(names) != len(found):
+    names = {entry.name for entry in entries}
+    if len(names) != len(entries):
         fail(
             file,
-            f"two members are named {quote_member(_first_duplicate(entry.name for entry in found))}",
+            f"two members are named {quote_member(_first_duplicate(entry.name for entry in entries))}",
             at,
         )
-    if len({entry.raw for entry in found}) != len(found):
+    if len({entry.raw for entry in entries}) != len(entries):
         fail(file, "two members have the same name in two encodings", at)
     places: dict[str, str] = {}
     for name in filter(_needs_normalization, names):
-        place = posixpath.normpath("/" + name.replace("\\", "/")).lstrip("/")
-        other = places.setdefault(place, name)
-        if other != name or (place != name and place in names):
-            both = sorted((name, other if other != name else place))
+        path = posixpath.normpath("/" + name.replace("\\", "/")).lstrip("/")
+        other = places.setdefault(path, name)
+        if other != name or (path != name and path in names):
+            both = sorted((name, other if other != name else path))
             fail(
                 file,
                 f"two members would unpack to the same path: {' and '.join(map(quote_member, both))}",
@@ -684,18 +688,18 @@ class _ArchiveCache:
         """Return the archive in this range; raise like `read_zip`."""
         key = (file, start, size, allowed)
         with self._lock:
-            if (known := self._found.get(key)) is not None:
+            if (cached := self._found.get(key)) is not None:
                 self._found.move_to_end(key)
-                return known
-        found = _read_archive(file, start, size)
+                return cached
+        archive = _read_archive(file, start, size)
         with self._lock:
             if key not in self._found:
-                self._found[key] = found
-                self._members += len(found.members)
+                self._found[key] = archive
+                self._members += len(archive.members)
             while len(self._found) > 2 and (self._members > _MEMBERS or len(self._found) > _ARCHIVES):
                 _, oldest = self._found.popitem(last=False)
                 self._members -= len(oldest.members)
-        return found
+        return archive
 
 
 _KEPT = _ArchiveCache()
@@ -709,14 +713,14 @@ def _read_archive(file: File, start: int, size: int) -> ZipArchive:
     ):
         window = ZipWindow(file, descriptor, start, size)
         try:
-            place = find_zip_directory(file, window)
-            entries = read_zip_entries(file, window, place)
-            members = locate_members(file, window, entries, place.offset)
+            directory = find_zip_directory(file, window)
+            entries = read_zip_entries(file, window, directory)
+            members = locate_members(file, window, entries, directory.offset)
         except CkpttoolError as error:
             error.offset = None if error.offset is None else error.offset + start
             raise
-    found = members.values()
-    recorded = not found or any(m.crc for m in found) or not any(m.size for m in found)
+    listed = members.values()
+    recorded = not listed or any(m.crc for m in listed) or not any(m.size for m in listed)
     return ZipArchive(file, members, recorded)
 
 
@@ -881,65 +885,65 @@ class ArchiveStore:
         """Mount the archive at `outer`; return the location of the member that a link (zip://PATH) names."""
         kind, _, inner = link.partition("://")
         start = f"{outer}::{kind}://{urls.TOP}"
-        known = filesystem.find_store(start)
-        if not (isinstance(known, ArchiveStore) and known.start == start):  # keeps its listing and copies
+        store = filesystem.find_store(start)
+        if not (isinstance(store, ArchiveStore) and store.start == start):  # keeps its listing and copies
             filesystem.mount_store(start + "/", cls(outer, kind))
         inner = inner.removeprefix(urls.TOP + "/").strip("/")
         return f"{start}/{inner}" if inner not in ("", urls.TOP) else start
 
-    def look(self, place: str) -> StoreEntry:
+    def look(self, path: str) -> StoreEntry:
         """Return the entry; raise NotFoundError or FormatError if the archive cannot be listed."""
-        member = self._members(self._file()).get(self._name(place))
+        member = self._members(self._file()).get(self._name(path))
         if member is not None:
             return _member_stat(member)
-        return "folder" if any(True for _ in self._names_below(place)) else None
+        return "folder" if any(True for _ in self._names_below(path)) else None
 
-    def names(self, place: str) -> list[str]:
+    def names(self, path: str) -> list[str]:
         """Return the names in a folder of the archive, limited only by the archive's member limit."""
-        return sorted(set(self._names_below(place)))
+        return sorted(set(self._names_below(path)))
 
-    def _names_below(self, place: str) -> Iterator[str]:
-        name = self._name(place)
+    def _names_below(self, path: str) -> Iterator[str]:
+        name = self._name(path)
         below = f"{name}/" if name else ""
         members = self._members(self._file())
         return (each[len(below) :].partition("/")[0] for each in members if each.startswith(below))
 
-    def read(self, place: str, seen: FileStat, offset: int, length: int) -> bytes:
+    def read(self, path: str, seen: FileStat, offset: int, length: int) -> bytes:
         """Return these bytes; raise ChangedError if the archive changed after it was listed."""
-        source = self._member(place, seen).source
+        source = self._member(path, seen).source
         if isinstance(source, Span):
             return source.file.read(source.offset + offset, length)
         if isinstance(source, UnpackedSpan):
             if filesystem.find_store(source.file.path) is None:
                 source.file.require_unchanged()
             return filesystem.read_at(source.copy.descriptor, length, source.offset + offset)
-        found = self._copies.read(place, seen, offset, length)
-        if found is None:
+        piece = self._copies.read(path, seen, offset, length)
+        if piece is None:
             data = source.read()
-            self._copies.add(place, seen, 0, len(data), [data])
-            found = data[offset : offset + length]
-        return found
+            self._copies.add(path, seen, 0, len(data), [data])
+            piece = data[offset : offset + length]
+        return piece
 
-    def together(self, place: str, seen: FileStat, parts: list[tuple[int, int]]) -> list[bytes]:
+    def together(self, path: str, seen: FileStat, parts: list[tuple[int, int]]) -> list[bytes]:
         """Return the bytes of many parts."""
-        source = self._member(place, seen).source
+        source = self._member(path, seen).source
         if isinstance(source, Span):
             return list(source.file.together((source.offset + at, length) for at, length in parts))
-        return [self.read(place, seen, *part) for part in parts]
+        return [self.read(path, seen, *part) for part in parts]
 
-    def local(self, place: str, seen: FileStat, offset: int, length: int) -> int:
+    def local(self, path: str, seen: FileStat, offset: int, length: int) -> int:
         """Return a descriptor of a local file with these bytes at their offset."""
-        fetched = f"fetched {format_size(length)} of {urls.display_url(place)}"
+        fetched = f"fetched {format_size(length)} of {urls.display_url(path)}"
         elsewhere = filesystem.find_store(self._outer) is not None
         note = f"{fetched}: this format can be read only from a local file" if elsewhere else None
-        read = functools.partial(self.read, place, seen)
-        return self._copies.descriptor(place, seen, (offset, length), read, note)
+        read = functools.partial(self.read, path, seen)
+        return self._copies.descriptor(path, seen, (offset, length), read, note)
 
-    def _member(self, place: str, seen: FileStat) -> ArchiveMember:
+    def _member(self, path: str, seen: FileStat) -> ArchiveMember:
         members = self._members(self._file()) if self._listed is None else self._listed[1]
-        member = members.get(self._name(place))
+        member = members.get(self._name(path))
         if member is None or _member_stat(member) != seen:
-            raise ChangedError("the archive changed after it was listed", file=place)
+            raise ChangedError("the archive changed after it was listed", file=path)
         return member
 
     def _file(self) -> File:
@@ -947,8 +951,8 @@ class ArchiveStore:
             raise NotFoundError("a device, socket or pipe is not opened", file=self._outer)
         return File.stamp(self._outer)
 
-    def _name(self, place: str) -> str:
-        return place[len(self.start) :].strip("/")
+    def _name(self, path: str) -> str:
+        return path[len(self.start) :].strip("/")
 
     def _members(self, file: File) -> dict[str, ArchiveMember]:
         if self._listed is None or self._listed[0] != file:
@@ -965,11 +969,11 @@ def _member_stat(member: ArchiveMember) -> FileStat:
 
 def _list_zip_members(file: File) -> dict[str, ArchiveMember]:
     archive = read_zip(file)
-    found: dict[str, ArchiveMember] = {}
+    members: dict[str, ArchiveMember] = {}
     for name, member in archive.members.items():
         if not name.endswith("/") and (path := _member_path(name)) is not None:
-            found[path] = ArchiveMember(member.size, archive.source(name))
-    return found
+            members[path] = ArchiveMember(member.size, archive.source(name))
+    return members
 
 
 def _member_path(name: str) -> str | None:
@@ -1011,14 +1015,14 @@ def _list_tar_members(file: File) -> dict[str, ArchiveMember]:
 def _unique_members(
     file: File, members: Iterable[tuple[str, Span | UnpackedSpan]]
 ) -> dict[str, ArchiveMember]:
-    found: dict[str, ArchiveMember] = {}
+    unique: dict[str, ArchiveMember] = {}
     for name, source in members:
         if (path := _member_path(name)) is None:
             continue
-        if path in found:
+        if path in unique:
             raise FormatError(f"two members are named {name[:200]!r}", file=file.path, offset=source.offset)
-        found[path] = ArchiveMember(source.length, source)
-    return found
+        unique[path] = ArchiveMember(source.length, source)
+    return unique
 
 
 def _iter_tar_entries(stream: IO[bytes], file: File) -> Iterator[tuple[str, int, int]]:

@@ -17,10 +17,10 @@ from typing import NoReturn
 
 from ckpttool.core import deferred, limits
 from ckpttool.core.deferred import NamedTuple
+from ckpttool.core.dtypes import dtype_name
 from ckpttool.core.errors import FormatError, TruncatedError
 from ckpttool.core.source import DeflatedSpan, Inline, Shape, Source, Span, Storage, StoragePart, StridedView
 from ckpttool.encodings.archives import ZipArchive
-from ckpttool.encodings.pickle_values import dtype_name
 
 MAGIC = b"\x93NUMPY"
 SUFFIX = ".npy"
@@ -223,13 +223,13 @@ def _read_header(storage: Storage) -> tuple[str | None, bool, Shape, int]:
         _fail(storage, "an array's header is not UTF-8", raw)
     # NumPy removes the L of Python 2's integers in the versions that Python 2 wrote.
     literal = _LONG.sub(lambda match: match[1] or match[2], text) if version < 3 else text
-    found = _parse_entries(storage, text, literal)
-    descr, fortran = found["descr"], found["fortran_order"]
+    entries = _parse_entries(storage, text, literal)
+    descr, fortran = entries["descr"], entries["fortran_order"]
     if not isinstance(descr, str | list | tuple):
         _fail(storage, "an array's type is not one that NumPy writes", text)
     if not isinstance(fortran, bool):
         _fail(storage, "an array's fortran_order is neither True nor False", text)
-    shape = _require_shape(storage, found["shape"])
+    shape = _require_shape(storage, entries["shape"])
     return descr if isinstance(descr, str) else None, fortran, shape, start + length
 
 

@@ -144,11 +144,11 @@ def _holds_code(args: tuple[Any, ...]) -> bool:
     data = bytes(args[0]) if len(args) == 1 and isinstance(args[0], bytes | StoredBytes) else b""
     at = 0
     for _ in range(_PICKLES):
-        found = scan_pickle(data[at : at + _WINDOW])
-        found = scan_pickle(data[at:]) if found.cut else found
-        if found.end is None or unsafe_references(found.code_references):
+        scan = scan_pickle(data[at : at + _WINDOW])
+        scan = scan_pickle(data[at:]) if scan.cut else scan
+        if scan.end is None or unsafe_references(scan.code_references):
             return True
-        at += found.end
+        at += scan.end
     return False
 
 

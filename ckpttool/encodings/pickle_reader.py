@@ -78,9 +78,9 @@ class NameUsage:
         self.calls = 0
         self.worst: Verdict = PLAIN
 
-    def judge(self, found: Verdict) -> None:
+    def judge(self, verdict: Verdict) -> None:
         """Count the verdict on a call."""
-        self.worst = worse_verdict(self.worst, found)
+        self.worst = worse_verdict(self.worst, verdict)
 
     def reference(self, base: int) -> CodeReference:
         """Return the record; a dangerous name has one even if only its harmless calls were counted."""
@@ -252,18 +252,18 @@ class PickleMachine:
             return OpaqueKey(value)
         if len(target) < SPREAD:
             return value
-        known = self.keys.get(id(target))
-        if known is None:
-            known = self.keys[id(target)] = KeyTracker(target)
-        return self.built(lambda key: known.keep(key, self.limits.pickle_hashed_keys), value)
+        tracker = self.keys.get(id(target))
+        if tracker is None:
+            tracker = self.keys[id(target)] = KeyTracker(target)
+        return self.built(lambda key: tracker.keep(key, self.limits.pickle_hashed_keys), value)
 
     def name(self, target: Global) -> NameUsage:
         """Return the record of a name, creating it at its first occurrence."""
-        found = self.names.get(target)
-        if found is None:
-            found = NameUsage(target, self.builders.get(target.full), self.position)
-            self.names[target] = found
-        return found
+        usage = self.names.get(target)
+        if usage is None:
+            usage = NameUsage(target, self.builders.get(target.full), self.position)
+            self.names[target] = usage
+        return usage
 
     def call(self, function: Any, args: Any, kwargs: Any = None, *, new: bool = False) -> Any:
         """Return the inert result of a call: data if a builder supports it, otherwise a PickleObject.
@@ -679,9 +679,9 @@ def _dict(machine: PickleMachine, at: int) -> int:
 
 def _frozenset(machine: PickleMachine, at: int) -> int:
     items = machine.since_mark()
-    made = Set("builtins.frozenset")
-    machine.built(made.add, items)
-    machine.stack.append(made)
+    values = Set("builtins.frozenset")
+    machine.built(values.add, items)
+    machine.stack.append(values)
     return at
 
 
@@ -711,9 +711,9 @@ def _register_global(machine: PickleMachine, module: Any, name: Any) -> Global:
         machine.fail("the pickle contains a name that is not text", machine.position)
     if len(module) + len(name) > machine.limits.pickle_name:
         machine.exceed("pickle_name", "a name is too long", len(module) + len(name))
-    found = Global(RENAMED.get(module, module), name)
-    machine.name(found)
-    return found
+    target = Global(RENAMED.get(module, module), name)
+    machine.name(target)
+    return target
 
 
 def _global(machine: PickleMachine, at: int) -> int:

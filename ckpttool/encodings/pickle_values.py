@@ -11,10 +11,8 @@ from typing import Any
 
 from ckpttool.core import deferred, limits
 from ckpttool.core.deferred import NamedTuple, dataclass
-from ckpttool.core.dtypes import np
+from ckpttool.core.dtypes import dtype_name, np
 from ckpttool.core.errors import FormatError, UnsupportedError
-
-# Contents of a pickle as inert data: names that are not looked up, calls that are not executed.
 
 # Names in Python 2 and pickle protocols below 3 for today's modules (Lib/_compat_pickle.py).
 RENAMED = {"__builtin__": "builtins", "copy_reg": "copyreg", "cPickle": "pickle", "exceptions": "builtins"}
@@ -241,17 +239,17 @@ Builder = Callable[[tuple[Any, ...]], Any]
 def _dict_builder(name: str) -> Builder:
     def build(args: tuple[Any, ...]) -> object:
         # A defaultdict's argument creates its missing values; a Counter's is its contents.
-        made = Dict(name)
+        result = Dict(name)
         if name != "collections.defaultdict" and len(args) == 1 and type(args[0]) in (dict, Dict):
-            made.update(args[0])
+            result.update(args[0])
         elif name == "collections.OrderedDict" and len(args) == 1 and _are_text_pairs(args[0]):
             # Python 2.7's Lib/collections.py, OrderedDict.__reduce__, passes the items as pairs.
-            made.update(args[0])
+            result.update(args[0])
         elif args and not (name == "collections.defaultdict" and _is_default_factory(args)):
             if len(args) > 2 or name == "collections.Counter":
                 raise FormatError(f"a {name} is created from arguments that no pickler writes")
             return NotImplemented
-        return made
+        return result
 
     return build
 
@@ -271,12 +269,12 @@ def _set_builder(name: str) -> Builder:
     def build(args: tuple[Any, ...]) -> object:
         if len(args) > 1:
             raise FormatError(f"a {name} is created from {len(args):,} arguments")
-        known = not args or isinstance(args[0], list | tuple)
-        if not known:
+        plain = not args or isinstance(args[0], list | tuple)
+        if not plain:
             return NotImplemented
-        made = Set(name)
-        made.add(args[0] if args else ())
-        return made
+        result = Set(name)
+        result.add(args[0] if args else ())
+        return result
 
     return build
 
@@ -348,20 +346,7 @@ CONTAINERS: Mapping[str, Builder] = {
     "copyreg._reconstructor": _build_object,
     "copyreg.__newobj__": _build_object,
 }
-
-
-# NumPy's arrays, scalars and dtypes as stored in pickles; numpy itself is not needed to read them.
-#
-# Sources: numpy/_core/src/multiarray/methods.c (array_reduce, array_setstate), descriptor.c
-# (arraydescr_reduce), scalartypes.c.src (gentype_reduce), numpy/_core/numeric.py (_frombuffer).
-
-# Type codes of the supported formats, with struct's code where a scalar can become a number.
-_NAMES = {
-    "b1": "bool", "f2": "float16", "f4": "float32", "f8": "float64", "c8": "complex64", "c16": "complex128",
-    "i1": "int8", "i2": "int16", "i4": "int32", "i8": "int64",
-    "u1": "uint8", "u2": "uint16", "u4": "uint32", "u8": "uint64",
-}  # fmt: skip
-_CODES = {name: code for code, name in _NAMES.items()}
+# struct's codes of NumPy's types, where a scalar can become a number.
 _SCALARS = {
     "b1": "?", "f2": "e", "f4": "f", "f8": "d", "c8": "ff", "c16": "dd",
     "i1": "b", "i2": "h", "i4": "i", "i8": "q", "u1": "B", "u2": "H", "u4": "I", "u8": "Q",
@@ -404,7 +389,7 @@ class PickledDType(StatefulValue):
     @property
     def name(self) -> str | None:
         """Our name of the type; None for objects, text, dates and records."""
-        return _NAMES.get(self.code)
+        return dtype_name(self.code)
 
 
 def _parse_byte_order(state: Any, *, number: bool) -> str:
@@ -480,11 +465,11 @@ class Array(StatefulValue):
 
     def parts(self) -> ArrayContents | None:
         """Return the contents; None if only the class is known."""
-        found = self.held
-        if found is not None and isinstance(found.data, list):
+        contents = self.held
+        if contents is not None and isinstance(contents.data, list):
             # The list may have grown since NumPy read it.
-            _require_filled_shape(found.type, found.shape, found.data)
-        return found
+            _require_filled_shape(contents.type, contents.shape, contents.data)
+        return contents
 
 
 def _make_contents(kind: PickledDType, shape: tuple[Any, ...], fortran: bool, data: Any) -> ArrayContents:
@@ -530,27 +515,27 @@ def _build_dtype(args: tuple[Any, ...]) -> object:
     if not isinstance(args[0], str) or len(args[0]) > _LONGEST:
         return NotImplemented
     order = args[0][:1] if args[0][:1] in _ORDERS else "="
-    made = PickledDType(args[0][1:] if args[0][:1] in _ORDERS else args[0], order)
-    if not _CODE.fullmatch(made.code):
+    dtype = PickledDType(args[0][1:] if args[0][:1] in _ORDERS else args[0], order)
+    if not _CODE.fullmatch(dtype.code):
         return NotImplemented
     if (
-        made.code[0] in "biufc"
-        and len(made.code) > 1
-        and made.name is None
-        and made.code not in _LONG_DOUBLE_CODES
+        dtype.code[0] in "biufc"
+        and len(dtype.code) > 1
+        and dtype.name is None
+        and dtype.code not in _LONG_DOUBLE_CODES
     ):
         raise FormatError(
-            "a numpy dtype has a size that does not exist for its kind", found=made.code[:_SHOWN]
+            "a numpy dtype has a size that does not exist for its kind", found=dtype.code[:_SHOWN]
         )
-    made.fixed = made.name is not None and (len(args) < 3 or not args[2])
-    return made
+    dtype.fixed = dtype.name is not None and (len(args) < 3 or not args[2])
+    return dtype
 
 
 def make_array(*state: Any) -> Array:
     """Return the array of this state."""
-    found = Array()
-    found.set_state(state)
-    return found
+    array = Array()
+    array.set_state(state)
+    return array
 
 
 def _build_empty_array(args: tuple[Any, ...]) -> object:
@@ -629,16 +614,6 @@ def _build_dill_array(args: tuple[Any, ...]) -> object:
     return make_array(*args[2]) if args[0].full in _RECONSTRUCT else NotImplemented
 
 
-def dtype_name(code: str) -> str | None:
-    """Return our name of NumPy's type `code` ("f4"), None if there is none."""
-    return _NAMES.get(code)
-
-
-def numpy_code(name: str) -> str | None:
-    """Return NumPy's code of our type `name` ("float32": "f4"), None if there is none."""
-    return _CODES.get(name)
-
-
 def pickle_array(code: str, shape: tuple[int, ...], data: bytes) -> PickleObject:
     """Return the calls that a pickle needs for an array of NumPy's type `code` ("f4") in C order.
 
@@ -672,8 +647,6 @@ BUILDERS: Mapping[str, Builder] = {
     },
 }
 
-
-# Write pickles of protocol 2 or 4 from the reader's inert values; equal values give equal bytes.
 
 # Protocol 2 is Python 2's: its readers use these modules' old names (Lib/_compat_pickle.py), and it
 # has no bytes type. Protocol 4 has no opcodes that read to the end of a line, which some streams cannot do.

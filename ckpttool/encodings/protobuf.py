@@ -13,8 +13,6 @@ from ckpttool.core.deferred import NamedTuple
 from ckpttool.core.errors import ChecksumError, CkpttoolError, FormatError, TruncatedError
 from ckpttool.core.source import File
 
-# Base-128 varints: the little-endian, seven-bits-a-byte numbers of protobuf and sstables.
-
 MAX_VARINT_BYTES = 10
 _SIGN, _RANGE = 1 << 63, 1 << 64
 
@@ -84,7 +82,7 @@ def parse_fields(data: Data, schema: Schema | None = None) -> list[tuple[int, in
     Submessages stay runs of bytes, which the caller may parse, so hostile nesting costs nothing.
     Groups (deprecated, unused by TensorFlow) are rejected.
     """
-    found: list[tuple[int, int | Data]] = []
+    fields: list[tuple[int, int | Data]] = []
     at, stop = 0, len(data)
     while at < stop:
         tag = data[at]
@@ -98,19 +96,19 @@ def parse_fields(data: Data, schema: Schema | None = None) -> list[tuple[int, in
                     value, at = read_varint(data, at + 1, stop)
                 kinds = NUMBER if schema is None else schema.get(tag >> 3)
                 if kinds is not None and (kinds & NUMBER or _matches_schema(kinds, VARINT, at)):
-                    found.append((tag >> 3, value))
+                    fields.append((tag >> 3, value))
                 continue
             end = at + 2 + value
             if wire == BYTES and value < 0x80 and end <= stop:
                 kinds = DELIMITED if schema is None else schema.get(tag >> 3)
                 if kinds is not None and (kinds & DELIMITED or _matches_schema(kinds, BYTES, at)):
-                    found.append((tag >> 3, data[at + 2 : end]))
+                    fields.append((tag >> 3, data[at + 2 : end]))
                 at = end
                 continue
         wire, field, at = _read_field(data, at, stop)
         if schema is None or _matches_schema(schema.get(field[0]), wire, at):
-            found.append(field)
-    return found
+            fields.append(field)
+    return fields
 
 
 def iter_fields(
@@ -207,11 +205,11 @@ def as_ints(value: int | bytes | memoryview) -> list[int]:
     """Return the signed numbers of a repeated field's value, packed or not."""
     if isinstance(value, int):
         return [as_int(value)]
-    found, at = [], 0
+    numbers, at = [], 0
     while at < len(value):
         unsigned, at = read_varint(value, at, len(value))
-        found.append(to_signed(unsigned))
-    return found
+        numbers.append(to_signed(unsigned))
+    return numbers
 
 
 def as_int32s(value: int | bytes | memoryview) -> list[int]:
@@ -473,14 +471,14 @@ def iter_scalars(file: File, tags: Collection[str]) -> Iterator[ScalarEvent]:
 
     Raise FormatError if the records are not events, and the errors of `iter_records`.
     """
-    wanted = {tag.encode(): tag for tag in tags}
+    names = {tag.encode(): tag for tag in tags}
     # Most events of a training run are losses: searching the bytes takes a tenth of the time of parsing them.
-    named = re.compile(b"|".join(map(re.escape, wanted)))
+    named = re.compile(b"|".join(map(re.escape, names)))
     for at, data in iter_records(file):
         if at and named.search(data) is None:
             continue
         try:
-            yield from _iter_event_scalars(data, wanted)
+            yield from _iter_event_scalars(data, names)
         except CkpttoolError as error:
             raise FormatError("a record is not an event", file=file.path, offset=at) from error
 
@@ -504,7 +502,7 @@ def _event_record(wall_time: float, step: int, what: bytes) -> bytes:
     return encode_record(when + what)
 
 
-def _iter_event_scalars(data: bytes, wanted: Mapping[bytes, str]) -> Iterator[ScalarEvent]:
+def _iter_event_scalars(data: bytes, tags: Mapping[bytes, str]) -> Iterator[ScalarEvent]:
     step = kind = 0
     parts: list[bytes] = []
     for number, value in parse_fields(data, _EVENT):
@@ -516,12 +514,12 @@ def _iter_event_scalars(data: bytes, wanted: Mapping[bytes, str]) -> Iterator[Sc
     if kind != _SUMMARY:
         return
     for _, value in parse_fields(merge_messages(parts, b""), {_VALUE: DELIMITED}):
-        tag, scalar = _parse_summary_value(as_message(value), wanted)
+        tag, scalar = _parse_summary_value(as_message(value), tags)
         if tag is not None and scalar is not None:
             yield ScalarEvent(tag, step, scalar)
 
 
-def _parse_summary_value(data: bytes, wanted: Mapping[bytes, str]) -> tuple[str | None, float | None]:
+def _parse_summary_value(data: bytes, tags: Mapping[bytes, str]) -> tuple[str | None, float | None]:
     """Return the tag and number of a summary's value, None for another tag or kind of value."""
     tag, kind, simple = b"", 0, 0
     tensors: list[bytes] = []
@@ -535,11 +533,11 @@ def _parse_summary_value(data: bytes, wanted: Mapping[bytes, str]) -> tuple[str 
             simple = value
         else:
             tensors.append(value)
-    if tag not in wanted or kind not in (_SIMPLE, _TENSOR):
+    if tag not in tags or kind not in (_SIMPLE, _TENSOR):
         return None, None
     if kind == _SIMPLE:
-        return wanted[tag], _bits_to_float(simple)
-    return wanted[tag], _tensor_scalar(merge_messages(tensors, b""))
+        return tags[tag], _bits_to_float(simple)
+    return tags[tag], _tensor_scalar(merge_messages(tensors, b""))
 
 
 def _bits_to_float(bits: int) -> float:

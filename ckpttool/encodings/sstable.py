@@ -71,7 +71,7 @@ def read_table(data: bytes) -> list[TableEntry]:
     meta, index = parse_footer(data)
     room = _table_room(len(data))
     _read_limited_block(data, meta, room)
-    found: list[TableEntry] = []
+    table: list[TableEntry] = []
     lower: bytes | None = None
     free = 0
     for bound, value in _read_limited_block(data, index, room):
@@ -83,9 +83,9 @@ def read_table(data: bytes) -> list[TableEntry]:
         entries = _read_limited_block(data, handle, room)
         _require_key_range(lower, entries, bound, handle.offset)
         lower = bound
-        found += entries
+        table += entries
         room = room[0] - len(entries), room[1] - sum(len(key) for key, _ in entries)
-    return found
+    return table
 
 
 def _read_limited_block(data: bytes, handle: BlockHandle, room: Room) -> list[TableEntry]:
@@ -142,13 +142,13 @@ def _read_block(data: bytes, handle: BlockHandle, room: Room) -> list[TableEntry
     _require_within(handle, len(data))
     stop = offset + size
     stored = source.unmask_crc(int.from_bytes(data[stop + 1 : stop + TRAILER], "little"))
-    found = source.crc32c(data[offset : stop + 1])
-    if stored != found:
+    checksum = source.crc32c(data[offset : stop + 1])
+    if stored != checksum:
         raise ChecksumError(
             "the checksum of a block of the table does not match: the file is damaged",
             offset=offset,
             expected=f"{stored:08x}",
-            found=f"{found:08x}",
+            found=f"{checksum:08x}",
         )
     kind = data[stop]
     if kind not in (_NONE, _SNAPPY):
@@ -192,7 +192,7 @@ def _decompress_snappy(data: bytes) -> bytes:
 
 def _parse_entries(block: bytes, room: Room) -> list[TableEntry]:
     restarts, stop = _restart_points(block)
-    found: list[TableEntry] = []
+    entries: list[TableEntry] = []
     starts = set()
     previous: bytes | None = None
     key = b""
@@ -213,16 +213,16 @@ def _parse_entries(block: bytes, room: Room) -> list[TableEntry]:
             order = "a duplicate key" if key == previous else "keys out of order"
             raise FormatError(f"the table has {order}", offset=start, found=repr(key[:80]))
         at = middle + length
-        found.append((key, block[middle:at]))
+        entries.append((key, block[middle:at]))
         previous = key
         spent += len(key)
         if spent > most_bytes:
             raise FormatError("the keys of the table are far longer than the table", offset=start)
-        if len(found) > most_entries:
-            raise limits.limit_error("entries", "the table has too many entries", len(found), offset=start)
-    if found and not starts.issuperset(restarts):
+        if len(entries) > most_entries:
+            raise limits.limit_error("entries", "the table has too many entries", len(entries), offset=start)
+    if entries and not starts.issuperset(restarts):
         raise FormatError("a restart point of a block is not the start of a whole key", offset=stop)
-    return found
+    return entries
 
 
 def _restart_points(block: bytes) -> tuple[tuple[int, ...], int]:
@@ -332,13 +332,13 @@ def read_value(file: File, block: BlockHandle, key: bytes) -> bytes:
     with locate_errors(file=file.path):
         places = _block_value_places(file, block)
         if places is None:
-            found = _cached_entries(file, block).get(key)
+            value = _cached_entries(file, block).get(key)
         else:
-            place = places.get(key)
-            found = None if place is None else file.read(*place)
-    if found is None:
+            span = places.get(key)
+            value = None if span is None else file.read(*span)
+    if value is None:
         raise FormatError("the table lacks an expected entry", file=file.path, offset=block.offset)
-    return found
+    return value
 
 
 def _read_footer(file: File) -> tuple[BlockHandle, BlockHandle]:

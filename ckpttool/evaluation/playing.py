@@ -29,6 +29,7 @@ from ckpttool.core.text import format_count
 from ckpttool.core.tree import Tree
 from ckpttool.core.urls import format_command
 from ckpttool.evaluation import environments, restore, wrappers
+from ckpttool.evaluation.agent_facts import NO_FACTS, AgentFacts
 from ckpttool.evaluation.agent_networks import (
     ActionBounds,
     derive_network_settings,
@@ -38,7 +39,6 @@ from ckpttool.evaluation.agent_networks import (
     require_facts,
 )
 from ckpttool.evaluation.environments import ADAPTERS, POSITIONS, ZERO_FORCES
-from ckpttool.evaluation.evidence import NO_FACTS, AgentFacts
 from ckpttool.evaluation.gymnasium_engine import ATARI_SIDE, OBS, EnvSpec, VectorEnv
 from ckpttool.evaluation.protocol import Evaluation, EvaluationEnvironment, PlayableAgent, Protocol
 from ckpttool.evaluation.restore import Agent, restore_agent
@@ -95,8 +95,6 @@ class EvaluationOptions:
         """Return the environment to play in; raise UsageError if none is given or recorded."""
         return choose_environment(agent, self.env, self.protocol)
 
-
-# `eval`: restore an agent, play it with fixed seeds, and report results and assumptions.
 
 # Variance that running statistics report for a constant value, because of their initial count.
 _CONSTANT = 1e-6

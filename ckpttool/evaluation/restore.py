@@ -34,12 +34,11 @@ from ckpttool.core.sidecar import LedgerEntries, LedgerEntry, Sidecar, Topic
 from ckpttool.core.source import File, Inline, MissingShard
 from ckpttool.core.tree import Leaf, Path, Tree, ValueLeaf, attr, display
 from ckpttool.core.urls import format_command
-from ckpttool.evaluation import evidence
-from ckpttool.evaluation.evidence import GIVEN, NO_FACTS, AgentFacts
-from ckpttool.formats import onnx, tf_common
+from ckpttool.evaluation import evidence, stored_settings
+from ckpttool.evaluation.agent_facts import GIVEN, NO_FACTS, AgentFacts
 from ckpttool.formats.detect import ensure_open, find_location, open_checkpoint
 from ckpttool.formats.probe import Format
-from ckpttool.libraries import recognize, schema, single_networks, tf_names
+from ckpttool.libraries import layer_connections, recognize, schema, single_networks
 from ckpttool.libraries.recognize import recognize_checkpoint, recognize_tree
 from ckpttool.libraries.schema import (
     NETWORKS,
@@ -458,6 +457,8 @@ def _read_companion(file: str) -> Tree:
         except FormatError:
             return Tree({})  # other programs use this file name too: no reason to reject the checkpoint
     if file.endswith(".pbtxt"):
+        from ckpttool.formats import tf_common
+
         return settings.tree_from_json(tf_common.read(file), "the file")
     return settings.read_yaml(file) if file.endswith((".yml", ".yaml")) else open_checkpoint(file).tree
 
@@ -933,7 +934,7 @@ def build_agent(
     binding = with_names(binding, checkpoint.tree, own.sidecar)
     binding, used = with_companions(binding, checkpoint)
     binding = with_records(binding, checkpoint.tree, checkpoint)
-    binding = tf_names.check_connections(binding, checkpoint.tree, own.sidecar)
+    binding = layer_connections.check_connections(binding, checkpoint.tree, own.sidecar)
     tree = select_network_leaves(checkpoint.tree, binding)
     stated = binding.facts.stated
     contradicted = find_contradictions(own.sidecar, read_metadata(binding, tree), binding.facts)
@@ -1028,11 +1029,11 @@ def with_records(binding: RecognizedAgent, tree: Tree, checkpoint: Checkpoint) -
     if part is not None and binding.layout != NO_LAYOUT and part.component not in binding.fronts:
         width, _ = layer_widths(select_network_leaves(tree, binding), part)
         binding = schema.apply_statistics(binding, tree, width)
-    binding = tf_names.read_hidden_activations(binding, checkpoint)
+    binding = layer_connections.read_hidden_activations(binding, checkpoint)
     part = binding.policy
     if part is None or binding.layout == NO_LAYOUT:
         return binding
-    return evidence.apply_stored_settings(
+    return stored_settings.apply_stored_settings(
         binding, tree, layer_widths(select_network_leaves(tree, binding), part)[1]
     )
 
@@ -1197,7 +1198,7 @@ def read_verified_sidecar(checkpoint: Checkpoint, sha256: str | None = None) -> 
     and continuing without them would give silently wrong results.
     """
     found = sidecar.load_sidecar(checkpoint.path)
-    if checkpoint.format == onnx.NAME:
+    if checkpoint.format == recognize.ONNX_FORMAT:
         return _onnx_metadata(checkpoint, found)
     waiting = sidecar.find_pending_sidecars(checkpoint.path) if found is None else {}
     if found is None and not waiting:

@@ -16,8 +16,6 @@ from ckpttool.evaluation.gymnasium_engine import OBS, Agreement, VectorEnv
 from ckpttool.evaluation.simulators import HINT, DeviceVector
 from ckpttool.networks.network import NOISE, DrawLaw, Observation, Policy, State
 
-# Processing of actions between policy and environment: sampling or exploration noise, then the bounds.
-
 # Relative tolerance of the bounds: a smaller excess is rounding, clipped without a note.
 ROUNDING = 1e-5
 
@@ -226,8 +224,6 @@ class ActionLimits:
             self._refuse_row(actions, int(rows[~finite][0]), "action is", episodes, lengths)
         self.clipped[rows] += (abs(played - within) > self.slack).any(axis=1)
 
-
-# Policy rollouts: fixed seeds per episode index, one batch shape, undiscounted returns.
 
 Progress = Callable[[int, int, int], None]
 """Callback with the number of finished episodes, their total, and the number of steps."""

@@ -39,8 +39,6 @@ from ckpttool.version import __version__
 _Task = TypeVar("_Task")
 _Result = TypeVar("_Result")
 
-# Batches of agents, and playing one.
-
 # Larger batches gain little (docs/decisions/0020-evaluation-batches.md), and smaller ones leave work for
 # more processes.
 ROWS = 320
@@ -140,8 +138,6 @@ def _play_together(batch: EvaluationBatch, environments: EnvironmentPool, progre
     vector = environments.of(agents[0].place, len(agents) * how.at_once, how.engine, how.device)
     return {each.checkpoint: each for each in play_stacked(agents, how, vector, progress)}
 
-
-# Jobs of worker processes, in a pool or a cluster, and their distribution.
 
 _ENVIRONMENTS = EnvironmentPool()
 """environments of a worker process"""
@@ -464,8 +460,6 @@ def share_cores(jobs: int) -> list[tuple[int, ...]]:
         return [(cores[job % len(cores)],) for job in range(jobs)]
     return [tuple(cores[job::jobs]) for job in range(jobs)]
 
-
-# A Ray cluster, started on this machine or at an address.
 
 LOCAL = "local"
 # How often a batch is retried on another worker after its worker was lost.

@@ -149,8 +149,6 @@ def whole_file(file: File) -> Span:
     return Span(file, 0, file.size)
 
 
-# Run the child process that lists an HDF5 file, and turn each way it can fail into one message.
-
 _START = child_process.child_program("from ckpttool.formats.hdf5_child import main; main(sys.argv[2:])")
 # Average limit per object in the child's output: bytes and JSON values.
 _BYTES, _VALUES = 256, 16
@@ -623,8 +621,6 @@ class OversizedSource(NamedTuple):
         """Raise LimitError."""
         raise _size_limit_error("the file's datasets declare", self.declared, self.base.length, self.base)
 
-
-# Validate the child process's listing of an HDF5 file: nothing impossible for the file is accepted.
 
 _MOST = (1 << 63) - 1
 

@@ -10,15 +10,15 @@ from typing import IO, Any
 from ckpttool.core import deferred, dtypes
 from ckpttool.core.checkpoint import Checkpoint, Integrity
 from ckpttool.core.deferred import NamedTuple, dataclass, field
+from ckpttool.core.dtypes import numpy_code
 from ckpttool.core.errors import UnsupportedError, abbreviate_list, locate_errors
 from ckpttool.core.source import File, Inline, Span
 from ckpttool.core.tree import Container, Leaf, Path, Record, Tree, ValueLeaf, display, key
 from ckpttool.encodings import archives, npy
 from ckpttool.encodings.archives import ZipWriter
 from ckpttool.encodings.npy import NpyArray
-from ckpttool.encodings.pickle_values import numpy_code
 from ckpttool.formats import embedded_tree, tensor_bytes
-from ckpttool.formats.pickles import role_by_last_name
+from ckpttool.formats.name_roles import role_by_last_name
 from ckpttool.formats.probe import OutputFile, Probe
 
 # NumPy arrays in a file: `.npz` (a zip of arrays by name) and `.npy` (one array); written as `.npz`.

@@ -11,7 +11,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
-from ckpttool.core import limits, text
+from ckpttool.core import dtypes, limits, text
 from ckpttool.core.code_references import CodeReference, merge_references, relocate_references
 from ckpttool.core.deferred import NamedTuple
 from ckpttool.core.errors import CkpttoolError, FormatError, UnsupportedError
@@ -23,7 +23,6 @@ from ckpttool.core.tree import (
     Path,
     PathStep,
     Record,
-    Role,
     Tree,
     ValueLeaf,
     attr,
@@ -48,7 +47,7 @@ from ckpttool.encodings.pickle_values import (
     is_plain,
 )
 from ckpttool.formats import pickle_signatures, tensor_bytes
-from ckpttool.formats.tf_common import role_by_name
+from ckpttool.formats.name_roles import PickledArrayRole, dotted_name
 
 if TYPE_CHECKING:
     from ckpttool.encodings import pickle_reader
@@ -325,7 +324,7 @@ PROTOCOL = 4
 
 def dtype_code(leaf: Leaf, path: Path) -> str:
     """Return NumPy's code of the tensor's type ("f4"); raise UnsupportedError if there is none."""
-    found = pickle_values.numpy_code(leaf.dtype)
+    found = dtypes.numpy_code(leaf.dtype)
     if found is None:
         raise UnsupportedError(f"a NumPy array cannot hold a tensor of type {leaf.dtype}", path=display(path))
     return found
@@ -605,27 +604,8 @@ def _state(state: Any) -> Iterator[tuple[PathStep, Any, Via]]:
         yield attr("__state__"), state, "args"
 
 
-# stable_baselines/common/running_mean_std.py, RunningMeanStd; gymnasium's has the same names.
-_STATISTICS = frozenset(("mean", "var"))
-# Other state of VecNormalize (stable_baselines3/common/vec_env/vec_normalize.py).
-_APART = frozenset(("observation_space", "action_space", "old_obs", "old_reward", "ret_rms"))
-
-
-class PickledArrayRole(NamedTuple):
-    """The role of a tensor; `of` and `slot` as in a Leaf."""
-
-    role: Role
-    of: Path | None = None
-    slot: str | None = None
-
-
 # Determine the role of an array or number at a path from its dtype and shape ("" and () for a number).
 Uses = Callable[[Path, str, tuple[int, ...]], PickledArrayRole]
-
-
-def dotted_name(path: Path) -> str:
-    """Return the dotted name of a path."""
-    return ".".join(str(step.value) for step in path)
 
 
 class PickleWalk(PickleTraversal[None]):
@@ -702,15 +682,3 @@ class PickleWalk(PickleTraversal[None]):
         name = display_exact(path) if name in self.keys else name
         self.keys.add(name)
         return name
-
-
-def role_by_last_name(path: Path, dtype: str, shape: tuple[int, ...]) -> PickledArrayRole:
-    """Return an array's role based on its name alone: weights, statistics (RunningMeanStd), or a counter."""
-    last = path[-1].value if path else None
-    if not dtype:
-        return PickledArrayRole("other")
-    if last in _STATISTICS:
-        return PickledArrayRole("buffer")
-    if not _APART.isdisjoint(step.value for step in path):
-        return PickledArrayRole("other")
-    return PickledArrayRole(role_by_name(path, dotted_name(path), dtype, shape))

@@ -20,10 +20,11 @@ from ckpttool.encodings import pickle_values
 from ckpttool.encodings.pickle_values import Global, PickleObject, StoredBytes, dumps
 from ckpttool.formats import pickles
 from ckpttool.formats.file_listing import FileListing
+from ckpttool.formats.name_roles import PickledArrayRole, role_by_name
 from ckpttool.formats.pickle_signatures import CHECKPOINT, find_pickle_format
-from ckpttool.formats.pickles import LoadedPickle, PickledArrayRole, PickleWalk, load_pickle, load_pickle_file
+from ckpttool.formats.pickles import LoadedPickle, PickleWalk, load_pickle, load_pickle_file
 from ckpttool.formats.probe import OutputFile, Probe
-from ckpttool.formats.tf_common import VariableInfo, role_by_name, tree_by_name
+from ckpttool.formats.tf_common import VariableInfo, tree_by_name
 
 # RLlib checkpoints: the single file `checkpoint-N` of version 0.1, and the folders of version 1.0 and later.
 #

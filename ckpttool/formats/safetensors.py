@@ -242,8 +242,6 @@ def _require_dense(file: File, entries: Mapping[str, SafetensorsEntry], start: i
         )
 
 
-# The content of a safetensors file: its tensors by name, tied names as aliases, the embedded tree.
-
 # Metadata that identifies the writer's framework, not a tensor's second name.
 FORMAT = "format"
 RECORD = "safetensors.Tensor"

@@ -36,11 +36,11 @@ from ckpttool.encodings.archives import ZipWriter
 from ckpttool.encodings.pickle_values import Array, Global, PickleObject, dumps
 from ckpttool.formats import child_process, pickles, tensor_bytes, torch_legacy
 from ckpttool.formats.file_listing import FileListing, join_trees
+from ckpttool.formats.name_roles import PickledArrayRole, role_by_name
 from ckpttool.formats.pickle_signatures import find_pickle_format
 from ckpttool.formats.pickles import (
     SERIALIZED,
     LoadedPickle,
-    PickledArrayRole,
     PickleWalk,
     array_source,
     load_pickle_file,
@@ -48,7 +48,7 @@ from ckpttool.formats.pickles import (
     read_settings,
 )
 from ckpttool.formats.probe import OutputFile, Probe, WritingFormatDefinition
-from ckpttool.formats.tf_common import VariableInfo, role_by_name, tree_by_name
+from ckpttool.formats.tf_common import VariableInfo, tree_by_name
 
 # Agents of Stable-Baselines3 (PyTorch) and of libraries built on it: their zips, packed or unpacked.
 #

@@ -42,6 +42,7 @@ from ckpttool.core.tree import Alias, Container, Leaf, Path, PathStep, Role, Tre
 from ckpttool.encodings import protobuf, sstable
 from ckpttool.encodings.protobuf import Message
 from ckpttool.formats import tf_common, tf_object_graph
+from ckpttool.formats.name_roles import role_by_name
 from ckpttool.formats.probe import OutputFile, Probe, Shard, ShardPlan, shard_pieces
 from ckpttool.formats.tensor_bytes import iter_exact
 from ckpttool.formats.tf_common import (
@@ -49,13 +50,10 @@ from ckpttool.formats.tf_common import (
     VariableInfo,
     assemble_slices,
     count_elements,
-    role_by_name,
     slice_box,
     tree_by_name,
 )
 from ckpttool.formats.tf_object_graph import KEY, MARK, Graph
-
-# TensorFlow checkpoints: an index of tensors and the data shards beside it.
 
 NAME = "tensor_bundle"
 TITLE = "TensorFlow checkpoint (index and data shards)"
@@ -88,9 +86,6 @@ def read(location: str) -> Checkpoint:
     writer = f"tensor bundle version {listing.header.producer}"
     files = (index, *listing.files())
     return Checkpoint(location, NAME, tree, files, writer, "crc32c", (*listing.notes(), *notes))
-
-
-# Resolve a path to a TensorFlow checkpoint: a prefix, its index, a shard, a state file, or a folder.
 
 
 def _match_prefix(probe: Probe) -> str | None:
@@ -560,8 +555,6 @@ def _check_size(entry: BundleEntry, dtype: dtypes.DType, elements: int) -> None:
         )
 
 
-# Combine an object graph with the keys of a bundle: one name, role and owner for every tensor.
-
 SHOWN = 3  # names in a note
 
 
@@ -765,8 +758,6 @@ def _notes(
         most = tf_object_graph.MAX_ALIASES
         yield f"some variables have more paths than are listed (at most {most} besides the first)"
 
-
-# Names of a tree's tensors without an object graph, as in TensorFlow 1.
 
 # tensorflow/python/framework/ops.py, _VALID_OP_NAME_REGEX: valid variable names.
 _LEGAL = deferred.compile(r"[A-Za-z0-9.][A-Za-z0-9_.\\/>-]*")
@@ -975,9 +966,6 @@ def _require_count(shards: int) -> None:
         raise UnsupportedError(
             "invalid number of shards for a checkpoint", expected=f"1 to {MAX_SHARDS:,}", found=f"{shards:,}"
         )
-
-
-# The files.
 
 
 class _BundleRow(NamedTuple):

@@ -36,6 +36,7 @@ from ckpttool.core.source import (
 from ckpttool.core.tree import Leaf, Path, PathStep, Role, Tree
 from ckpttool.encodings import protobuf
 from ckpttool.encodings.protobuf import Message
+from ckpttool.formats.name_roles import role_by_name
 from ckpttool.formats.probe import Probe
 
 # TensorFlow's state file `checkpoint`: lists the checkpoints in a folder and names the latest one.
@@ -500,8 +501,6 @@ def _signed(value: int) -> bytes:
     return (code ^ (1 << bits) - 1 if value < 0 else code).to_bytes(length, "big")
 
 
-# Tensors stored in slices, and tensors that can only be listed: shared by TensorFlow's V1 and V2.
-
 # Each axis doubles the work of checking that slices cover their tensor; partitioners cut one axis.
 MAX_CUT_AXES = 4
 
@@ -913,16 +912,6 @@ def _unescape(match: re.Match[str]) -> str:
     return _LETTERS.get(letter, letter)
 
 
-# Variables identified by name alone: their facts, roles from their names, and the tree of a whole file.
-#
-# Used by every TensorFlow format; object graphs contain more (object_graph.leaves).
-
-_STATISTICS = frozenset(
-    ("moving_mean", "moving_variance", "moving_mean_squared", "moving_stddev", "renorm_mean", "renorm_stddev")
-)
-_COUNTERS = frozenset(("_iterations", "iterations", "iter", "save_counter", "step_counter", "global_step"))
-# Under these edges are metrics and the state of mixed-precision training.
-_APART = frozenset(("keras_api", "loss_scale"))
 # Adam's own variables in TensorFlow 1 (tensorflow/python/training/adam.py).
 _BETA_POWER = deferred.compile(r"beta[12]_power(?:_\d+)?")
 # State of a zero-debiased moving average (tensorflow/python/training/moving_averages.py). Variables that
@@ -930,8 +919,6 @@ _BETA_POWER = deferred.compile(r"beta[12]_power(?:_\d+)?")
 _SETTINGS = frozenset(
     ("learning_rate", "decay", "beta_1", "beta_2", "rho", "momentum", "beta", "learning_rate_power")
 ) | {"l1_regularization_strength", "l2_regularization_strength"}
-_NO_NUMBERS = frozenset(("bool", "string", "variant"))
-_INTEGERS = frozenset(("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"))
 
 
 class VariableInfo(NamedTuple):
@@ -1046,24 +1033,3 @@ def _count_updates(power: float, beta: float, kind: type[np.floating]) -> int | 
     powers = np.multiply.accumulate(np.full(int(about * 1.01) + 8, beta, kind))
     found = np.flatnonzero(powers == kind(power))
     return int(found[0]) if len(found) == 1 else None
-
-
-def role_by_name(
-    path: Path, full_name: str, dtype: str, shape: tuple[int, ...], *, setting: bool = False
-) -> Role:
-    """Return the role of a variable that is not a slot; `setting`: an optimizer contains it directly."""
-    steps = [str(step.value) for step in path]
-    last = steps[-1] if steps else ""
-    if last in _COUNTERS and dtype in _INTEGERS:
-        return "counter"
-    if setting:
-        return "other"
-    if "replay" in f"{full_name} {'/'.join(steps)}".lower():
-        return "replay"
-    if last in _STATISTICS:
-        return "buffer"
-    if dtype in _INTEGERS and not shape and "seed" not in full_name:
-        return "counter"
-    if dtype in _INTEGERS or dtype in _NO_NUMBERS or not _APART.isdisjoint(steps):
-        return "other"
-    return "parameter"

@@ -74,8 +74,6 @@ def _holds_checkpoints(probe: Probe) -> bool:
     return filesystem.isfile(f"{probe.path.rstrip('/')}.index")
 
 
-# Other files in a SavedModel's folder: listed by name, never opened, no links followed out of it.
-
 FOLDER = "assets"
 # tensorflow/core/protobuf/fingerprint.proto; tf_agents/policies/policy_saver.py of tensorflow/agents.
 _NOTICED = ("fingerprint.pb", "keras_metadata.pb", "policy_specs.pbtxt", "saved_model.pbtxt")
@@ -117,8 +115,6 @@ def _iter_files(top: str) -> Iterator[str]:
             if count > MAX_LISTED:
                 return
 
-
-# Facts in a SavedModel's graph that belong to no tensor, as JSON values of bounded size.
 
 MAX_ENTRIES = 50_000  # total paths, tensors, functions and operations
 
@@ -185,8 +181,6 @@ class GraphDetails:
         return taken
 
 
-# Combine a graph with the leaves of its bundle: names, trained variables, signatures that use them.
-
 _SIGNATURES = (
     "signatures"  # the root's edge to the map of signatures (saved_model/signature_serialization.py)
 )
@@ -208,9 +202,6 @@ class GraphFacts:
     signatures: dict[str, list[Path]] = field(default_factory=dict)
     initializers: dict[Path, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
-
-
-# Objects (TensorFlow 2).
 
 
 def facts_by_objects(tree: Tree, graph: SavedObjects) -> GraphFacts:
@@ -317,9 +308,6 @@ def iter_functions(
 
 def _paths(captured: Iterable[int], numbers: Mapping[int, Path]) -> list[Path]:
     return list(dict.fromkeys(numbers[number] for number in captured if number in numbers))
-
-
-# Nodes (TensorFlow 1).
 
 
 def facts_by_nodes(tree: Tree, meta: MetaGraph, graph: tf_saved_model_messages.GraphNodes) -> GraphFacts:
@@ -454,8 +442,6 @@ def note_damage(error: CkpttoolError) -> str:
     """Return the note on an unreadable keras_metadata.pb."""
     return f"cannot read {METADATA}, so layers are not described: {error.message}"
 
-
-# A SavedModel's folder as one checkpoint: the variables in its bundle, and the facts in its graph.
 
 _EMPTY = "the SavedModel contains no variables; constants are part of its graph"
 

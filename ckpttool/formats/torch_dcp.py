@@ -431,9 +431,6 @@ class DcpSavedTensor(NamedTuple):
         return saved
 
 
-# A distributed checkpoint as a tree: tensors from their chunks, values from their items, nested as saved.
-
-
 def read_listing(folder: str, names: Sequence[str]) -> tuple[FileListing, tuple[File, ...]]:
     """Return a folder's contents from its metadata in the files with these names, and all its files."""
     if not names:

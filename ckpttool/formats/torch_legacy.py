@@ -18,8 +18,9 @@ from ckpttool.encodings.pickle_reader import PersistentLoader, PickleContents
 from ckpttool.encodings.pickle_values import Builder, Global, StoredBytes
 from ckpttool.formats import file_listing, pickle_signatures, torch_tensors, torch_tree, torch_zip
 from ckpttool.formats.file_listing import FileListing
+from ckpttool.formats.name_roles import role_by_last_name
 from ckpttool.formats.pickle_signatures import MAGIC, find_pickle_format
-from ckpttool.formats.pickles import PickleWalk, load_pickle_file, role_by_last_name
+from ckpttool.formats.pickles import PickleWalk, load_pickle_file
 from ckpttool.formats.probe import FormatDefinition, Probe
 from ckpttool.formats.tf_common import split_variable_names
 from ckpttool.formats.torch_tensors import (

@@ -35,8 +35,8 @@ from ckpttool.encodings.archives import ZipWriter
 from ckpttool.encodings.pickle_values import Dict, Global, PersistentId, PickleObject, Set, dumps
 from ckpttool.formats import file_listing, tensor_bytes, torch_tree
 from ckpttool.formats.file_listing import FileListing, join_trees
+from ckpttool.formats.name_roles import dotted_name
 from ckpttool.formats.pickle_signatures import find_pickle_format
-from ckpttool.formats.pickles import dotted_name
 from ckpttool.formats.probe import OutputFile, Probe, WritingFormatDefinition
 from ckpttool.formats.torch_tensors import BUILDERS, StorageTable
 from ckpttool.formats.torch_tree import ClassMembers

@@ -81,26 +81,26 @@ def _resize_shape(call: OperatorCall) -> Sequence[Shape]:
 def _source_positions(axis: _ResizeAxis, mode: str) -> np.ndarray:
     """Return the position in the input for each entry of the output, float64 [wanted]."""
     x, scale = np.arange(axis.wanted, dtype=np.float64), axis.scale
-    size, wanted, (start, end) = axis.size, axis.wanted, axis.region
+    size, count, (start, end) = axis.size, axis.wanted, axis.region
     if mode == "half_pixel":
         return (x + 0.5) / scale - 0.5
     if mode == "half_pixel_symmetric":
         # The center of the input is the center of the output before its extent was rounded.
-        adjustment = wanted / (scale * size)
+        adjustment = count / (scale * size)
         return size / 2 * (1 - adjustment) + (x + 0.5) / scale - 0.5
     if mode == "pytorch_half_pixel":
-        return (x + 0.5) / scale - 0.5 if wanted > 1 else np.full(wanted, -0.5)
+        return (x + 0.5) / scale - 0.5 if count > 1 else np.full(count, -0.5)
     if mode == "align_corners":
-        if wanted != scale * size and abs(wanted - scale * size) > 1e-3:
+        if count != scale * size and abs(count - scale * size) > 1e-3:
             # The reference evaluator divides by the extent before it is rounded, onnxruntime after that.
             raise UnsupportedError("a resize with aligned corners to a fraction of an entry", found="Resize")
-        return x * (size - 1) / (wanted - 1) if wanted > 1 else np.zeros(wanted)
+        return x * (size - 1) / (count - 1) if count > 1 else np.zeros(count)
     if mode == "asymmetric":
         return x / scale
     if mode == "tf_crop_and_resize":
-        if wanted > 1:
-            return start * (size - 1) + x * (end - start) * (size - 1) / (wanted - 1)
-        return np.full(wanted, 0.5 * (start + end) * (size - 1))
+        if count > 1:
+            return start * (size - 1) + x * (end - start) * (size - 1) / (count - 1)
+        return np.full(count, 0.5 * (start + end) * (size - 1))
     raise UnsupportedError("an unknown mode of a resize", found=mode)
 
 
@@ -139,11 +139,11 @@ def _interpolation_matrix(
     matrix = np.zeros((axis.wanted, axis.size))
     rows = np.arange(axis.wanted)
     for offset in range(-window + 1, window + 1):
-        place = np.floor(positions).astype(np.int64) + offset
-        weight = kernel((positions - place) * stretch)
+        indices = np.floor(positions).astype(np.int64) + offset
+        weight = kernel((positions - indices) * stretch)
         if exclude:
-            weight = np.where((place < 0) | (place >= axis.size), 0, weight)
-        np.add.at(matrix, (rows, np.clip(place, 0, axis.size - 1)), weight)
+            weight = np.where((indices < 0) | (indices >= axis.size), 0, weight)
+        np.add.at(matrix, (rows, np.clip(indices, 0, axis.size - 1)), weight)
     if exclude or antialias:
         matrix /= matrix.sum(1, keepdims=True)
     return matrix
@@ -267,7 +267,7 @@ def _interpolate(
     total = np.zeros((image.shape[0], *positions[0].shape))
     for offset in np.ndindex(*[len(offsets)] * len(positions)):
         places = [np.floor(p) + offsets[o] for p, o in zip(positions, offset, strict=True)]
-        weight = math.prod(kernel(p - place) for p, place in zip(positions, places, strict=True))
+        weight = math.prod(kernel(p - position) for p, position in zip(positions, places, strict=True))
         total += weight * _take_at(image, places, padding, align)
     return total
 
@@ -310,12 +310,12 @@ def _align_regions(
     spatial_scale: float = 1.0,
 ) -> np.ndarray:
     half = coordinate_transformation_mode == "half_pixel"
-    shift, wanted = 0.5 if half else 0.0, (output_height, output_width)
+    shift, extents = 0.5 if half else 0.0, (output_height, output_width)
     results = []
     for roi, batch in zip(rois, batches, strict=True):
         left, top, right, bottom = (float(end) * spatial_scale - shift for end in roi)
         positions, counts = [], []
-        for start, end, bins in ((top, bottom, wanted[0]), (left, right, wanted[1])):
+        for start, end, bins in ((top, bottom, extents[0]), (left, right, extents[1])):
             length = end - start if half else max(end - start, 1.0)
             count = sampling_ratio if sampling_ratio > 0 else math.ceil(length / bins)
             require_size([bins, max(count, 1)])
@@ -334,7 +334,7 @@ def _align_regions(
         ]
         inside = inside_rows[:, None] & inside_columns
         blocks = [
-            np.where(inside, part, 0).reshape(-1, wanted[0], counts[0], wanted[1], counts[1])
+            np.where(inside, part, 0).reshape(-1, extents[0], counts[0], extents[1], counts[1])
             for part in parts
         ]
         # The largest product of an entry and its weight, or the mean of the interpolated entries.
@@ -342,7 +342,7 @@ def _align_regions(
             results.append(np.maximum.reduce(blocks).max((2, 4)))
         else:
             results.append(np.add.reduce(blocks).mean((2, 4)))
-    return np.stack(results).astype(x.dtype) if results else np.zeros((0, x.shape[1], *wanted), x.dtype)
+    return np.stack(results).astype(x.dtype) if results else np.zeros((0, x.shape[1], *extents), x.dtype)
 
 
 def _clamped(positions: np.ndarray, size: int) -> tuple[list[np.ndarray], np.ndarray, list[np.ndarray]]:

@@ -365,9 +365,9 @@ def _unique(x: np.ndarray, *, axis: int | None = None, sorted: int = 1) -> tuple
         x, return_index=True, return_inverse=True, return_counts=True, axis=axis
     )
     order = np.arange(len(first)) if sorted else np.argsort(first)
-    place = np.argsort(order)
+    ranks = np.argsort(order)
     values = unique[order] if axis is None else np.take(unique, order, axis)
-    positions = (first[order], place[inverse.reshape(-1)], counts[order])
+    positions = (first[order], ranks[inverse.reshape(-1)], counts[order])
     return (values, *(np.asarray(array, np.int64) for array in positions))
 
 

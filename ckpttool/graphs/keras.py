@@ -81,11 +81,11 @@ def read_document(
         ) from error
 
 
-def _damaged(scope: tuple[str, ...], found: str) -> UnsupportedError:
+def _damaged(scope: tuple[str, ...], text: str) -> UnsupportedError:
     return UnsupportedError(
         "the model's configuration does not have the structure that Keras writes",
         path="/".join(scope) or None,
-        found=found,
+        found=text,
     )
 
 
@@ -115,7 +115,7 @@ def list_places(value: Any) -> Iterator[tuple[str, LayerOutput]]:
     """
     if isinstance(value, dict):
         for name in sorted(value):
-            yield from ((str(name), place) for _, place in list_places(value[name]))
+            yield from ((str(name), output) for _, output in list_places(value[name]))
     elif _is_place(value):
         yield "", LayerOutput(*value[:3])
     elif isinstance(value, list):
@@ -260,8 +260,8 @@ class _KerasGraphReader:
             title = self.new_name(name)
             self.nodes.append(OperatorNode("Identity", (flow.name,), (title,), {}, name, (), "outputs"))
             shape = self.tracer.shape(flow.name)
-            known = None if shape is None else tuple("" if n == _OPEN else n for n in shape)
-            outputs.append(Value(title, flow.dtype, known))
+            extents = None if shape is None else tuple("" if n == _OPEN else n for n in shape)
+            outputs.append(Value(title, flow.dtype, extents))
         title = config_of(dict(document)).name or ""
         return Graph(tuple(self.nodes), tuple(self.inputs), tuple(outputs), self.constants, title)
 
@@ -283,11 +283,11 @@ class _KerasGraphReader:
             return [self._first_input(document, layers)]
         by_name = {_layer_name(layer): layer for layer in layers}
         flows = []
-        for _, place in list_places(settings.get("input_layers")):
-            layer = by_name.get(place.layer)
+        for _, output in list_places(settings.get("input_layers")):
+            layer = by_name.get(output.layer)
             if layer is None:
-                raise _damaged((place.layer,), "an input that is not a layer")
-            flows.append(self._input(place.layer, config_of(layer).settings))
+                raise _damaged((output.layer,), "an input that is not a layer")
+            flows.append(self._input(output.layer, config_of(layer).settings))
         return flows
 
     def _first_input(self, document: Mapping[str, Any], layers: Sequence[dict[str, Any]]) -> Flow:
@@ -299,9 +299,9 @@ class _KerasGraphReader:
                 return self.list_inputs(first)[0]
             first = inner[0]
         settings = config_of(dict(first)).settings
-        known = {**config_of(dict(document)).settings, **settings}
-        built = known.get("build_input_shape")
-        shape = next((known[name] for name in keys if isinstance(known.get(name), list)), built)
+        merged = {**config_of(dict(document)).settings, **settings}
+        built = merged.get("build_input_shape")
+        shape = next((merged[name] for name in keys if isinstance(merged.get(name), list)), built)
         name = _layer_name(layers[0]) if layers and config_of(layers[0]).cls == "InputLayer" else "input"
         is_input = config_of(dict(first)).cls == "InputLayer"
         dtype = settings.get("dtype") if is_input else None
@@ -335,16 +335,16 @@ class _KerasGraphReader:
         if config.cls == "Sequential":
             return self._sequential(layers, scope, inputs)
         by_name = {_layer_name(layer): layer for layer in layers}
-        starts = [place for _, place in list_places(config.settings.get("input_layers"))]
+        starts = [output for _, output in list_places(config.settings.get("input_layers"))]
         ends = list(list_places(config.settings.get("output_layers")))
         if len(by_name) != len(layers) or len(set(starts)) != len(inputs) or not ends:
             raise _damaged(scope, "a model whose inputs or outputs are not listed")
         flows = dict(zip(starts, inputs, strict=True))
-        counts = _count_outputs(layers, [place for _, place in ends])
-        for _, place in ends:
-            self._until(place, by_name, scope, flows, counts)
+        counts = _count_outputs(layers, [output for _, output in ends])
+        for _, output in ends:
+            self._until(output, by_name, scope, flows, counts)
         # A dict of outputs has its own names.
-        return [(name or place.layer, flows[place]) for name, place in ends]
+        return [(name or output.layer, flows[output]) for name, output in ends]
 
     def _sequential(
         self, layers: Sequence[dict[str, Any]], scope: tuple[str, ...], inputs: Sequence[Flow]
@@ -358,27 +358,27 @@ class _KerasGraphReader:
 
     def _until(
         self,
-        wanted: LayerOutput,
+        target: LayerOutput,
         layers: _Layers,
         scope: tuple[str, ...],
         flows: dict[LayerOutput, Flow],
         counts: Mapping[tuple[str, int], int],
     ) -> None:
         """Translate the calls up to one, iteratively, because chains may be long."""
-        waiting = [wanted]
+        waiting = [target]
         while waiting:
-            place = waiting[-1]
-            if place in flows:
+            output = waiting[-1]
+            if output in flows:
                 waiting.pop()
                 continue
             self.calls += 1
-            layer = layers.get(place.layer)
+            layer = layers.get(output.layer)
             nodes = layer.get("inbound_nodes") if layer is not None else None
-            if layer is None or not isinstance(nodes, list) or not 0 <= place.call < len(nodes):
-                raise _damaged((*scope, place.layer), f"call {place.call} is not listed")
+            if layer is None or not isinstance(nodes, list) or not 0 <= output.call < len(nodes):
+                raise _damaged((*scope, output.layer), f"call {output.call} is not listed")
             if len(waiting) > len(layers) * 8 or self.calls > _MOST_CALLS:
-                raise _damaged((*scope, place.layer), "a cycle of calls, or too many calls")
-            arguments, named = _read_call(nodes[place.call])
+                raise _damaged((*scope, output.layer), "a cycle of calls, or too many calls")
+            arguments, named = _read_call(nodes[output.call])
             missing = [
                 item
                 for item in flatten_operand([arguments, named])
@@ -392,12 +392,12 @@ class _KerasGraphReader:
                 scope,
                 _resolve(arguments, flows),
                 _resolve(named, flows),
-                counts.get((place.layer, place.call), 1),
+                counts.get((output.layer, output.call), 1),
             )
             for number, flow in enumerate(results):
-                flows[LayerOutput(place.layer, place.call, number)] = flow
-            if place not in flows:
-                raise _damaged((*scope, place.layer), f"output {place.output} does not exist")
+                flows[LayerOutput(output.layer, output.call, number)] = flow
+            if output not in flows:
+                raise _damaged((*scope, output.layer), f"output {output.output} does not exist")
 
     # Calls of layers.
 
@@ -435,14 +435,14 @@ class _KerasGraphReader:
         self, settings: Mapping[str, Any], arguments: list[Any], scope: tuple[str, ...]
     ) -> list[Flow]:
         """Return the values that a nested model is called with, in the order of its inputs."""
-        given = arguments[0] if len(arguments) == 1 else arguments
+        inputs = arguments[0] if len(arguments) == 1 else arguments
         listed = settings.get("input_layers")
-        if isinstance(given, dict):
-            names = [name or place.layer for name, place in list_places(listed)] if listed else []
-            if not given.keys() <= set(names):
+        if isinstance(inputs, dict):
+            names = [name or output.layer for name, output in list_places(listed)] if listed else []
+            if not inputs.keys() <= set(names):
                 raise _damaged(scope, "inputs by names that the model does not have")
-            given = [given[name] for name in names]
-        return [item for item in flatten_operand(given) if isinstance(item, Flow)]
+            inputs = [inputs[name] for name in names]
+        return [item for item in flatten_operand(inputs) if isinstance(item, Flow)]
 
     def _opaque(self, call: LayerCall, flows: Sequence[Flow], count: int, missing: str = "") -> list[Flow]:
         """Add a node that is listed by its class and settings, and return its outputs.
@@ -495,9 +495,9 @@ def _count_outputs(
             places += [
                 item for item in flatten_operand(list(_read_call(node))) if isinstance(item, LayerOutput)
             ]
-    for place in places:
-        key = (place.layer, place.call)
-        if place.output >= 64:
-            raise ValueError(place)
-        counts[key] = max(counts.get(key, 1), place.output + 1)
+    for output in places:
+        key = (output.layer, output.call)
+        if output.output >= 64:
+            raise ValueError(output)
+        counts[key] = max(counts.get(key, 1), output.output + 1)
     return counts

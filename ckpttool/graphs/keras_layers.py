@@ -326,26 +326,26 @@ _ACTIVATIONS: dict[str, _OneRule] = {
 }
 
 
-def _activation_name(given: Any) -> str:
+def _activation_name(config: Any) -> str:
     """Return the name of a serialized function of Keras; raise OpaqueError for another one."""
-    if given is None:
+    if config is None:
         return "linear"
     # keras/src/saving/serialization_lib.py: a name in `builtins` is first one of keras.activations.
-    if isinstance(given, dict) and given.get("registered_name") == "function":
-        require(given.get("module") == "builtins")
-        given = given.get("config")
-    require(isinstance(given, str) and given in _ACTIVATIONS, "setting activation")
-    return str(given)
+    if isinstance(config, dict) and config.get("registered_name") == "function":
+        require(config.get("module") == "builtins")
+        config = config.get("config")
+    require(isinstance(config, str) and config in _ACTIVATIONS, "setting activation")
+    return str(config)
 
 
 def _activate(call: LayerCall, x: str, setting: str = "activation") -> str:
-    given = call.get(setting)
-    if isinstance(given, dict) and config_of(given).cls in _ACTIVATION_LAYERS:
-        inner = call.inner(given)
+    activation = call.get(setting)
+    if isinstance(activation, dict) and config_of(activation).cls in _ACTIVATION_LAYERS:
+        inner = call.inner(activation)
         result = _ACTIVATION_LAYERS[str(inner.cls)](inner, x)
         inner.require_understood()
         return result
-    return _ACTIVATIONS[_activation_name(given)](call, x)
+    return _ACTIVATIONS[_activation_name(activation)](call, x)
 
 
 def _relu(call: LayerCall, x: str) -> str:
@@ -354,8 +354,8 @@ def _relu(call: LayerCall, x: str) -> str:
     require(not (slope and (most is not None or threshold)))
     if slope:
         return call.add("LeakyRelu", x, alpha=slope)
-    made = call.add("ThresholdedRelu", x, alpha=threshold) if threshold else call.add("Relu", x)
-    return made if most is None else _clip(call, made, 0, call.number("max_value"))
+    output = call.add("ThresholdedRelu", x, alpha=threshold) if threshold else call.add("Relu", x)
+    return output if most is None else _clip(call, output, 0, call.number("max_value"))
 
 
 def _leaky_relu(call: LayerCall, x: str) -> str:
@@ -396,8 +396,8 @@ def _add_bias(call: LayerCall, x: str, bias: str) -> str:
 def _dense(call: LayerCall, x: str) -> str:
     shape = call.weight_shape("kernel")
     require(len(shape) == 2)
-    made = _add_bias(call, call.add("MatMul", x, call.weight("kernel")), call.bias())
-    return _activate(call, made)
+    output = _add_bias(call, call.add("MatMul", x, call.weight("kernel")), call.bias())
+    return _activate(call, output)
 
 
 def _einsum_dense(call: LayerCall, x: str) -> str:
@@ -406,7 +406,7 @@ def _einsum_dense(call: LayerCall, x: str) -> str:
     require(isinstance(equation, str) and (axes is None or isinstance(axes, str)))
     equation = str(equation).replace(" ", "")
     result = equation.rpartition("->")[2]
-    made = call.add("Einsum", x, call.weight("kernel"), equation=equation)
+    output = call.add("Einsum", x, call.weight("kernel"), equation=equation)
     require((axes is not None) == call.has("bias"))
     if axes is not None:
         # The bias has the extents of its axes in the order of the result, and 1 elsewhere after the first.
@@ -416,8 +416,8 @@ def _einsum_dense(call: LayerCall, x: str) -> str:
         extents = dict(zip(letters, call.weight_shape("bias"), strict=False))
         shape = tuple(extents.get(letter, 1) for letter in result[first:])
         rule = KEEP if len(shape) == len(letters) else Reshape(shape)
-        made = call.add("Add", made, call.weight("bias", rule))
-    return _activate(call, made)
+        output = call.add("Add", output, call.weight("bias", rule))
+    return _activate(call, output)
 
 
 def _embedding(call: LayerCall) -> list[Flow]:
@@ -469,9 +469,9 @@ def _image_axes(call: LayerCall, rank: int) -> list[int]:
 
 
 def _class_rank(call: LayerCall) -> int:
-    found = re.search(r"([123])D", call.cls)
-    require(found)
-    return int(found[1]) if found else 0
+    match = re.search(r"([123])D", call.cls)
+    require(match)
+    return int(match[1]) if match else 0
 
 
 def _flatten(call: LayerCall, x: str) -> str:
@@ -608,8 +608,8 @@ def _layer_norm(call: LayerCall, x: str) -> str:
         require(len(axes) == 1 and axes[0] == rank - 1 and not call.has("beta"))
         scale = call.bias("scale", "gamma")
         variance = call.add("Add", _center(call, x, axes)[1], call.constant(epsilon, call.compute_dtype))
-        made = call.add("Div", x, call.add("Sqrt", variance))
-        return call.add("Mul", made, scale) if scale else made
+        output = call.add("Div", x, call.add("Sqrt", variance))
+        return call.add("Mul", output, scale) if scale else output
     scale, offset = _scale_and_offset(call)
     if axes == tuple(range(rank - len(axes), rank)):
         scale = scale or call.add("Reshape", _fill(call, 1, math.prod(shape)), call.integers(*shape))
@@ -618,9 +618,9 @@ def _layer_norm(call: LayerCall, x: str) -> str:
     spread = Reshape(tuple(call.shape(x)[axis] if axis in axes else 1 for axis in range(1, rank)))
     centered, variance = _center(call, x, axes)
     variance = call.add("Add", variance, call.constant(epsilon, call.compute_dtype))
-    made = call.add("Div", centered, call.add("Sqrt", variance))
-    made = call.add("Mul", made, call.weight("gamma", spread)) if scale else made
-    return call.add("Add", made, call.weight("beta", spread)) if offset else made
+    output = call.add("Div", centered, call.add("Sqrt", variance))
+    output = call.add("Mul", output, call.weight("gamma", spread)) if scale else output
+    return call.add("Add", output, call.weight("beta", spread)) if offset else output
 
 
 def _group_norm(call: LayerCall, x: str) -> str:
@@ -691,10 +691,10 @@ def _normalization(call: LayerCall) -> list[Flow]:
     least = call.constant(1e-7, call.compute_dtype)
     deviation = call.add("Max", call.add("Sqrt", variance), least)
     if invert:
-        made = call.add("Add", mean, call.add("Mul", x, deviation))
+        output = call.add("Add", mean, call.add("Mul", x, deviation))
     else:
-        made = call.add("Div", call.add("Sub", x, mean), deviation)
-    return [Flow(made, call.compute_dtype)]
+        output = call.add("Div", call.add("Sub", x, mean), deviation)
+    return [Flow(output, call.compute_dtype)]
 
 
 def _rescaling(call: LayerCall) -> list[Flow]:
@@ -812,8 +812,10 @@ def _transposed_conv(call: LayerCall, x: str) -> str:
         "pads": (*(before for before, _ in pads), *(after for _, after in pads)),
         "output_padding": tuple(more),
     }
-    made = _on_image(call, x, rank, lambda image: call.add("ConvTranspose", image, weight, bias, **settings))
-    return _activate(call, made)
+    output = _on_image(
+        call, x, rank, lambda image: call.add("ConvTranspose", image, weight, bias, **settings)
+    )
+    return _activate(call, output)
 
 
 def _pool(op: str) -> _OneRule:
@@ -886,10 +888,10 @@ def _dot(call: LayerCall) -> list[Flow]:
     left = letters[0].replace(letters[0][axis[0]], "z")
     right = letters[1].replace(letters[1][axis[1]], "z")
     result = (left + right[1:]).replace("z", "")
-    made = call.add("Einsum", *names, equation=f"{left},{right}->{result}")
+    output = call.add("Einsum", *names, equation=f"{left},{right}->{result}")
     if len(result) == 1:
-        made = call.add("Unsqueeze", made, call.integers(1))
-    return [Flow(made, flows[0].dtype)]
+        output = call.add("Unsqueeze", output, call.integers(1))
+    return [Flow(output, flows[0].dtype)]
 
 
 # Operators of cells, and the order of their gates.
@@ -968,9 +970,9 @@ def _run_cell(
     inputs = [x, *weights, bias, *(["", *first] if first else [])]
     count = 3 if op == "LSTM" else 2
     require(len(states) in (0, count - 1))
-    made = call.split(op, inputs, count, direction="reverse" if reverse else "forward", **settings)
-    steps = call.add("Squeeze", made[0], call.integers(2))
-    return steps, [call.add("Squeeze", state, call.integers(1)) for state in made[1:]]
+    outputs = call.split(op, inputs, count, direction="reverse" if reverse else "forward", **settings)
+    steps = call.add("Squeeze", outputs[0], call.integers(2))
+    return steps, [call.add("Squeeze", state, call.integers(1)) for state in outputs[1:]]
 
 
 def _reversed_steps(call: LayerCall, x: str) -> str:
@@ -1056,19 +1058,19 @@ def _bidirectional(call: LayerCall) -> list[Flow]:
     results = []
     for name, part in (("forward", document), ("backward", other)):
         # Keras renames the layer of the second direction only if it is a copy of the first.
-        own = "" if part is copied else f"|{re.escape(str(config_of(part).name))}"
-        each = call.inner(part, rf"{name}(?:_.*)?{own}")
-        (made,) = _apply_recurrent(each, flow.name, ())
+        suffix = "" if part is copied else f"|{re.escape(str(config_of(part).name))}"
+        each = call.inner(part, rf"{name}(?:_.*)?{suffix}")
+        (output,) = _apply_recurrent(each, flow.name, ())
         each.require_understood()
-        results.append(made)
+        results.append(output)
     if config_of(other).settings.get("return_sequences"):
         results[1] = _reversed_steps(call, results[1])
     if merge is None:
         return [Flow(name, flow.dtype) for name in results]
     ops = {"sum": "Add", "mul": "Mul", "ave": "Mean"}
     require(merge in ("concat", *ops))
-    made = call.add("Concat", *results, axis=-1) if merge == "concat" else call.add(ops[merge], *results)
-    return [Flow(made, flow.dtype)]
+    output = call.add("Concat", *results, axis=-1) if merge == "concat" else call.add(ops[merge], *results)
+    return [Flow(output, flow.dtype)]
 
 
 def _time_distributed(call: LayerCall) -> list[Flow]:
@@ -1086,9 +1088,9 @@ def _time_distributed(call: LayerCall) -> list[Flow]:
     results = find_rule(document)(inner)
     require(len(results) == 1 and config_of(document).cls not in _USE_MASK)
     inner.require_understood()
-    made = results[0].name
-    whole = call.add("Concat", part(shape, 0, 2), part(call.add("Shape", made), 1, _END), axis=0)
-    return [results[0]._replace(name=call.add("Reshape", made, whole))]
+    output = results[0].name
+    whole = call.add("Concat", part(shape, 0, 2), part(call.add("Shape", output), 1, _END), axis=0)
+    return [results[0]._replace(name=call.add("Reshape", output, whole))]
 
 
 def _wrapped(call: LayerCall) -> list[Flow]:
@@ -1107,8 +1109,8 @@ def _project(call: LayerCall, x: str, part: str, heads: int) -> str:
     shape = inner.weight_shape("kernel")
     require(len(shape) == 3 and shape[1] == heads)
     width = shape[1] * shape[2]
-    made = call.add("MatMul", x, inner.weight("kernel", Reshape((shape[0], width))))
-    return _add_bias(call, made, inner.bias(rule=Reshape((width,))))
+    output = call.add("MatMul", x, inner.weight("kernel", Reshape((shape[0], width))))
+    return _add_bias(call, output, inner.bias(rule=Reshape((width,))))
 
 
 def _multi_head_attention(call: LayerCall) -> list[Flow]:
@@ -1137,14 +1139,14 @@ def _multi_head_attention(call: LayerCall) -> list[Flow]:
         for name, part, count in ((query, "query", heads), (key, "key", shared), (value, "value", shared))
     ]
     settings = {"q_num_heads": heads, "kv_num_heads": shared, "scale": 1 / math.sqrt(width)}
-    made = call.add("Attention", *projected, is_causal=int(causal), **settings)
+    output = call.add("Attention", *projected, is_causal=int(causal), **settings)
     inner = call.inner(
         {"class_name": "EinsumDense", "config": call.settings}, "_?(?:attention_)?output(?:_dense)?"
     )
     shape = inner.weight_shape("kernel")
     require(len(shape) == 3)
-    made = call.add("MatMul", made, inner.weight("kernel", Reshape((shape[0] * shape[1], shape[2]))))
-    return [Flow(_add_bias(call, made, inner.bias()), flows[0].dtype)]
+    output = call.add("MatMul", output, inner.weight("kernel", Reshape((shape[0] * shape[1], shape[2]))))
+    return [Flow(_add_bias(call, output, inner.bias()), flows[0].dtype)]
 
 
 def _attention(call: LayerCall) -> list[Flow]:
@@ -1172,8 +1174,8 @@ def _attention(call: LayerCall) -> list[Flow]:
     else:
         scores = call.add("MatMul", query, call.add("Transpose", key, perm=(0, 2, 1)))
         scores = call.add("Mul", scores, call.weight("scale")) if scaled else scores
-    made = call.add("MatMul", call.add("Softmax", scores, axis=-1), value)
-    return [Flow(made, flows[0].dtype)]
+    output = call.add("MatMul", call.add("Softmax", scores, axis=-1), value)
+    return [Flow(output, flows[0].dtype)]
 
 
 def _input(call: LayerCall) -> list[Flow]:
@@ -1224,8 +1226,8 @@ def _function(op: str, count: int, *, boolean: bool = False, **attributes: Any) 
     def rule(call: LayerCall) -> list[Flow]:
         names, dtype = _operands(call, count)
         require(dtype in _FLOATS or op in _ANY_TYPE)
-        made = call.add(op, *names, **attributes)
-        return [Flow(made, "bool" if boolean else dtype)]
+        output = call.add(op, *names, **attributes)
+        return [Flow(output, "bool" if boolean else dtype)]
 
     return rule
 
@@ -1257,8 +1259,8 @@ def _reduction(op: str) -> LayerRule:
             require(axes)
             x = _center(call, x, _whole_numbers(axis))[0]
             x = call.add("Mul", x, x)
-        made = call.add("ReduceMean" if op == "Variance" else op, x, axes, keepdims=int(keep))
-        return [Flow(made, dtype)]
+        output = call.add("ReduceMean" if op == "Variance" else op, x, axes, keepdims=int(keep))
+        return [Flow(output, dtype)]
 
     return rule
 
@@ -1268,8 +1270,8 @@ def _arg(op: str) -> LayerRule:
         (names, _), axis = _operands(call, 1), call.get("axis")
         require(type(axis) is int)
         keep = int(bool(call.get("keepdims", default=False)))
-        made = call.add(op, names[0], axis=axis, keepdims=keep)
-        return [Flow(call.add("Cast", made, to="int32"), "int32")]
+        output = call.add(op, names[0], axis=axis, keepdims=keep)
+        return [Flow(call.add("Cast", output, to="int32"), "int32")]
 
     return rule
 
@@ -1339,15 +1341,15 @@ def _ops_item(call: LayerCall) -> list[Flow]:
     items = rest[0] if isinstance(rest[0], list) else [rest[0]]
     axes, starts, ends, steps = list[int](), list[int](), list[int](), list[int]()
     removed, added = list[int](), list[int]()
-    axis = place = 0
+    axis = index = 0
     for item in items:
         if item is None:
-            added.append(place)
-            place += 1
+            added.append(index)
+            index += 1
         elif item is Ellipsis:
             used = sum(each is not None and each is not Ellipsis for each in items)
             hidden = call.rank(flow.name) - used
-            axis, place = axis + hidden, place + hidden
+            axis, index = axis + hidden, index + hidden
         elif type(item) is int:
             axes, starts = [*axes, axis], [*starts, item]
             ends, steps = [*ends, item + 1 or _END], [*steps, 1]
@@ -1361,13 +1363,13 @@ def _ops_item(call: LayerCall) -> list[Flow]:
             axes, steps = [*axes, axis], [*steps, step]
             starts = [*starts, item.start or 0]
             ends = [*ends, _END if item.stop is None else item.stop]
-            axis, place = axis + 1, place + 1
-    made = flow.name
+            axis, index = axis + 1, index + 1
+    output = flow.name
     if axes:
-        made = call.add("Slice", made, *(call.integers(*each) for each in (starts, ends, axes, steps)))
-    made = call.add("Squeeze", made, call.integers(*removed)) if removed else made
-    made = call.add("Unsqueeze", made, call.integers(*added)) if added else made
-    return [Flow(made, flow.dtype)]
+        output = call.add("Slice", output, *(call.integers(*each) for each in (starts, ends, axes, steps)))
+    output = call.add("Squeeze", output, call.integers(*removed)) if removed else output
+    output = call.add("Unsqueeze", output, call.integers(*added)) if added else output
+    return [Flow(output, flow.dtype)]
 
 
 def _ops_where(call: LayerCall) -> list[Flow]:

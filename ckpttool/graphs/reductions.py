@@ -157,8 +157,8 @@ def log_softmax(x: np.ndarray, *, axis: int = -1) -> np.ndarray:
 
 @operator("Hardmax", shapes=same_shape)
 def _hardmax(x: np.ndarray, *, axis: int = -1) -> np.ndarray:
-    place = np.arange(x.shape[axis]).reshape([-1 if n == axis % x.ndim else 1 for n in range(x.ndim)])
-    return (place == np.expand_dims(x.argmax(axis), axis)).astype(x.dtype)
+    positions = np.arange(x.shape[axis]).reshape([-1 if n == axis % x.ndim else 1 for n in range(x.ndim)])
+    return (positions == np.expand_dims(x.argmax(axis), axis)).astype(x.dtype)
 
 
 def _loss(

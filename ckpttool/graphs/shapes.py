@@ -190,8 +190,8 @@ def trace_nodes(
         result = tracer.add(node)
         macs = None if macs is None or result.macs is None else macs + result.macs
         if not result.outputs or None in result.outputs:
-            known = node.op in list_operators()
-            fitting = known and all(not name or tracer.shape(name) is not None for name in node.inputs)
+            supported = node.op in list_operators()
+            fitting = supported and all(not name or tracer.shape(name) is not None for name in node.inputs)
             raise ShapeMismatchError if fitting else UnknownShapeError
     return tracer, macs
 
@@ -250,8 +250,6 @@ def _merge_shapes(
     by_extents = {(trials[0][name], trials[1][name]): name for name in trials[0]}
     return tuple(a if a == b else by_extents.get((a, b), "") for a, b in zip(one, two, strict=True))
 
-
-# The operations of a graph in order, for pictures of its layers.
 
 _MOST_OPERATIONS = 20_000
 
@@ -319,8 +317,8 @@ def trace_graph(
     groups = [list(nodes) for _, nodes in groupby(listed, lambda node: node.place or id(node))]
     results = {names.get(value.name, value.name) for value in graph.outputs}
     for nodes in groups:
-        own = {name for node in nodes for name in node.outputs}
-        results |= {name for node in nodes for name in node.inputs} - own
+        computed = {name for node in nodes for name in node.outputs}
+        results |= {name for node in nodes for name in node.inputs} - computed
     lister = _CallLister(tracer, {name: -1 - at for at, name in enumerate(stated)}, results)
     for nodes in groups:
         lister.add(nodes)
@@ -373,11 +371,11 @@ class _CallLister:
         table = list_operators()
         kinds = [node.op for node in computed if node.op not in table or table[node.op].kind != "movement"]
         kind = (kinds or [computed[-1].op])[0]
-        own = tuple(number for number in inputs if number != len(self.calls))
+        sources = tuple(number for number in inputs if number != len(self.calls))
         # The first result: a recurrent layer has its states after its output.
         last = next((node for node in computed if self.results & {*node.outputs[:1]}), computed[-1])
         output = self.tracer.shape(last.outputs[0]) if last.outputs else None
-        self.calls.append(TracedCall(last.title, kind, output, macs, own, tuple(weights), last.scope))
+        self.calls.append(TracedCall(last.title, kind, output, macs, sources, tuple(weights), last.scope))
 
     def _is_constant(self, name: str) -> bool:
         return name in self.tracer.graph.constants or name in self.paths

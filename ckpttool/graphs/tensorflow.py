@@ -153,10 +153,10 @@ def _chosen(names: Sequence[str], wanted: str | None) -> str | None:
 
 
 def _read_functions(
-    checkpoint: Checkpoint, graph: MetaGraph, meter: FieldMeter, wanted: str | None
+    checkpoint: Checkpoint, graph: MetaGraph, meter: FieldMeter, signature: str | None
 ) -> Graph | None:
     stored = _StoredFunctions.parse(checkpoint, graph, meter)
-    chosen = _chosen([*stored.signatures], wanted)
+    chosen = _chosen([*stored.signatures], signature)
     if chosen is None:
         return None
     return stored.read(checkpoint, stored.signatures[chosen], graph.signatures.get(chosen))
@@ -201,9 +201,9 @@ class _StoredFunctions(NamedTuple):
         translator = FunctionTranslator(self.library, checkpoint.tree, writes=writes)
         arguments: list[Any] = []
         inputs = []
-        for place, title in enumerate(function.arguments[: len(function.arguments) - len(captures)]):
+        for index, title in enumerate(function.arguments[: len(function.arguments) - len(captures)]):
             tensor = info.inputs.get(title) if info is not None else None
-            inputs.append(translator.add_input(title, tensor, function.shapes.get(place)))
+            inputs.append(translator.add_input(title, tensor, function.shapes.get(index)))
             arguments.append(TensorName(inputs[-1].name, inputs[-1].dtype))
         for each in captures:
             if each in self.constants:
@@ -420,8 +420,8 @@ class FunctionTranslator:
         self.build.place = f"node {name}"
         count = len(self.build.nodes)
         try:
-            made = self._apply(name, node, inputs)
-            return made if isinstance(made, list) else [made]
+            outputs = self._apply(name, node, inputs)
+            return outputs if isinstance(outputs, list) else [outputs]
         except (OpaqueError, *_UNEXPECTED):
             del self.build.nodes[count:]
             ends = self._used_outputs(function).get(name, {})
@@ -444,9 +444,9 @@ class FunctionTranslator:
                 *function.results,
                 *(each for node in function.nodes.values() for each in node.inputs),
             ]
-            found = self.used[id(function)] = {}
+            used = self.used[id(function)] = {}
             for name, _, end in (each.partition(":") for each in references):
-                found.setdefault(name, {})[end] = None
+                used.setdefault(name, {})[end] = None
         return self.used[id(function)]
 
     def _apply(self, name: str, node: FunctionNode, inputs: list[Any]) -> Any:
@@ -528,15 +528,15 @@ class FunctionTranslator:
             arrays = [self.known[name] if name else None for name in names]
             node = OperatorNode(op, tuple(names), tuple(f"output_{n}" for n in range(count)), settings)
             return [self.constant(np.asarray(each)) for each in compute_node(node, arrays)[:count]]
-        made = self.build.add(op, names, count, **settings)
+        outputs = self.build.add(op, names, count, **settings)
         if op in _CHANNELWISE and names[0] in self.channels:
-            self.channels[made[0]] = self.channels[names[0]]
+            self.channels[outputs[0]] = self.channels[names[0]]
         dtype = (
             _RESULTS.get(op)
             or settings.get("to")
             or next((each.dtype for each in inputs if each is not None), None)
         )
-        return [TensorName(name, dtype) for name in made]
+        return [TensorName(name, dtype) for name in outputs]
 
     def one(self, op: str, *inputs: TensorName | None, **settings: Any) -> TensorName:
         """Return the output of an operator."""
@@ -932,16 +932,16 @@ def _resize(t: FunctionTranslator, node: FunctionNode, inputs: list[Any]) -> Ten
         settings["nearest_mode"] = "round_prefer_ceil" if centers else "floor"
     x = t.tensor(inputs[0])
     sizes = t.int64(inputs[1])
-    made = t.one("Resize", _moved(t, node, x, 2), None, None, sizes, axes=(2, 3), **settings)
-    return _moved_back(t, node, made, 2)
+    output = t.one("Resize", _moved(t, node, x, 2), None, None, sizes, axes=(2, 3), **settings)
+    return _moved_back(t, node, output, 2)
 
 
 @_operation("SpaceToDepth", "DepthToSpace")
 def _blocks(t: FunctionTranslator, node: FunctionNode, inputs: list[Any]) -> TensorName:
     require(str(get_attribute(node, "data_format") or "NHWC") in ("NHWC", "NCHW"), "vectors of channels")
     moved = _moved(t, node, t.tensor(inputs[0]), 2)
-    made = t.one(node.op, moved, blocksize=get_attribute(node, "block_size"), mode="DCR")
-    return _moved_back(t, node, made, 2)
+    output = t.one(node.op, moved, blocksize=get_attribute(node, "block_size"), mode="DCR")
+    return _moved_back(t, node, output, 2)
 
 
 def _as_type(t: FunctionTranslator, value: TensorName, code: int) -> TensorName:
@@ -1133,8 +1133,8 @@ def _one_hot(t: FunctionTranslator, node: FunctionNode, inputs: list[Any]) -> Te
     count = t.one("Cast", depth, to=indices.dtype or "int64")
     inside = t.one("Where", t.one("Less", indices, _scalar(t, 0, indices)), count, indices)
     inside = inside._replace(dtype=indices.dtype)
-    made = t.one("OneHot", inside, depth, values, axis=-1 if axis is None else axis)
-    return made._replace(dtype=on.dtype)
+    output = t.one("OneHot", inside, depth, values, axis=-1 if axis is None else axis)
+    return output._replace(dtype=on.dtype)
 
 
 @_operation("SpaceToBatchND", "BatchToSpaceND")
@@ -1194,8 +1194,8 @@ def _reduce(t: FunctionTranslator, node: FunctionNode, inputs: list[Any]) -> Ten
 @_operation("ArgMax", "ArgMin")
 def _position(t: FunctionTranslator, node: FunctionNode, inputs: list[Any]) -> TensorName:
     (axis,) = t.ints(inputs[1])
-    made = t.one(node.op, t.tensor(inputs[0]), axis=axis, keepdims=0)
-    return _as_type(t, made, get_attribute(node, "output_type") or 9)
+    output = t.one(node.op, t.tensor(inputs[0]), axis=axis, keepdims=0)
+    return _as_type(t, output, get_attribute(node, "output_type") or 9)
 
 
 @_operation("TopKV2")

@@ -128,8 +128,8 @@ class _TorchModuleReader:
         legal = t.calls <= _MOST_MODULES and len(scope) <= _DEEPEST
         results = [x]
         if cls == _SEQUENTIAL and legal and not hooked and not replaced:
-            for name, inner, own in self.list_children(path):
-                results = self.module(t, inner, own, results[0], (*scope, name))
+            for name, inner, prefix in self.list_children(path):
+                results = self.module(t, inner, prefix, results[0], (*scope, name))
             return results
         title, build = ".".join(scope), t.build
         build.scope, build.title, build.place = scope, title, f"module {title}".rstrip()
@@ -249,18 +249,18 @@ class TorchCall:
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of a tensor; raise OpaqueError without it."""
-        found = self.find(name)
-        if found is None:
+        leaf = self.find(name)
+        if leaf is None:
             raise OpaqueError
-        return found[1].shape
+        return leaf[1].shape
 
     def weight(self, name: str = "weight") -> ScriptTensor:
         """Return a parameter or buffer."""
         self._read.add(name)
-        found = self.find(name)
-        if found is None:
+        leaf = self.find(name)
+        if leaf is None:
             raise OpaqueError
-        return ScriptTensor(found[0])
+        return ScriptTensor(leaf[0])
 
     def optional(self, name: str) -> ScriptTensor | None:
         """Return a parameter, None if the module states that it has none."""
@@ -355,8 +355,8 @@ def _unflatten(call: TorchCall, x: TensorValue) -> TensorValue:
     require(
         axis > 0 and isinstance(sizes, list) and all(type(n) is int and (n > 0 or n == -1) for n in sizes)
     )
-    known = math.prod(n for n in sizes if n != -1)
-    require(sizes.count(-1) < 2 and shape[axis] % known == 0)
+    product = math.prod(n for n in sizes if n != -1)
+    require(sizes.count(-1) < 2 and shape[axis] % product == 0)
     return call.apply("reshape", x, [*shape[:axis], *sizes, *shape[axis + 1 :]])
 
 

@@ -98,8 +98,6 @@ def mark_orders_unknown(tree: Tree) -> dict[Path, WeightUse]:
     }
 
 
-# --- Checkpoints --------------------------------------------------------------------------------------
-
 # Sizes of square images to try if the file does not record those of its inputs.
 _SIDES = (28, 32, 64, 84, 96, 224, 48, 16, 8, 10, 128, 256, *range(1, 129))
 _TRIES = 400

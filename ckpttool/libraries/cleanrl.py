@@ -112,8 +112,6 @@ def recognise(tree: Tree, name: str) -> RecognizedAgent | None:
     return bind(tree, TABLE)
 
 
-# Scripts for Atari games, whose networks start with the convolutions of Mnih et al. 2015.
-
 _CONVOLUTIONS = tuple(f"network.{number}" for number in (0, 2, 4))
 _DENSE = ("network.7", "network.9")
 _IMAGES = (4, 84, 84)

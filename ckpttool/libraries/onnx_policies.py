@@ -416,9 +416,6 @@ _RULES: dict[str, Callable[[_OnnxLayerFinder, OnnxNode], list[_OnnxLayer]]] = {
 }
 
 
-# Names.
-
-
 def _name_layers(layers: Sequence[_OnnxLayer], tree: Tree) -> tuple[list[tuple[str, ...]], list[str]]:
     """Return a name for each layer, and a sentence if names do not come from the tensors."""
     taken_: Counter[tuple[str, ...]] = Counter()
@@ -452,9 +449,6 @@ def _module_of_tensor(stored: str) -> tuple[str, ...] | None:
     if found is None or not found[1]:
         return None
     return split_scope(found[1])
-
-
-# Constants outside layers.
 
 
 def _sort_unused(

@@ -239,9 +239,6 @@ class _OptimizerStates:
                 yield path
 
 
-# PyTorch's state_dicts.
-
-
 class TorchStates(_OptimizerStates):
     """The optimizers of a PyTorch tree."""
 

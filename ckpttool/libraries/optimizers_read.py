@@ -620,9 +620,6 @@ def _match_by_name(
     return found
 
 
-# Bind a torch optimizer state_dict to the canonical optimizer.
-
-
 def from_torch(optimizer: StoredOptimizer) -> OptimizerMoves:
     """Bind a torch optimizer's state_dict: the i-th state belongs to the i-th parameter of its groups.
 
@@ -1014,8 +1011,6 @@ ITERATIONS, RATES = (
 
 def list_keras_optimizers(tree: Tree) -> dict[Path, list[Path]]:
     """Return the leaves of every optimizer, by its path; the root has slots named as in TensorFlow 1."""
-    from ckpttool.formats.tf_object_graph import slot_optimizer
-
     tops: dict[Path, None] = {}
     named: list[Path] = []
     for path, leaf in tree.tensors():
@@ -1023,6 +1018,8 @@ def list_keras_optimizers(tree: Tree) -> dict[Path, list[Path]]:
             if leaf.of is not None and path_texts(path[:-1])[-len(leaf.of) :] == path_texts(leaf.of):
                 named.append(path)
             else:
+                from ckpttool.formats.tf_object_graph import slot_optimizer  # for objects with slots only
+
                 tops[slot_optimizer(path, leaf)] = None
         elif leaf.role == "counter" and str(path[-1].value) in ITERATIONS and has_rate(tree, path[:-1]):
             tops[path[:-1]] = None

@@ -49,8 +49,6 @@ from ckpttool.mapping.rules import (
     rule_steps,
 )
 
-# Finds an agent's components, networks and layers in a tree by the names that its library uses.
-
 # Edges that Keras inserts between a model and its layers; users do not name layers like this.
 _PRIVATE = deferred.compile(r"_functional|_operations|_layers|layers|_self_tracked_trackables")
 
@@ -392,8 +390,6 @@ def _sequential_names(names: Sequence[Name], chain: Sequence[ComponentLayer]) ->
         position += 1 if followed_by_norm else 2
     return renamed
 
-
-# A layout as a table, and the common code that binds a tree to the canonical agent by a table.
 
 _LATE = "an action that enters after the first layer: its width is unknown without the policy"
 _POLICIES, _CRITICS = ("actor", "actor_target"), ("critic", "critic_target")
@@ -759,9 +755,6 @@ def _move_counters(tree: Tree, root: tuple[str, ...], table: LayoutTable) -> tup
     return tuple(found)
 
 
-# Interfaces of a layout: recognition, companion files, and writing a canonical agent.
-
-
 class Layout(Protocol):
     """Interface of every layout module; its names are module-level."""
 
@@ -811,10 +804,8 @@ def list_never_run_components(layout: object) -> frozenset[str]:
     return cast(frozenset[str], getattr(layout, "NEVER_RUN", frozenset()))
 
 
-# Matches a tree against every layout.
 _Recognition = Callable[..., RecognizedAgent | None]
 _Asked = Callable[[Tree, str], RecognizedAgent | None]
-_ONNX = "onnx"  # the format's name
 # More entries than this with tensors are a model's modules, not separately saved objects.
 _ENTRIES = 32
 _MOST = 50_000
@@ -850,7 +841,7 @@ def remember(recognize: _Recognition, tree: Tree, *words: str | None, **more: An
 
 def recognize_checkpoint(checkpoint: Checkpoint, layout: str | None = None) -> RecognizedAgent | None:
     """Return the agent in the checkpoint, None if no layout matches; raise UsageError as `recognize_tree`."""
-    if checkpoint.format == _ONNX:
+    if checkpoint.format == ONNX_FORMAT:
         # Constant names come from an exporter: the graph defines the computation, not a layout.
         if layout not in (None, NO_LAYOUT):
             raise UsageError(
@@ -971,6 +962,7 @@ def _recognize_entry(tree: Tree, name: str, requested: _Asked) -> RecognizedAgen
 
 # Formats of Keras that may contain the configuration of a model.
 KERAS_FORMATS = frozenset(("keras_h5", "keras_zip"))
+ONNX_FORMAT = "onnx"  # its reader is imported for such files only
 
 
 def is_script(tree: Tree) -> bool:

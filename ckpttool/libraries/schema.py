@@ -913,8 +913,6 @@ def canonical_setting_path(optimizer: str, name: str) -> Path:
     return (attr(optimizer), attr(name))
 
 
-# Action maps that are equal for the given action bounds.
-
 Bounds = tuple[list[float], list[float]]
 
 # Maps that are equal for some bounds (networks.build.HEADS lists all maps).
@@ -1089,8 +1087,6 @@ def _read_recurrent_encoder(
         assumed=(f"{', '.join(kinds)} before the dense layers, in file order, with nothing between them",),
     )
 
-
-# Numbers of the small arrays that are facts of an agent (bounds, statistics), and tensors of numbers.
 
 _CODES = {"float32": "f", "float64": "d"}
 _WHOLE_CODES = {"int8": "b", "uint8": "B", "int16": "h", "int32": "i", "int64": "q"}

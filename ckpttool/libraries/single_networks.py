@@ -3,7 +3,7 @@
 The order of the layers comes from a model's own configuration (Keras, a pickled torch Sequential),
 else from the sizes if only one order fits, else from the numbers in the layers' names. Facts that a
 chain of weights does not contain (activations, the action map) stay unknown here: they are given on
-the command line (evaluation/evidence.py).
+the command line (evaluation/agent_facts.py).
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from ckpttool.core.deferred import NamedTuple
 from ckpttool.core.errors import CkpttoolError, MappingError, UnsupportedError, UsageError, abbreviate_list
 from ckpttool.core.sidecar import NORMS_BEFORE, OUTPUT_RANGE, NotUnderstood, load_sidecar
 from ckpttool.core.tree import Leaf, Path, Tree, ValueLeaf, attr
-from ckpttool.formats import onnx
 from ckpttool.formats.probe import Format
-from ckpttool.libraries import schema, tf_names
+from ckpttool.libraries import layer_connections, schema
 from ckpttool.libraries.recognize import (
     KERAS_FORMATS,
+    ONNX_FORMAT,
     ComponentLayer,
     NamedLeaf,
     PickledModule,
@@ -134,7 +134,7 @@ def _recognize_policy(tree: Tree, network: str, checkpoint: Checkpoint) -> Recog
         return None
     if (graph := _read_graph(checkpoint)) is not None:
         hint = None
-        if checkpoint.format == onnx.NAME:
+        if checkpoint.format == ONNX_FORMAT:
             command = urls.format_command("convert", checkpoint.path, "layers.pt")
             hint = f"to convert only its layers, without the graph: {command}"
         computation = _lower_policy(graph, network, checkpoint.path, hint=hint)
@@ -168,7 +168,9 @@ _OLDEST = 7  # in older versions of ONNX, Add and others broadcast by attributes
 
 def _read_graph(checkpoint: Checkpoint) -> Graph | None:
     """Return the graph of a file whose format records all of a computation, None for other formats."""
-    if checkpoint.format == onnx.NAME:
+    if checkpoint.format == ONNX_FORMAT:
+        from ckpttool.formats import onnx
+
         opsets = onnx.read_model(checkpoint.files[0]).opsets
         version = max(opsets.get(domain, 0) for domain in ("", "ai.onnx"))
         if version < _OLDEST:
@@ -216,7 +218,7 @@ class RecordedComputation(NamedTuple):
 
 def read_computation(checkpoint: Checkpoint) -> RecordedComputation | None:
     """Return the computation recorded in the checkpoint, None for weights alone."""
-    if checkpoint.format == onnx.NAME:
+    if checkpoint.format == ONNX_FORMAT:
         return RecordedComputation("the ONNX graph")
     if _has_code(checkpoint):
         return RecordedComputation("the TorchScript code")
@@ -300,7 +302,7 @@ def _lower_policy(graph: Graph, network: str, file: str, **how: Any) -> GraphCom
 
 # What records a computation, and the framework of its layers, by format.
 _ORIGINS = {
-    onnx.NAME: ("the ONNX graph", "torch"),
+    ONNX_FORMAT: ("the ONNX graph", "torch"),
     "pytorch": ("the TorchScript code", "torch"),
     "saved_model": ("the SavedModel's graph", "tensorflow"),
 }
@@ -421,7 +423,7 @@ def _bind_by_names(
     _require_no_branches(chain, file)
     facts = AgentMetadata(head="affine" if action_map else "", hidden="", epsilon=_EPSILON[framework])
     named = [AgentLayer(module.name, module.kind.name) for module in chain]
-    more = tf_names.note_gaps(named) if framework == "torch" else ()
+    more = layer_connections.note_gaps(named) if framework == "torch" else ()
     binding = _make_agent(chain, facts, action_map, (*assumed, *evidence, *more), notes, network_.title)
     bounded = _add_bounds(_as_q_network(binding) if values else binding, numbers, limits, chain)
     return _add_statistics(bounded, normalisers, chain, where)
@@ -1085,7 +1087,7 @@ def _require_no_branches(chain: Sequence[ComponentLayer], file: str) -> None:
     """Raise UnsupportedError for layers that are no chain by their names, where no file records the order."""
     dense = [layer for layer in chain if _is_dense(layer)]
     widths = [(layer.width_in or 0, layer.width_out or 0) for layer in dense]
-    if found := tf_names.find_joined_layers([layer.name for layer in dense], widths):
+    if found := layer_connections.find_joined_layers([layer.name for layer in dense], widths):
         raise UnsupportedError(
             "the names suggest layers that are added to others, or multiplied (residual connections, gates), "
             "and no file records the computation",

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from ckpttool.core import deferred
 from ckpttool.core.errors import UnsupportedError
 from ckpttool.core.tree import Tree, ValueLeaf, attr, key
-from ckpttool.libraries.optimizers_write import LEGACY
 from ckpttool.libraries.recognize import LayoutTable, bind
 from ckpttool.libraries.schema import LEFT_OPEN, AgentMetadata, RecognizedAgent
 from ckpttool.mapping.rules import Plan, Settings
@@ -113,6 +112,7 @@ def plan(binding: RecognizedAgent, agent: Tree, settings: Settings) -> Plan:
     classes have three layers each. Optimizers are those of Keras 2 up to 2.10, which tf2rl uses. Raise
     UnsupportedError for networks that its classes cannot represent.
     """
+    from ckpttool.libraries.optimizers_write import LEGACY
     from ckpttool.libraries.write import (
         KERAS,
         LayerNames,

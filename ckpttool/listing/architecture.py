@@ -27,10 +27,10 @@ def describe_architecture(checkpoint: Checkpoint, shapes: Sequence[str] = ()) ->
         shapes: input shapes without the batch, "3,32,32" or "PATH=3,32,32" for the input of one layer.
 
     """
-    wanted = parse_shapes(shapes)
+    input_shapes = parse_shapes(shapes)
     models: tuple[Architecture, ...] = ()
     try:
-        models = _describe(checkpoint, wanted)
+        models = _describe(checkpoint, input_shapes)
     except UsageError:
         raise
     except CkpttoolError as error:
@@ -38,11 +38,11 @@ def describe_architecture(checkpoint: Checkpoint, shapes: Sequence[str] = ()) ->
         if is_system_error(error):
             raise
     except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError):
-        if wanted:
+        if input_shapes:
             raise UsageError(
                 "the model's configuration has an unexpected structure", file=checkpoint.path
             ) from None
-    if wanted and not models:
+    if input_shapes and not models:
         raise UsageError(
             "--input-shape requires a file that describes its layers",
             file=checkpoint.path,

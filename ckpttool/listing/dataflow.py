@@ -165,8 +165,8 @@ def restore_strips(
     binding = binding or restore.recognize_playable_agent(checkpoint, layout)
     if binding is None:
         raise restore.no_agent_error(checkpoint)
-    own = restore.read_verified_sidecar(checkpoint, sha256)
-    return build_agent_strips(restore.build_agent(checkpoint, binding, own))
+    verified = restore.read_verified_sidecar(checkpoint, sha256)
+    return build_agent_strips(restore.build_agent(checkpoint, binding, verified))
 
 
 def find_strips(

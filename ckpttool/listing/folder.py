@@ -160,7 +160,7 @@ def list_by_step(folder: str, state: CheckpointState | None, latest: str | None)
 
 def _find_places(folder: str, names: frozenset[str]) -> list[_CheckpointPath]:
     """Return the checkpoints that the names in the folder stand for, each once."""
-    found: dict[str, _CheckpointPath] = {}
+    checkpoints: dict[str, _CheckpointPath] = {}
     for name in sorted(names)[:MAX_NAMES]:
         inner = Probe(os.path.join(folder, name))
         if is_hidden_name(name) or name.startswith(".") or name in (tf_common.NAME, _EVALUATIONS):
@@ -169,18 +169,20 @@ def _find_places(folder: str, names: frozenset[str]) -> list[_CheckpointPath]:
             inner.names = names  # set here to avoid listing the folder for each file
         elif inner.kind != "folder":
             continue
-        found |= {each.path: each for each in _claim_name(inner) if each.path not in found or each.format}
-    return _join_sets(list(found.values()))
+        checkpoints |= {
+            each.path: each for each in _claim_name(inner) if each.path not in checkpoints or each.format
+        }
+    return _join_sets(list(checkpoints.values()))
 
 
 def _join_sets(places: list[_CheckpointPath]) -> list[_CheckpointPath]:
     """Return the places; files of one agent (`PREFIX_actor`, `PREFIX_critic`, ...) are one: the prefix."""
     joined: dict[str, _CheckpointPath] = {}
-    for place in places:
-        prefix = torch_zip.set_prefix(place.path)
+    for checkpoint in places:
+        prefix = torch_zip.set_prefix(checkpoint.path)
         for file in () if prefix is None else torch_zip.set_members(prefix):
             joined[file] = _CheckpointPath(str(prefix), torch_zip.SET_NAME)
-    return list(dict.fromkeys(joined.get(place.path, place) for place in places))
+    return list(dict.fromkeys(joined.get(checkpoint.path, checkpoint) for checkpoint in places))
 
 
 def _claim_name(inner: Probe) -> Iterator[_CheckpointPath]:

@@ -95,7 +95,7 @@ class _KerasReader:
         """Return a layer or model, and the shapes of its outputs; None for unknown ones."""
         config = config_of(dict(document))
         cls, settings = str(config.cls or "?"), config.settings
-        own = not has_foreign_class(document) and (
+        standard = not has_foreign_class(document) and (
             _is_listed(document) or class_from_name(snake_case(cls)) == cls
         )
         self.count += 1
@@ -107,15 +107,15 @@ class _KerasReader:
             self.used.add(path)
             inputs = [self.shapes[path]]
             self.inputs.append((path, self.shapes[path]))
-        if own and cls in _MODELS and isinstance(settings.get("layers"), list) and depth < DEEPEST:
+        if standard and cls in _MODELS and isinstance(settings.get("layers"), list) and depth < DEEPEST:
             return self._model(document, path, inputs, depth)
-        applied = own and _is_layer(document, cls)
+        applied = standard and _is_layer(document, cls)
         result = self._apply(document, inputs, path) if applied else None
         layer = ArchitectureLayer(
             path=path,
             kind=cls,
             cls=_full_class(document, cls),
-            known=own,
+            known=standard,
             detail=_keras_detail(cls, settings),
             activation=_keras_activation(cls, settings),
             parameters=self.sums.get(path, 0),
@@ -133,16 +133,16 @@ class _KerasReader:
         if cls == INPUT:
             shape = inputs[0] if inputs else _input_shape(settings)
             return None if shape is None else LayerResult((shape,))
-        known = tuple(extents for extents in inputs if extents is not None)
-        known = known or tuple(extents for extents in [_input_shape(settings)] if extents is not None)
-        if not known or len(known) < len(inputs):
+        shapes = tuple(extents for extents in inputs if extents is not None)
+        shapes = shapes or tuple(extents for extents in [_input_shape(settings)] if extents is not None)
+        if not shapes or len(shapes) < len(inputs):
             return None
         self.layer_shapes = self.layer_shapes or KerasLayerShapes(self.tree)
         try:
-            outputs, macs = self.layer_shapes.infer(document, tuple(path.split("/"))[:-1], known)
+            outputs, macs = self.layer_shapes.infer(document, tuple(path.split("/"))[:-1], shapes)
         except ShapeMismatchError:
             if self.shapes:
-                shown = " and ".join(map(format_extents, known))
+                shown = " and ".join(map(format_extents, shapes))
                 raise UsageError(
                     f"{cls} cannot be applied to {shown}", path=path or None, hint="check --input-shape"
                 ) from None
@@ -291,14 +291,14 @@ class _KerasModelReader:
             layer, outputs = self.reader.call(node.entry, self.below(node.name), inputs, self.depth + 1)
             if not node.calls and not self.depth and outputs:
                 self.reader.inputs.append((node.name, outputs[0] or ()))
-            known = outputs or (None,)
+            values = outputs or (None,)
             if not self.reader.shapes:
-                known = tuple(self._checked((node.name, number, n), value) for n, value in enumerate(known))
-                if layer.output is not None and known[0] != layer.output:
+                values = tuple(self._checked((node.name, number, n), value) for n, value in enumerate(values))
+                if layer.output is not None and values[0] != layer.output:
                     layer = replace(layer, output=None, macs=None)
-            for position, value in enumerate(known):
+            for position, value in enumerate(values):
                 self.values[node.name, number, position] = value
-            node.made.append(layer if layer.output is not None else replace(layer, output=known[0]))
+            node.made.append(layer if layer.output is not None else replace(layer, output=values[0]))
 
     def _add(self, node: _KerasNode) -> None:
         """Add one layer with the operations of all its calls."""
@@ -436,8 +436,8 @@ def _keras_detail(cls: str, settings: Mapping[str, Any]) -> str:
     words += list_settings(shown, cls, "Keras", fold_axes(values.get("pool_size")))
     inner = settings.get("layer")
     if isinstance(inner, dict):
-        own = config_of(inner)
-        words.append(f"{own.cls} {_keras_detail(str(own.cls), own.settings)}".strip())
+        config = config_of(inner)
+        words.append(f"{config.cls} {_keras_detail(str(config.cls), config.settings)}".strip())
     return ", ".join(words)
 
 

@@ -25,8 +25,8 @@ def list_settings(
             default = default_epsilon(cls, library)
         elif row.name == "stride" and window is not None:
             default = window
-        known = value is not None and value != () and not isinstance(value, dict)
-        if known and row.text and (default is None or fold_axes(value) != default):
+        stated = value is not None and value != () and not isinstance(value, dict)
+        if stated and row.text and (default is None or fold_axes(value) != default):
             yield row.text.format(format_axes(fold_axes(value)))
 
 

@@ -110,8 +110,8 @@ class LayerResult(NamedTuple):
 
 def sum_macs(counts: Iterable[int | None]) -> int | None:
     """Return the operations of several layers, None if those of one are unknown."""
-    known = list(counts)
-    return None if None in known else sum(count or 0 for count in known)
+    numbers = list(counts)
+    return None if None in numbers else sum(count or 0 for count in numbers)
 
 
 class LayerGroup(NamedTuple):
@@ -151,8 +151,8 @@ def _form(layer: ArchitectureLayer) -> object:
     below = tuple(map(_form, layer.below))
     inputs = tuple(DIGITS.sub("#", name_of_input) for name_of_input in layer.inputs)
     name = DIGITS.sub("#", layer.name)
-    own = (layer.cls, layer.detail, layer.activation, layer.parameters, layer.output, layer.macs, layer.flow)
-    return name, own, inputs, below
+    form = (layer.cls, layer.detail, layer.activation, layer.parameters, layer.output, layer.macs, layer.flow)
+    return name, form, inputs, below
 
 
 def outline_layers(root: ArchitectureLayer) -> str:
@@ -189,9 +189,11 @@ def format_extents(shape: Extents) -> str:
     return "[" + ", ".join("?" if extent is None else str(extent) for extent in shape) + "]"
 
 
-def architecture_strips(found: Sequence[Architecture]) -> tuple[FlowStrip, ...]:
+def architecture_strips(architectures: Sequence[Architecture]) -> tuple[FlowStrip, ...]:
     """Return the models as strips; layers in unrecorded order have a strip each."""
-    return tuple(strip for each in found for strip in _strips(each.root, _first_input(each), each.notes))
+    return tuple(
+        strip for each in architectures for strip in _strips(each.root, _first_input(each), each.notes)
+    )
 
 
 def _first_input(model: Architecture) -> Extents | None:
@@ -250,6 +252,6 @@ def _stages(layer: ArchitectureLayer) -> Iterator[FlowStage]:
 def _stage(
     kind: StageKind, name: str, shape: Extents | None, parameters: int = 0, detail: str = ""
 ) -> FlowStage:
-    known = None if shape is None or None in shape else tuple(extent or 0 for extent in shape)
-    text = "" if shape is None or known is not None else format_extents(shape)
-    return FlowStage(kind, name, known, parameters, ", ".join(filter(None, (detail, text))))
+    extents = None if shape is None or None in shape else tuple(extent or 0 for extent in shape)
+    text = "" if shape is None or extents is not None else format_extents(shape)
+    return FlowStage(kind, name, extents, parameters, ", ".join(filter(None, (detail, text))))

@@ -199,10 +199,12 @@ def _add(
     position = len(making.nodes)
     optimizer = _is_optimizer(module, making)
     sums = making.sums[module.path]
-    own = [(n, row) for n, row in module.rows if isinstance(row, TensorRow) and not _is_slot_of_variable(row)]
-    listed = [(n, row) for n, row in own if not (optimizer and row.leaf.role == "slot")]
+    tensors = [
+        (n, row) for n, row in module.rows if isinstance(row, TensorRow) and not _is_slot_of_variable(row)
+    ]
+    listed = [(n, row) for n, row in tensors if not (optimizer and row.leaf.role == "slot")]
     shown = tuple(ModuleVariable(n, row.leaf.dtype, row.leaf.shape) for n, row in listed[:MOST_ROWS])
-    below = sums.tensors - len(own)
+    below = sums.tensors - len(tensors)
     node = ModuleNode(
         module,
         name,

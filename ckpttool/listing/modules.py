@@ -79,11 +79,11 @@ def group_by_module(
     Raise LimitError where a path has more steps than limits.path_depth.
     """
     root = ModuleSummary("", "", None)
-    known = {"": root}
+    modules = {"": root}
     deepest = limits.current().path_depth
     for path, row in rows:
         at, _, name = path.rpartition("/")
-        holder = known.get(at) or _make_module(known, at, deepest)
+        holder = modules.get(at) or _make_module(modules, at, deepest)
         holder.rows.append((name, row))
         leaf = row.leaf
         if not isinstance(leaf, ValueLeaf):
@@ -91,36 +91,36 @@ def group_by_module(
             holder.nbytes += leaf.nbytes
             if leaf.role == "parameter":
                 holder.parameters += leaf.size
-    # Children come after their parents in `known`.
-    for module in reversed(known.values()):
+    # Children come after their parents in `modules`.
+    for module in reversed(modules.values()):
         if module.parent is not None:
             module.parent.tensors += module.tensors
             module.parent.parameters += module.parameters
             module.parent.nbytes += module.nbytes
     for keys, container in containers.items():
-        if container.kind in ("module", "record") and (named := known.get(display(keys))) is not None:
+        if container.kind in ("module", "record") and (named := modules.get(display(keys))) is not None:
             named.kind = container.name or None
             named.built = container.kind == "module"
             if isinstance(container.state, Mapping):
                 named.facts = container.state
-    return tuple(known.values())
+    return tuple(modules.values())
 
 
-def _make_module(known: dict[str, ModuleSummary], path: str, deepest: int) -> ModuleSummary:
+def _make_module(modules: dict[str, ModuleSummary], path: str, deepest: int) -> ModuleSummary:
     """Create the module and any missing ancestors."""
     # Each is stored under its full path, so the total size grows with the square of the depth.
     if (depth := path.count("/") + 2) > deepest:
         raise limits.limit_error("path_depth", "a tensor path has too many levels", depth)
     missing = []
     at = path
-    while at not in known:
+    while at not in modules:
         missing.append(at)
         at = at.rpartition("/")[0]
-    module = known[at]
+    module = modules[at]
     for at in reversed(missing):
         name = at.rpartition("/")[2]
         module.below[name] = ModuleSummary(at, name, module)
-        module = known[at] = module.below[name]
+        module = modules[at] = module.below[name]
     return module
 
 

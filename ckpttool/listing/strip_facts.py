@@ -38,11 +38,11 @@ class FlowFacts:
 
     def of_network(self, component: str) -> FlowFacts:
         """Return the facts of one network."""
-        own = self.network_hidden.get(component.removesuffix("_target"))
-        if own is None:
+        hidden = self.network_hidden.get(component.removesuffix("_target"))
+        if hidden is None:
             return self
         assumed = {name: why for name, why in self.assumed.items() if name != "hidden"}
-        return replace(self, hidden=tuple(own), assumed=assumed)
+        return replace(self, hidden=tuple(hidden), assumed=assumed)
 
 
 def find_recorded_facts(checkpoint: Checkpoint) -> Sidecar | None:
@@ -62,39 +62,39 @@ def listed_facts(binding: RecognizedAgent, tree: Tree, recorded: Sidecar | None 
 
     A sidecar's facts replace those that the checkpoint itself does not contain.
     """
-    facts, own = binding.facts, recorded or Sidecar("")
+    facts, stored = binding.facts, recorded or Sidecar("")
     default = f"default of layout {binding.layout}"
     hidden = facts.activations or ((facts.hidden,) if facts.hidden else ())
     head, assumed = facts.head, {}
     if "activations" in facts.stated:
-        hidden, assumed["hidden"] = _stated_activation(facts, own)
+        hidden, assumed["hidden"] = _stated_activation(facts, stored)
     elif ("activations" if facts.activations else "hidden") not in facts.origins:
-        hidden = tuple(own.activations or hidden)
-        assumed["hidden"] = _origin(own, "activations", default)
+        hidden = tuple(stored.activations or hidden)
+        assumed["hidden"] = _origin(stored, "activations", default)
     if "head" in facts.stated:
-        head = str(own.head) if own.is_given("head") else ""
+        head = str(stored.head) if stored.is_given("head") else ""
     elif "head" not in facts.origins:
-        head = own.head or head
-        assumed["head"] = _origin(own, "head", default)
-    low, high = facts.action_low or own.action_low, facts.action_high or own.action_high
+        head = stored.head or head
+        assumed["head"] = _origin(stored, "head", default)
+    low, high = facts.action_low or stored.action_low, facts.action_high or stored.action_high
     statistics = binding.statistics(tree)
     mean = facts.norm.mean if facts.norm is not None else statistics.get("mean")
     complete = facts.norm is not None or bool(statistics.keys() & {"var", "std"})
     clip = facts.norm.clip if facts.norm is not None else None
     size = mean.size * facts.stacked if mean is not None and complete else 0
-    if not size and own.obs_norm:
-        size, clip = len(own.obs_norm.get("mean", ())), own.obs_norm.get("clip")
+    if not size and stored.obs_norm:
+        size, clip = len(stored.obs_norm.get("mean", ())), stored.obs_norm.get("clip")
     bounds = None if low is None or high is None else (low, high)
     unclear = {name: why for name, why in assumed.items() if why}
-    choices = facts.choices or schema.known_choices(own)
-    networks = facts.network_activations or own.network_activations or {}
+    choices = facts.choices or schema.known_choices(stored)
+    networks = facts.network_activations or stored.network_activations or {}
     return FlowFacts(hidden, head, bounds, size, clip, unclear, choices, networks)
 
 
-def _stated_activation(facts: AgentMetadata, known: Sidecar) -> tuple[tuple[str, ...], str]:
+def _stated_activation(facts: AgentMetadata, stored: Sidecar) -> tuple[tuple[str, ...], str]:
     """Return the given activations, else the text of those that a file states, and why these are unknown."""
-    if known.activations and known.is_given("activations"):
-        return tuple(known.activations), ""
+    if stored.activations and stored.is_given("activations"):
+        return tuple(stored.activations), ""
     stated = facts.stated["activations"]
     return (stated.text,), f"not supported; stated in {stated.source}"
 
@@ -108,17 +108,17 @@ def _origin(recorded: Sidecar, fact: str, default: str) -> str:
 
 def agent_facts(agent: Agent) -> FlowFacts:
     """Return the facts of a restored agent, with those of its sidecar."""
-    known, facts = agent.known, agent.binding.facts
+    stored, facts = agent.known, agent.binding.facts
     names = {"head": "head", "hidden": "activations"}
-    assumed = {name: known.origin(fact) for name, fact in names.items() if known.is_assumed(fact)}
-    hidden = tuple(known.activations or ((facts.hidden,) if facts.hidden else ()))
-    if "activations" in facts.stated and known.activations is None:
-        hidden, assumed["hidden"] = _stated_activation(facts, known)
-    head = str(known.head or ("" if "head" in facts.stated else facts.head))
+    assumed = {name: stored.origin(fact) for name, fact in names.items() if stored.is_assumed(fact)}
+    hidden = tuple(stored.activations or ((facts.hidden,) if facts.hidden else ()))
+    if "activations" in facts.stated and stored.activations is None:
+        hidden, assumed["hidden"] = _stated_activation(facts, stored)
+    head = str(stored.head or ("" if "head" in facts.stated else facts.head))
     bounds = None
-    if known.action_low is not None and known.action_high is not None:
-        bounds = (known.action_low, known.action_high)
-    norm = known.obs_norm or {}
+    if stored.action_low is not None and stored.action_high is not None:
+        bounds = (stored.action_low, stored.action_high)
+    norm = stored.obs_norm or {}
     return FlowFacts(
         hidden,
         head,
@@ -126,6 +126,6 @@ def agent_facts(agent: Agent) -> FlowFacts:
         len(norm.get("mean", ())),
         norm.get("clip"),
         assumed,
-        schema.known_choices(known),
-        known.network_activations or {},
+        schema.known_choices(stored),
+        stored.network_activations or {},
     )

@@ -157,9 +157,9 @@ class _TorchReader:
             self.given.append((name, shape[1:]))
         elif shape is None and not depth and self.assuming:
             shape = self._first_size(path)
-        own = cls.startswith(TORCH_CLASSES)
+        from_torch = cls.startswith(TORCH_CLASSES)
         kind = cls.rpartition(".")[2]
-        module = _TorchModule(self.tree, path, kind if own else "")
+        module = _TorchModule(self.tree, path, kind if from_torch else "")
         result, below, flow = self._computed(module, shape, depth)
         if path in self.hooked:
             self.notes.append(f"{name or kind} has forward hooks, whose code is not in the file")
@@ -168,8 +168,8 @@ class _TorchReader:
             path=name,
             kind=kind,
             cls=cls,
-            known=own,
-            detail=_torch_detail(module) if own else "",
+            known=from_torch,
+            detail=_torch_detail(module) if from_torch else "",
             parameters=self.parameters.get(path, 0),
             output=None if result is None else result.outputs[0][1:],
             macs=None if result is None else result.macs,
@@ -228,12 +228,12 @@ class _TorchReader:
         """Return a torch layer's output, and the inputs of its parts by name."""
         from ckpttool.graphs.torch_modules import TorchLayerShapes
 
-        known = tuple(extent for extent in shape if extent is not None)
+        extents = tuple(extent for extent in shape if extent is not None)
         self.layer_shapes = self.layer_shapes or TorchLayerShapes(self.tree)
         try:
             if module.cls in _ENCODERS:
-                return _encode(self, module, known)
-            output, macs = self.layer_shapes.infer(module.path, self.modules[module.path], known)
+                return _encode(self, module, extents)
+            output, macs = self.layer_shapes.infer(module.path, self.modules[module.path], extents)
         except ShapeMismatchError:
             self.misfit(module, shape)
             return None, {}

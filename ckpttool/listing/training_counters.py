@@ -76,8 +76,8 @@ def count_training(checkpoint: Checkpoint, binding: RecognizedAgent | None) -> d
             if len(target) == 1 and (name := str(target[0].value)) in COUNTERS:
                 _add_count(counts, name, move.rule.leaf(checkpoint.tree[move.source]))
         for optimizer in (JOINT, *ALL_OPTIMIZED):
-            if (own := moves.get(canonical_setting_path(optimizer, "step"))) is not None:
-                _add_count(counts, OPTIMIZER, own.rule.leaf(checkpoint.tree[own.source]))
+            if (counter := moves.get(canonical_setting_path(optimizer, "step"))) is not None:
+                _add_count(counts, OPTIMIZER, counter.rule.leaf(checkpoint.tree[counter.source]))
     else:
         for path, name in checkpoint.tree.names.items():
             if name in COUNTERS and name != NAME:
@@ -157,5 +157,5 @@ def _find_update_counts(tree: Tree) -> Iterator[str]:
         scalar = isinstance(second, Leaf) and not second.shape
         if scalar and (inferred := infer_step_count(tree, (path, other))) is not None:
             steps, betas = inferred
-            made = format_count(steps, "update")
-            yield f"{tree.names[path]}: Adam has made {made} (assuming betas {betas[0]} and {betas[1]})"
+            updates = format_count(steps, "update")
+            yield f"{tree.names[path]}: Adam has made {updates} (assuming betas {betas[0]} and {betas[1]})"

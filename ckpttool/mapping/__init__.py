@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from ckpttool import package_face
 
 if TYPE_CHECKING:
-    from ckpttool.mapping.flattening import plan_to_torch as plan_to_torch
+    from ckpttool.mapping.conversion_by_kinds import plan_to_torch as plan_to_torch
     from ckpttool.mapping.layers import convert_layer as convert_layer, find_layers as find_layers
     from ckpttool.mapping.rules import (
         AxisSlice as AxisSlice,

@@ -14,17 +14,19 @@ from ckpttool.core.deferred import NamedTuple, dataclass, field
 from ckpttool.core.errors import MappingError, UsageError, abbreviate_list
 from ckpttool.core.kinds import list_kinds
 from ckpttool.core.tree import Container, Leaf, Path, Tree, ValueLeaf, attr
-from ckpttool.mapping import flattening, user_rules
-from ckpttool.mapping.flattening import (
+from ckpttool.mapping import feature_orders, kind_notes, user_rules
+from ckpttool.mapping.feature_orders import (
     AssumedParts,
     FeatureReordering,
-    describe_image_sized_inputs,
-    describe_pixel_shuffles,
     drop_unknown_orders,
-    find_unknown_orders,
-    layer_settings,
     plan_reordering,
 )
+from ckpttool.mapping.flattening import (
+    describe_image_sized_inputs,
+    describe_pixel_shuffles,
+    find_unknown_orders,
+)
+from ckpttool.mapping.kind_notes import layer_settings
 from ckpttool.mapping.layer_kinds import IN_OUT, POINTWISE, WEIGHT_NORM, LayerFacts, LayerKind
 from ckpttool.mapping.layers import (
     NUMBERED,
@@ -62,8 +64,6 @@ from ckpttool.mapping.solver import (
     steps_of_part,
 )
 from ckpttool.mapping.user_rules import RuleFile
-
-# Properties shared by layers of a source and a target: the steps of their names, and their possible kinds.
 
 BARE = "tensor"
 STATES = ("parameter", "buffer")
@@ -218,9 +218,6 @@ def layer_signature(tree: Tree, layer: Layer, kind: LayerKind) -> Signature | No
     return kind.name, *sorted(shapes.items())
 
 
-# The skeleton of a target model: its modules by class, their tensors, and the paths of these in a file.
-
-
 @dataclass(frozen=True, slots=True)
 class ModelModule:
     """One module of the model: its name, its framework's class, plain settings, its own tensors' paths.
@@ -301,8 +298,6 @@ def _add_module_facts(layer: Layer, tree: Tree, parts: Mapping[Name, ModelModule
         facts = facts._replace(takes=takes, makes=makes, parts=part.parts, cut=part.cut)
     return layer._replace(facts=facts)
 
-
-# Fill a target model's skeleton from a source: pairs of layers, their rules, and open questions.
 
 _NORMED = "it uses weight norm: fill the model before you add that"
 NO_SOURCE_LAYER = "no source layer fits"  # beginning of a note; load_into shows it first
@@ -937,7 +932,7 @@ class _FillBuilder:
         shapes = {name: leaf.shape for name, leaf in canonical_tensors(self.theirs.tree, layer, kind).items()}
         if "kernel" not in shapes:
             return made
-        found = flattening.arrange_parts(layer, kind, made, theirs, target.facts, shapes["kernel"])
+        found = feature_orders.arrange_parts(layer, kind, made, theirs, target.facts, shapes["kernel"])
         for parts, order in self._part_orders:
             if parts in found.assumed_parts:
                 numbers = ", ".join(str(part + 1) for part in order)
@@ -1000,24 +995,24 @@ class _FillBuilder:
         """Record the assumptions about matched layers; return notes on the requirements of their kinds."""
         tree, done = self.theirs.tree, self.done
         # These differences do not exist between two models of the same framework.
-        needs = flattening.describe_kinds(done) if self._foreign else ()
+        needs = kind_notes.describe_kinds(done) if self._foreign else ()
         if self._foreign or self.turned:
-            self.assumed += flattening.describe_assumed_classes(
+            self.assumed += kind_notes.describe_assumed_classes(
                 [(layer, layer.group(tree)) for layer in done]
             )
         if self._foreign:
             self.assumed += describe_image_sized_inputs(tree, tuple(done))
             self.assumed += describe_pixel_shuffles(tree, tuple(done))
             ours = [target for _, target in self.both]
-            self.assumed += flattening.describe_assumed_products(ours, self.ours.tree)
-        self.assumed += flattening.describe_differences(self.both, foreign=self._foreign)
-        self.assumed += flattening.describe_own_calls(target for _, target in self.both)
+            self.assumed += kind_notes.describe_assumed_products(ours, self.ours.tree)
+        self.assumed += kind_notes.describe_differences(self.both, foreign=self._foreign)
+        self.assumed += kind_notes.describe_own_calls(target for _, target in self.both)
         return tuple(needs)
 
     def different_settings(self) -> Iterator[Misfit]:
         """Yield the recorded settings in which a layer and its match differ."""
         for source, target in self.both:
-            for name, found, wanted in flattening.recorded_differences(source, target):
+            for name, found, wanted in kind_notes.recorded_differences(source, target):
                 yield Misfit(source.title, target.title, found, wanted, name)
 
     def _kinds(self, layer: Layer, target: Layer) -> tuple[LayerKind, LayerKind]:

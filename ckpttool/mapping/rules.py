@@ -42,8 +42,6 @@ if TYPE_CHECKING:
     import numpy as np
 
 
-# Fast axis permutation, in tiles that fit into the processor's cache.
-
 # A tile has as many rows as fill four cache lines of the result, and this many columns: 256 KiB.
 _RUN = 256
 _COLUMNS = 1024
@@ -427,9 +425,6 @@ KEEP = Keep()
 TRANSPOSE = Permute((1, 0))
 
 
-# Rules on numbers: a tensor times a number, and an entry replaced by its own number.
-
-
 class Scale(NamedTuple):
     """Multiply by `factor`, or divide by it; in float64, rounded once.
 
@@ -800,9 +795,6 @@ def _require_length(rule: Rule, leaf: Leaf | ValueLeaf, axis: int, length: int) 
     return leaf
 
 
-# The result of a mapping: source, target and rule of each leaf, unused leaves, assumptions.
-
-
 @dataclass(frozen=True, slots=True)
 class Move:
     """The conversion of one leaf: source path, target path, rule. A source may have several targets."""
@@ -878,8 +870,6 @@ class MappingReport:
             raise no_match_error(glob, [path for each in self.mapped for path in (each.source, each.target)])
         return replace(self, mapped=kept)
 
-
-# A plan: the target of every leaf of a tree, additional leaves, and the new tree.
 
 Settings = Mapping[str, Mapping[str, float | bool | str | None]]
 
@@ -1155,8 +1145,6 @@ def _count_layers(numbers: list[int], merging: list[bool], first: int | None) ->
 def _is_index(name: str) -> bool:
     return name.isascii() and name.isdigit() and len(name) < 10 and str(int(name)) == name
 
-
-# Rules as text: their names in reports and receipts, parsed back into rules.
 
 _NUMBERS = r"(\d{1,18}(?:,\d{1,18})*)"
 _SIZES = r"(\d{1,18}(?:, ?\d{1,18})*)"

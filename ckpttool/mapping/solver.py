@@ -13,7 +13,7 @@ from ckpttool.core.activations import NO_CALL, CallPlace
 from ckpttool.core.deferred import NamedTuple, dataclass, field
 from ckpttool.core.errors import MappingError, UsageError, abbreviate_list
 from ckpttool.core.tree import Path, Tree
-from ckpttool.mapping.flattening import AssumedParts
+from ckpttool.mapping.feature_orders import AssumedParts
 from ckpttool.mapping.layers import DIRECTION_NAME
 from ckpttool.mapping.rules import Move
 
@@ -228,8 +228,6 @@ def quantities_differ(one: str, other: str) -> bool:
     spreads = [{name for name, same in _SPREADS.items() if side & same} for side in words]
     return all(spreads) and spreads[0].isdisjoint(spreads[1])
 
-
-# The modules of a model as scopes: their names, their nesting, and the order of their layers.
 
 Signature = tuple[object, ...]
 
@@ -1286,8 +1284,6 @@ def _find_below(every: Sequence[LayerCandidate], name: str, taken: Collection[in
         and any(title == wanted or title.startswith(f"{wanted}/") for title in (one.title, one.shown))
     ]
 
-
-# Result of filling a model: matched layers with their evidence, and open questions.
 
 _MOST = 12
 # Conditions under which an order may decide.

@@ -55,8 +55,6 @@ from ckpttool.networks.network import (
     Transpose,
 )
 
-# Network builder, node by node; recurrent cells become graphs of plain layers with state slots.
-
 
 class NetworkBuilder:
     """Collects nodes; values are numbered after the inputs and states, `last` is the newest.
@@ -230,8 +228,6 @@ _LAYERS: dict[str, Callable[[Mapping[str, Any]], Layer]] = {
 }
 
 
-# Encoders of a policy: images, joined inputs, recurrent layers.
-
 # Number of state slots of each kind of cell: its output, and an LSTM's cell state.
 _STATES = {schema.LSTM: 2, schema.GRU: 1, schema.GRU_BEFORE: 1}
 
@@ -370,9 +366,6 @@ def _add_encoder_cell(builder: NetworkBuilder, agent: Tree, place: Path, number:
 
 def _read_array(agent: Tree, path: Path) -> np.ndarray:
     return cast(Leaf, agent[path]).array().astype(np.float32)
-
-
-# Networks of a canonical agent: the policy with its action map, and the critics.
 
 
 @dataclass(frozen=True, slots=True)

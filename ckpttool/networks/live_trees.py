@@ -821,9 +821,6 @@ def edge_names(path: Path) -> Iterator[str]:
             yield str(place.value)
 
 
-# Native listings of a live object: torch's `state_dict`, TensorFlow's object graph.
-
-
 def state_dict(obj: Any) -> Tree:
     """Return the entries of a torch.nn.Module's `state_dict()`, under the same dotted keys.
 

@@ -42,8 +42,6 @@ else:
 
 # The syntax of this file is Python 3.7's, because environments with old frameworks have old interpreters.
 
-# The user's factory, named as `package.module:factory`.
-
 _SHOWN, _NAMES = 300, 5
 
 
@@ -219,9 +217,6 @@ def last_error_line(error: BaseException) -> str:
     return "{}: {}".format(type(error).__name__, lines[-1][:_SHOWN] if lines else "no reason given")
 
 
-# The walk of a model: its modules, each once by its first path, and their own tensors.
-
-
 def iter_modules(model: Any) -> Iterator[tuple[list[str], Any]]:
     """Yield a model's modules, each once by its first path, the model first."""
     framework = model_framework(model)
@@ -346,9 +341,6 @@ def _keras_settings(layer: Any) -> dict[str, Any]:
     except Exception:  # noqa: BLE001 - a user's layer may lack its settings
         configuration = vars(layer)
     return dict(plain_settings(configuration), name=layer.name)
-
-
-# Runners: one model that can be called, observed, filled and saved; one subclass per framework.
 
 
 _MOST_TRIED = 4
@@ -642,8 +634,6 @@ def refusals(reader: str, file: str, hint: str | None = None) -> Iterator[None]:
 
 _CONVERT = "convert the checkpoint to this model first: ckpttool convert SRC DST --like MODULE:FACTORY"
 
-
-# PyTorch: modules of a factory, and TorchScript.
 
 _PREFERRED = ("state_dict", "model_state_dict", "model", "module", "net", "network", "weights")
 
@@ -1007,9 +997,6 @@ def _unwrapped(held: Any) -> Iterator[tuple[str, Any]]:
         if not all(name.startswith(start) for name in names):
             return
         yield f"the prefix {start!r}", {str(key)[len(start) :]: each for key, each in held.items()}
-
-
-# TensorFlow: tf.Module, and Keras 2 and 3.
 
 
 class TensorFlowRunner(ModelRunner):

@@ -49,8 +49,6 @@ from ckpttool.networks.tracing import (
 
 _BATCH = 2
 
-# TorchScript.
-
 
 class ScriptRunner(TorchRunner):
     """A TorchScript program, whose calls of modules are extra results of a copy of its graph.
@@ -126,9 +124,6 @@ def _observed_method(torch: Any, method: Any) -> tuple[Any, list[tuple[str, str,
         return None, []
     graph.makeMultiOutputIntoTuple()
     return torch._C._create_function_from_graph("observed", graph), calls
-
-
-# SavedModel.
 
 
 class SignatureRunner(TensorFlowRunner):
@@ -291,8 +286,6 @@ def _operation_settings(operation: Any) -> dict[str, Any]:
             found[title] = numbers[2:] if held["data_format"].s.startswith(b"NC") else numbers[1:-1]
     return found
 
-
-# ONNX: every node with initializers is a layer.
 
 _MOST_EXACT = 1 << 22
 
@@ -471,9 +464,6 @@ def _declared_input(name: str, shape: Any, dtype: str) -> dict[str, Any]:
     return {"name": name, "shape": list(shape[1:]), "dtype": known, "batch": shape[0]}
 
 
-# Opening a side: a file that contains a whole model, or the user's factory.
-
-
 def open_keras(file: str, version: str, *, run_code: bool) -> KerasRunner:
     """Open a `.keras` or `.h5` model that a version of Keras wrote.
 
@@ -526,9 +516,6 @@ def open_saved_model(file: str) -> SignatureRunner:
     if left:
         runner.notes.append(f"signature {chosen} is compared, not {', '.join(left)}")
     return runner
-
-
-# Program of the process.
 
 
 class ModelSession:

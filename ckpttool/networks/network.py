@@ -284,8 +284,6 @@ NOISE = "/noise"
 DrawLaw = Literal["normal", "uniform", "factors"]
 """Law of these numbers; see NormalSampler of evaluation/rollout.py."""
 
-# Result of a backend: one function from observations to actions, on the backend's device.
-
 Observation = np.ndarray | Mapping[str, np.ndarray]
 State = tuple[np.ndarray, ...]
 
@@ -489,8 +487,6 @@ def _layer_facts(layer: Layer) -> Hashable:
     return tuple((v.shape, v.dtype.name) if isinstance(v, np.ndarray) else v for v in values)
 
 
-# Functions that all backends share: shapes in a graph, input checks, order of the steps.
-
 Value = TypeVar("Value")
 Dtype = Literal["float32", "float64"]
 
@@ -687,8 +683,6 @@ def _check_results(network: Network, found: Sequence[Shape]) -> None:
         if slot.name not in names or not 0 <= slot.value < len(found) or found[slot.value] != slot.shape:
             raise UsageError(f"no value of shape {slot.shape} feeds the network's state {slot.name!r}")
 
-
-# Serialisation of a network for another process: a JSON document and an npz of its arrays, no pickles.
 
 LAYERS: dict[str, type[Layer]] = {kind.__name__: kind for kind in get_args(Layer)}
 

@@ -117,8 +117,6 @@ def copy_native(array: np.ndarray) -> np.ndarray:
     return np.array(array, dtype=array.dtype.newbyteorder("="), order="C")
 
 
-# The numpy backend: no framework, least overhead per step, and the float64 reference of `verify`.
-
 NAME = "numpy"
 _OWNER = "numpy backend"
 
@@ -454,9 +452,6 @@ BACKWARD: dict[type[Layer], Callable[[Any, Values, np.ndarray, np.ndarray], Back
     Affine: lambda layer, _given, _y, g: ([g * layer.scale], []),
     Clip: _clip_gradient,
 }
-
-
-# Training in numpy: the float64 reference of `verify --train-step`.
 
 
 class NumpyGradientEngine(GradientEngine):

@@ -175,8 +175,6 @@ def _free_host_bytes() -> int:
     return free if limit == resource.RLIM_INFINITY else max(0, min(free, limit - used))
 
 
-# The PyTorch backend: weights stay on the device, each step runs without autograd and without TF32.
-
 NAME = "torch"
 _OWNER = "torch backend"
 

@@ -33,9 +33,6 @@ def paired(one: Any, other: Any) -> list[tuple[Any, Any]]:
     return [(left[place], right[place]) for place in range(min(len(left), len(right)))]
 
 
-# Tensors of any framework in nested values, and their arrays.
-
-
 def view_array(value: Any) -> Any:
     """Return a tensor of any framework as an array, which may share its memory; bfloat16 as float32.
 
@@ -93,9 +90,6 @@ def tensor_shape(value: Any) -> tuple[int, ...]:
         return tuple(1 if extent is None else int(extent) for extent in value.shape)
     except (AttributeError, TypeError, ValueError, RuntimeError):
         return ()
-
-
-# Recorders of calls.
 
 
 class CallRecorder:
@@ -293,8 +287,6 @@ class CallFacts(CallRecorder):
         return found
 
 
-# The function of a module of a user's class, called alone.
-
 _MOST_PROBED_ENTRIES = 1 << 24
 _CLOSE = 1e-3
 _SMALL_INPUT = 3e-3
@@ -368,8 +360,6 @@ def _as_norm(x: Any, scale: Any, offset: Any, compute: Any) -> dict[str, Any]:
                     best = error, {"kind": kind, "epsilon": epsilon}
     return best[1]
 
-
-# The trace of entries.
 
 _IMAGE_RANK = 3
 UNKNOWN: dict[str, Any] = {"parts": None, "index": None}
@@ -512,8 +502,6 @@ class Trace:
                 found.setdefault(module, {})[side] = known.document() if same and known else UNKNOWN
         return found
 
-
-# PyTorch.
 
 _RESHAPED = frozenset(("view", "_unsafe_view", "reshape", "squeeze", "unsqueeze", "flatten", "unflatten"))
 _MOVED = frozenset(
@@ -673,8 +661,6 @@ class TorchTrace(Trace):
 def _owns_storage(tensor: Any) -> bool:
     return getattr(tensor, "_base", None) is None
 
-
-# TensorFlow.
 
 _AGAIN = frozenset(
     [

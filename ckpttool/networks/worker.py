@@ -29,8 +29,6 @@ from ckpttool.networks.messages import Message, decode_error, encode_line, end_p
 from ckpttool.networks.network import Network, Observation, Policy, State, dtype_of
 from ckpttool.networks.policy_training import Learner, TrainedWeights, TrainingBatch
 
-# One child process with a line protocol: started in isolation, with timeouts and explained exits.
-
 LAST_LINES = 6
 _FAREWELL = b'{"id": 0, "do": "close"}\n'
 LAST_BYTES = 8192
@@ -256,8 +254,6 @@ def _memory_folder() -> str | None:
     return MEMORY if room is not None and room > MEMORY_ROOM and os.access(MEMORY, os.W_OK) else None
 
 
-# A user's model in a separate process; this one imports no framework.
-
 MODEL_TIMEOUT_S = 600.0
 # Like `python -m`, but the user's folder joins the path only when the model is imported: the -P option
 # requires Python 3.11.
@@ -339,9 +335,6 @@ class ModelProcess(ChildProcess):
 TIMEOUT_S = 120.0
 
 
-# The parent's side.
-
-
 class Worker(ChildProcess):
     """A backend in a separate process; a context manager that ends the process and removes the folder.
 
@@ -400,9 +393,6 @@ class WorkerPolicy:
         return action, tuple(after)
 
 
-# Both sides.
-
-
 def _save_arrays(folder: Path, stem: str, arrays: Sequence[np.ndarray]) -> None:
     for number, array in enumerate(arrays):
         np.save(folder / f"{stem}-{number}.npy", array, allow_pickle=False)
@@ -410,9 +400,6 @@ def _save_arrays(folder: Path, stem: str, arrays: Sequence[np.ndarray]) -> None:
 
 def _load_arrays(folder: Path, stem: str, count: int) -> list[np.ndarray]:
     return [np.load(folder / f"{stem}-{number}.npy", allow_pickle=False) for number in range(count)]
-
-
-# The worker's side.
 
 
 @dataclass(slots=True)

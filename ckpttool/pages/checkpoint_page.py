@@ -11,23 +11,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ckpttool.commands.diff import DiffSide, align_checkpoints, compare_alignment
+from ckpttool.commands.diff import align_checkpoints, compare_alignment
 from ckpttool.commands.doctor import Diagnosis, examine_agent
 from ckpttool.commands.inspect import summary
 from ckpttool.commands.stats import (
-    ArrayDifference,
     ChangedEntry,
     Diff,
     Entry,
     Moments,
     Stats,
     TensorStats,
-    Values,
     compute_moments,
     compute_stats,
     histogram,
     tensor_stats,
 )
+from ckpttool.conversion.reconversion import DiffSide
 from ckpttool.core import filesystem, sidecar, text, urls
 from ckpttool.core.atomic_write import Progress, ignore_progress
 from ckpttool.core.deferred import dataclass
@@ -68,8 +67,7 @@ from ckpttool.pages.rendering import (
     render_template,
     typeset_minus,
 )
-
-# Heat maps of tensors, one byte per cell: small enough for a page with one per tensor.
+from ckpttool.verification.array_differences import ArrayDifference, Values
 
 # Bytes of all pictures on a page, less those that the row of a tensor takes from them; maximum and minimum
 # cells per picture; maximum side length.
@@ -218,8 +216,6 @@ def _quantize_cells(cells: np.ndarray, scale: float) -> bytes:
     return bytes(np.where(finite, np.rint(steps) + _ZERO, 0).astype(np.uint8).tobytes())
 
 
-# Rows of the page's tree: modules, tensors and values in display order.
-
 # Maximum characters of a value.
 _VALUE = 300
 # Maximum number of aliases listed; the rest is counted.
@@ -359,8 +355,6 @@ def _drop_empty(values: dict[str, Any]) -> dict[str, Any]:
         if key == "shape" or not (value is None or value is False or value == "" or value == [])
     }
 
-
-# Comparison section: each difference in words, and the rows of the tree that it affects.
 
 # Maximum number of changes with pictures: both sides are read once more for each.
 PICTURED = 500
@@ -552,8 +546,6 @@ def _format_value(value: object) -> str:
     return format_exactly(value) if isinstance(value, float) else shorten(clean(str(value)), _VALUE_LENGTH)
 
 
-# Conversion section: how the checkpoint was made, and the facts in its sidecar.
-
 _FACTS = (
     "env",
     "obs_dim",
@@ -678,8 +670,6 @@ def _format_text(value: object) -> str:
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     return shorten(clean(text), _TEXT)
 
-
-# Verification section: outputs, layers, and where the models part.
 
 _LONG_SENTENCE = 600
 _MOST_LAYERS, _MOST_OUTPUTS = 2000, 200
@@ -893,8 +883,6 @@ def _as_object(found: object) -> Mapping[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-# Page contents: one listing, one read of every tensor, and the files about the checkpoint.
-
 # Pictures per change: each side, and their difference.
 _OF_A_CHANGE = 3
 
@@ -1028,8 +1016,6 @@ def _load_conversion(path: str, sha256: str, file: str | None) -> ConversionSect
     found = sidecar.load_sidecar(path)
     return None if found is None else conversion_from_sidecar(found, sha256)
 
-
-# Page rendering: templates, styles and scripts become one self-contained file.
 
 _STYLES = ("page.css", "tree.css", "computation.css", "verification.css", "print.css")
 # In dependency order.

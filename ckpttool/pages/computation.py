@@ -101,9 +101,6 @@ def find_computation(
     return draw_strips(strips) if strips else None
 
 
-# Networks of agents, and layers in the order in which a file lists them.
-
-
 def draw_strips(strips: Sequence[FlowStrip]) -> Computation:
     """Return the boxes of strips, each below its title; of many and of deep ones, the first and the last."""
     drawn = strips[: MOST_BOXES // 6]
@@ -152,9 +149,6 @@ def _draw_stage(stage: FlowStage, inputs: tuple[int, ...]) -> DrawnBox:
     )
     lines = (stage.name, "" if plain else shape, size, stage.detail if stage.kind != "activation" else "")
     return DrawnBox(stage.kind, lines, inputs, (("stage", stage.name), *facts), bool(stage.assumed))
-
-
-# Operations of graphs.
 
 
 def _trace(checkpoint: Checkpoint) -> Computation | None:

@@ -29,8 +29,6 @@ from ckpttool.version import __version__
 
 _PACKAGE = __name__.rpartition(".")[0]
 
-# Number formatting of the page, with a typographic minus sign.
-
 _MINUS, _NONE = "\u2212", "\u2013"
 
 
@@ -55,8 +53,6 @@ def format_exactly(value: float, digits: int = 6) -> str:
     return typeset_minus(f"{value:,.0f}" if whole and abs(value) < 1e9 else f"{value:.{digits}g}")
 
 
-# Names from files, which may have any length and any characters.
-
 # Maximum characters of a name and of a whole path.
 NAME_LENGTH, _PATH = 120, 400
 
@@ -70,8 +66,6 @@ def format_path(text: str) -> str:
     """Return a path or a native key as the page shows it."""
     return shorten(clean(text), _PATH)
 
-
-# Templates, styles and scripts become one self-contained file.
 
 # Maximum characters of a path in a heading and of a sentence; maximum rows of a list, and those of a table
 # before "show all".
@@ -183,8 +177,6 @@ def rank_results(results: Sequence[EvaluationEntry], *, best_first: bool) -> lis
         return [*order]
     return sorted(order, key=lambda at: -results[at].mean if math.isfinite(results[at].mean) else math.inf)
 
-
-# Evaluations written by `eval --json` or `--out`; other files are rejected.
 
 _NUMBER_WORDS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 _RESULT_TEXT_LENGTH, _NOTES = 200, 20
@@ -395,8 +387,6 @@ def _clean_text(value: object) -> str:
 def _clean_notes(value: object) -> list[str]:
     return [_clean_text(each) for each in value[:_NOTES]] if isinstance(value, list) else []
 
-
-# Layout of charts: the template draws the lines, so that they follow the page's colors and its width.
 
 # Curves have this extent in both directions and are stretched to the page; ticks are at shares of it.
 EXTENT = 1000

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Unpack
 
-from ckpttool.conversion.options import with_keywords
+from ckpttool.conversion.option_keywords import with_keywords
 from ckpttool.core import urls
 from ckpttool.core.atomic_write import Progress, ignore_progress, require_new, write_file
 from ckpttool.core.deferred import dataclass

@@ -42,8 +42,6 @@ from ckpttool.pages.rendering import (
     render_template,
 )
 
-# The contents of the page.
-
 
 @dataclass(frozen=True, slots=True)
 class RunInputs:
@@ -146,9 +144,6 @@ def gather_run(
     return RunContents(
         history, results, scores, best, film, strips, layers, depth, files, (*history.notes, *notes)
     )
-
-
-# Results of `eval`, matched with the checkpoints of the run.
 
 
 def _read_results(
@@ -279,8 +274,6 @@ def _find_best(scores: dict[int, EvaluationEntry], choices: dict[str, bool]) -> 
     return BestResult(at, known[at], certain)
 
 
-# Film: a GIF, PNG or MP4 beside the results, embedded within a budget.
-
 _MOST_FILM = 3 << 20
 _MOST_EPISODES = 4
 _SUFFIXES = (".pt", ".pth", ".zip", ".npz", ".h5", ".keras", ".safetensors")
@@ -359,8 +352,6 @@ def _embed_film(file: str) -> str:
     found = File.stamp(file)
     return f"data:{_media_type(found)};base64,{base64.b64encode(found.read(0, found.size)).decode()}"
 
-
-# Heat strips: one cell per checkpoint or interval, in steps of color that the style sheet defines.
 
 _MOST_ROWS = 300
 # Steps of color: updates from small to large, norms from smaller to larger than the first one.
@@ -534,9 +525,6 @@ class _NormScale:
         return f"n{_SIDE + max(-_SIDE, min(_SIDE, round(share * _SIDE)))}"
 
 
-# Findings over time.
-
-
 @dataclass(frozen=True, slots=True)
 class FindingRow:
     """A finding: a mark per checkpoint, when it occurs, its latest text, and its texts where they change."""
@@ -606,8 +594,6 @@ def _changing_texts(found: Sequence[Sequence[str]], steps: Sequence[str]) -> Ite
             yield step, _join_alike(texts)
         before = texts
 
-
-# The page.
 
 _STYLES = ("page.css", "run.css", "computation.css", "print.css")
 _SCRIPTS = ("theme.js", "elements.js", "dagre.min.js", "computation.js", "tables.js", "run.js")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypedDict
 
 from ckpttool.core.deferred import dataclass
-from ckpttool.evaluation.evidence import NO_FACTS, AgentFacts
+from ckpttool.evaluation.agent_facts import NO_FACTS, AgentFacts
 
 if TYPE_CHECKING:
     from ckpttool.networks.worker import ModelSpec
@@ -87,24 +87,10 @@ class VerificationOptions:
         return bool(self.input_shapes or self.run_code) or any(each is not None for each in given)
 
 
-class VerificationKeywords(TypedDict, total=False):
-    """Fields of VerificationOptions as keywords, for type checkers and editors."""
+class FurtherVerificationKeywords(TypedDict, total=False):
+    """Fields of VerificationOptions that `verify` takes as keywords without listing them."""
 
-    tolerance: float | None
-    steps: int | None
-    layout: str | None
-    facts: AgentFacts
-    python: str | None
-    whole: bool
-    like_a: ModelSpec | str | None
-    like_b: ModelSpec | str | None
     python_a: str | None
     python_b: str | None
-    input_shapes: Sequence[str]
-    inputs: str | None
-    transpose_inputs: bool | None
-    run_code: bool
-    loss_a: str | None
-    loss_b: str | None
     optimizer_a: str | None
     optimizer_b: str | None

@@ -18,7 +18,7 @@ from ckpttool.core.tree import Tree
 from ckpttool.evaluation import restore
 from ckpttool.evaluation.agent_networks import build_agent_network, counterpart_title, shared_networks
 from ckpttool.evaluation.restore import Agent, VerifiedSidecar, build_agent, select_network_leaves
-from ckpttool.libraries import recognize, tf_names
+from ckpttool.libraries import layer_connections, recognize
 from ckpttool.libraries.recognize import recognize_checkpoint
 from ckpttool.libraries.schema import RecognizedAgent
 from ckpttool.networks import numpy_backend
@@ -192,7 +192,7 @@ def prepared_source_agent(
     checkpoint: Checkpoint, tree: Tree, binding: RecognizedAgent, own: VerifiedSidecar
 ) -> Agent:
     """Return the source's agent: the converted, prepared part of the checkpoint."""
-    found, binding = select_network_leaves(tree, binding), tf_names.check_connections(binding, tree)
+    found, binding = select_network_leaves(tree, binding), layer_connections.check_connections(binding, tree)
     known = restore.merge_metadata(own.sidecar, restore.read_metadata(binding, found))
     return Agent(checkpoint, binding, found, own.sidecar, known, ())
 

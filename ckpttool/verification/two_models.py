@@ -23,8 +23,8 @@ from ckpttool.core.deferred import NamedTuple, dataclass, field
 from ckpttool.core.errors import CkpttoolError, MappingError, UnsupportedError, UsageError, abbreviate_list
 from ckpttool.core.text import describe_record
 from ckpttool.core.tree_views import render_record
+from ckpttool.evaluation.agent_facts import NO_FACTS, AgentFacts
 from ckpttool.evaluation.agent_networks import available_backend, build_agent_network, require_facts
-from ckpttool.evaluation.evidence import NO_FACTS, AgentFacts
 from ckpttool.evaluation.restore import recognize_playable_agent, restore_agent
 from ckpttool.formats import keras_h5, onnx, tf_saved_model, torch_zip
 from ckpttool.formats.detect import open_checkpoint

@@ -17,8 +17,8 @@ import numpy as np
 
 from ckpttool.commands.evaluate import evaluate
 from ckpttool.core import CkpttoolError
+from ckpttool.evaluation.agent_facts import NO_FACTS, AgentFacts
 from ckpttool.evaluation.agent_networks import ActionBounds, derive_network_settings
-from ckpttool.evaluation.evidence import NO_FACTS, AgentFacts
 from ckpttool.evaluation.playing import take_means
 from ckpttool.evaluation.protocol import Protocol
 from ckpttool.evaluation.restore import restore_agent

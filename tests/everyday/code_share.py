@@ -33,7 +33,7 @@ import numpy as np
 
 import ckpttool
 from ckpttool.core import CkpttoolError
-from ckpttool.evaluation.evidence import AgentFacts
+from ckpttool.evaluation.agent_facts import AgentFacts
 from ckpttool.evaluation.restore import recognize_playable_agent
 from ckpttool.formats import open_checkpoint
 from ckpttool.graphs import evaluate, read_graph

@@ -21,9 +21,9 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from ckpttool.commands.check import collect_candidates
 from ckpttool.commands.convert import convert
 from ckpttool.core import CkpttoolError
+from ckpttool.listing.candidates import collect_candidates
 from tests.conftest import in_process
 from tests.everyday.more import option
 

@@ -18,6 +18,7 @@ from ckpttool.core.errors import CkpttoolError, EnvironmentMismatchError, Unsupp
 from ckpttool.core.sidecar import LedgerEntries, Sidecar
 from ckpttool.core.tree_views import render_record
 from ckpttool.evaluation import restore
+from ckpttool.evaluation.agent_facts import NO_FACTS, AgentFacts
 from ckpttool.evaluation.agent_networks import (
     ActionBounds,
     build_part_network,
@@ -26,7 +27,6 @@ from ckpttool.evaluation.agent_networks import (
     require_facts,
 )
 from ckpttool.evaluation.environments import import_gymnasium
-from ckpttool.evaluation.evidence import NO_FACTS, AgentFacts
 from ckpttool.evaluation.gymnasium_engine import OBS, EnvSpec, encode_one_hot
 from ckpttool.evaluation.playing import (
     assume_choices,

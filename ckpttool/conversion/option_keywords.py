@@ -1,0 +1,102 @@
+"""Functions that take a record of options, its fields as keywords, or both.
+
+The record declares each option once: the command line, the function's signature and its help are made from,
+or compared with, the record's fields and its docstring.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import fields, replace
+from typing import Any, TypeVar, cast
+
+from ckpttool.core import deferred
+
+_Options = TypeVar("_Options")
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+_ENTRY = deferred.compile(r" *(\w+)(?: \(.*?\))?:")
+
+
+def takes_options(record: type, moved: Mapping[str, str] | None = None) -> Callable[[_Function], _Function]:
+    """Return a decorator of functions whose keywords are fields of a record of options.
+
+    The decorated function declares `options`, its last positional parameter, and fields as keywords, for
+    editors and for `help`, which shows what the record's docstring states about each. It is called with a
+    record in `options` that has the keywords as its fields, those in `**further` included. A field in `moved`
+    warns (DeprecationWarning) and names the function that it belongs to.
+    """
+
+    def decorate(function: _Function) -> _Function:
+        code = function.__code__
+        positional = code.co_varnames[: code.co_argcount]
+        keyword_only = code.co_varnames[code.co_argcount : code.co_argcount + code.co_kwonlyargcount]
+        place = positional.index("options")
+
+        @functools.wraps(function)
+        def call(*arguments: Any, **keywords: Any) -> Any:
+            names = {each.name for each in fields(record)} - {*positional}
+            own = {*positional, *keyword_only} - names
+            changes = {name: keywords.pop(name) for name in [*keywords] if name not in own}
+            for name in changes.keys() & (moved or {}).keys():
+                import warnings
+
+                better = f"use ckpttool.{(moved or {})[name]}()"
+                text = f"{name!r} of ckpttool.{function.__name__}() is deprecated; {better}"
+                warnings.warn(text, DeprecationWarning, stacklevel=2)
+            options = arguments[place] if len(arguments) > place else keywords.pop("options", None)
+            if not isinstance(options, record | None):
+                raise TypeError(f"options of {function.__name__}() is a {record.__name__}")
+            options = with_keywords(record() if options is None else options, changes, function.__name__)
+            if len(arguments) > place:
+                return function(*arguments[:place], options, *arguments[place + 1 :], **keywords)
+            return function(*arguments, options=options, **keywords)
+
+        call.__doc__ = _describe_keywords(function.__doc__, keyword_only, record.__doc__)
+        return cast(_Function, call)
+
+    return decorate
+
+
+def _describe_keywords(text: str | None, names: tuple[str, ...], declared: str | None) -> str | None:
+    """Return the function's docstring, in which the fields' descriptions follow that of `options`."""
+    if text is None or declared is None:
+        return text  # python -OO
+    entries, options = _entries(declared), _entries(text)["options"]
+    lines = [options, *(entries[name] for name in names if name in entries)]
+    return text.replace(options, "\n".join(lines), 1)
+
+
+def _entries(docstring: str) -> dict[str, str]:
+    """Return the lines of a docstring that describe each argument or field."""
+    lines = docstring.splitlines()
+    depths = [len(line) - len(line.lstrip()) for line in lines]
+    # Python 3.13 removes the common indentation when it compiles.
+    base = min(depth for line, depth in zip(lines[1:], depths[1:], strict=True) if line.strip())
+    entries: dict[str, str] = {}
+    name = ""
+    for line, depth in zip(lines, depths, strict=True):
+        entry = _ENTRY.match(line) if depth == base + 4 else None
+        if entry is not None:
+            name = entry[1]
+            entries[name] = line
+        elif name and depth > base + 4:
+            entries[name] += f"\n{line}"
+        else:
+            name = ""
+    return entries
+
+
+def with_keywords(options: _Options, keywords: Mapping[str, Any], function: str) -> _Options:
+    """Return the options record with the keywords as its fields.
+
+    Raise TypeError for an unknown keyword, with the most similar field.
+    """
+    names = [each.name for each in fields(cast(Any, options)) if each.init]
+    for name in keywords:
+        if name not in names:
+            close = difflib.get_close_matches(name, names, 1)
+            meant = f"; did you mean {close[0]!r}?" if close else ""
+            raise TypeError(f"{function}() got an unexpected keyword argument {name!r}{meant}")
+    return cast(_Options, replace(cast(Any, options), **keywords)) if keywords else options

@@ -1,0 +1,343 @@
+"""Facts about an agent that its files do not contain, given by its user."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields, replace
+from types import MappingProxyType
+from typing import Any
+
+from ckpttool.core import sidecar
+from ckpttool.core import text as documents
+from ckpttool.core.deferred import dataclass, field
+from ckpttool.core.dtypes import np
+from ckpttool.core.errors import UsageError, abbreviate_list, suggest_choice
+from ckpttool.core.kinds import ACTIVATION_SYNONYMS, ACTIVATIONS
+from ckpttool.core.sidecar import NotUnderstood, Sidecar
+from ckpttool.core.tree import Leaf, ValueLeaf
+
+GIVEN = "given"
+_HEADS = {"linear": "identity", "none": "identity", "squashed_gaussian": "affine"}
+_BOUNDS = "use --bounds LOW HIGH with two numbers, or with a number for each action, separated by commas"
+_SCALED_TANH = ("tanh", "affine", "tanh_clip_affine")
+_MEAN = ("mean", "running_mean")
+_VAR = ("var", "running_var", "variance")
+_STD = ("std", "running_std")
+# Names of statistics other than those of observations, in the files of Stable-Baselines3 and others.
+_OTHERS = ("ret", "ret_rms", "return", "returns", "reward", "reward_rms", "rewards", "value", "critic")
+# gymnasium/wrappers/stateful_observation.py and stable_baselines3/common/vec_env/vec_normalize.py.
+_EPSILON = 1e-8
+# Networks compute in float32.
+_MAX_FLOAT32 = 3.4e38
+
+
+@dataclass(frozen=True, slots=True)
+class AgentFacts:
+    """Facts about an agent that its files do not contain; a given fact overrides a stored one.
+
+    Args:
+        activations: after the hidden layers; one name, or one for each hidden layer.
+        head: how the last layer becomes an action (networks.build.HEADS).
+        action_low: lower bound of each action, or one number for all.
+        action_high: upper bound of each action, or one number for all.
+        obs_norm: a file with observation statistics, or `mean`, `var` and optionally `epsilon`, `clip`.
+        env: the Gymnasium id of the training environment.
+
+    """
+
+    activations: str | Sequence[str] | None = None
+    head: str | None = None
+    action_low: float | Sequence[float] | None = None
+    action_high: float | Sequence[float] | None = None
+    obs_norm: str | Mapping[str, Any] | None = None
+    env: str | None = None
+    known: Mapping[str, Any] = field(init=False, repr=False, compare=False, default_factory=dict)
+    """the given facts, checked, under their sidecar names"""
+
+    def __post_init__(self) -> None:
+        """Check every fact; raise UsageError for an unknown name, invalid bounds or invalid statistics."""
+        low, high = _parse_bounds(self.action_low, self.action_high)
+        found = {
+            "activations": _parse_activations(self.activations),
+            "head": None if self.head is None else _parse_head(self.head),
+            "action_low": low,
+            "action_high": high,
+            "obs_norm": None if self.obs_norm is None else _parse_statistics(self.obs_norm),
+            "env": None if self.env is None else {"id": self.env},
+        }
+        object.__setattr__(self, "known", {k: value for k, value in found.items() if value is not None})
+
+    def __bool__(self) -> bool:
+        """Return whether any fact was given."""
+        return bool(self.known)
+
+    def over(self, sidecar: Sidecar | None) -> Sidecar | None:
+        """Return the sidecar with these facts replaced, None without facts and sidecar."""
+        if not self.known:
+            return sidecar
+        base = sidecar or Sidecar("")
+        provenance = {**base.provenance, **dict.fromkeys(self.known, GIVEN)}
+        return replace(base, **self.known, provenance=provenance)
+
+    def sized(self, hidden: int, actions: int) -> AgentFacts:
+        """Return the facts for a policy of these sizes; raise UsageError for too many or too few values."""
+        names = self.known.get("activations", ())
+        if len(names) not in (0, 1, hidden):
+            raise UsageError(
+                "wrong number of activations for the hidden layers",
+                expected=f"1 or {hidden}",
+                found=str(len(names)),
+                hint="use --activation NAME, or NAME,NAME,... with one name for each hidden layer",
+            )
+        bounds = {name: self.known[name] for name in ("action_low", "action_high") if name in self.known}
+        if any(len(values) not in (1, actions) for values in bounds.values()):
+            raise UsageError(
+                "wrong number of action bounds for the actions",
+                expected=f"1 or {actions}",
+                found=str(max(map(len, bounds.values()))),
+                hint=_BOUNDS,
+            )
+        sized = replace(self)
+        wide = {name: list(values) * (actions // len(values)) for name, values in bounds.items()}
+        object.__setattr__(sized, "known", {**self.known, **wide})
+        return sized
+
+    def contradictions(
+        self, read: Sidecar, stated: Mapping[str, NotUnderstood] = MappingProxyType({})
+    ) -> Iterator[str]:
+        """Yield a sentence for each fact that differs from the value in the checkpoint or its sidecar.
+
+        `stated` are facts that the checkpoint states in a form that is not understood: they may differ.
+        """
+        for name, each in stated.items():
+            if name in self.known:
+                yield (
+                    f"{name} given as {_describe_fact(name, self.known[name])} in place of {each.text}, "
+                    f"which the checkpoint states ({each.source}) and which is not supported"
+                )
+        for name, value in self.known.items():
+            theirs, origin = getattr(read, name), str(read.provenance.get(name, ""))
+            if theirs is None or not origin or read.is_assumed(name):
+                continue
+            if name == "activations" and len(value) == 1:
+                value = list(value) * len(theirs)
+            if name == "head" and theirs == "unit_tanh" and value in _SCALED_TANH:
+                continue  # the model ends in tanh, and the program scales its output
+            if name == "env":
+                value, theirs = value["id"], theirs.get("id")
+            if value != theirs:
+                what = "other values" if name == "obs_norm" else _format_fact(theirs)
+                yield (
+                    f"{name} given as {_describe_fact(name, value)}, but the checkpoint contains "
+                    f"{what} ({origin})"
+                )
+
+    def described(self) -> str:
+        """Return a short text of all given facts, for notes."""
+        return ", ".join(f"{name} {_describe_fact(name, value)}" for name, value in self.known.items())
+
+
+def add_environment(facts: AgentFacts | None, env: str | None) -> AgentFacts:
+    """Return the facts, with the separately given environment added."""
+    if facts is None or not facts:
+        return NO_FACTS if env is None else AgentFacts(env=env)
+    if env is None or facts.env == env:
+        return facts
+    return AgentFacts(
+        **{f.name: getattr(facts, f.name) for f in fields(facts) if f.init and f.name != "env"}, env=env
+    )
+
+
+def _describe_fact(name: str, value: Any) -> str:
+    return f"of {len(value['mean'])} observations" if name == "obs_norm" else _format_fact(value)
+
+
+def _format_fact(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return str(value.get("id"))
+    if not isinstance(value, Sequence) or isinstance(value, str):
+        return str(value)
+    distinct = dict.fromkeys(f"{each:g}" if isinstance(each, float) else str(each) for each in value)
+    return ", ".join(distinct) if len(distinct) == 1 else f"[{', '.join(map(str, value))}]"
+
+
+def _parse_activations(names: str | Sequence[str] | None) -> list[str] | None:
+    if names is None:
+        return None
+    listed = names.split(",") if isinstance(names, str) else list(names)
+    found = [ACTIVATION_SYNONYMS.get(name.strip().lower(), name.strip().lower()) for name in listed]
+    for name in found:
+        if sidecar.parse_activation(name) is None:
+            raise UsageError(f"unknown activation {name!r}", hint=suggest_choice(name, ACTIVATIONS))
+    if not found:
+        raise UsageError("no activation given", hint=f"choose from {', '.join(ACTIVATIONS)}")
+    return found
+
+
+def _parse_head(name: str) -> str:
+    from ckpttool.networks.build import HEADS
+
+    found = name.strip().lower().replace("-", "_")
+    found = _HEADS.get(found, found)
+    if found not in HEADS:
+        raise UsageError(f"unknown action map {name!r}", hint=suggest_choice(name, (*HEADS, *_HEADS)))
+    return found
+
+
+def _parse_bounds(
+    low: float | Sequence[float] | None, high: float | Sequence[float] | None
+) -> tuple[list[float] | None, list[float] | None]:
+    if low is None and high is None:
+        return None, None
+    if low is None or high is None:
+        raise UsageError("action bounds need a lower and an upper bound", hint=_BOUNDS)
+    lows, highs = _as_floats(low), _as_floats(high)
+    size = max(len(lows), len(highs))
+    lows, highs = (values * size if len(values) == 1 else values for values in (lows, highs))
+    if len(lows) != len(highs):
+        raise UsageError(
+            "the numbers of lower and upper action bounds differ",
+            expected=f"{len(lows)} upper bounds",
+            found=str(len(highs)),
+        )
+    if not lows or not all(math.isfinite(b) and abs(b) <= _MAX_FLOAT32 for b in (*lows, *highs)):
+        raise UsageError("action bounds must be finite numbers", hint=_BOUNDS)
+    if any(a >= b for a, b in zip(lows, highs, strict=True)):
+        raise UsageError(
+            "each lower action bound must be below its upper bound",
+            found=f"{lows} to {highs}",
+            hint="the lower bound comes first: --bounds LOW HIGH",
+        )
+    return lows, highs
+
+
+def _as_floats(values: float | Sequence[float]) -> list[float]:
+    if isinstance(values, int | float):
+        return [float(values)]
+    return [float(value) for value in values]
+
+
+def parse_bounds(pair: tuple[str, str] | None) -> tuple[list[float], list[float]] | tuple[None, None]:
+    """Return the bounds from two words of a command line: numbers, or comma-separated lists."""
+    if pair is None:
+        return None, None
+    try:
+        low, high = ([float(number) for number in word.split(",")] for word in pair)
+    except ValueError:
+        raise UsageError(
+            "action bounds must be numbers",
+            found=" ".join(pair),
+            hint=_BOUNDS,
+        ) from None
+    return low, high
+
+
+def _parse_statistics(given: str | Mapping[str, Any]) -> dict[str, Any]:
+    """Return observation statistics in sidecar form; raise UsageError for missing or invalid ones."""
+    file = given if isinstance(given, str) else None
+    found = _read_statistics_file(given) if isinstance(given, str) else dict(given)
+    if found.get("mean") is None or (found.get("var") is None and found.get("std") is None):
+        raise UsageError("observation statistics need mean and var (or std)", file=file)
+    mean = np.asarray(_as_array(found["mean"]), np.float64)
+    spread = found["std"] if found.get("var") is None else found["var"]
+    var = np.asarray(_as_array(spread), np.float64) ** (2 if found.get("var") is None else 1)
+    epsilon, clip = found.get("epsilon"), found.get("clip")
+    epsilon = _EPSILON if epsilon is None else float(epsilon)
+    if mean.ndim != 1 or mean.shape != var.shape or not len(mean):
+        raise UsageError(
+            "mean and variance of the observations must be vectors of equal length",
+            file=file,
+            found=f"{list(mean.shape)} and {list(var.shape)}",
+        )
+    numbers = np.concatenate([mean, var, [epsilon]])
+    if not (np.abs(numbers) <= _MAX_FLOAT32).all() or (var < 0).any() or epsilon < 0:
+        raise UsageError("observation statistics are not finite, or a variance is negative", file=file)
+    if (var + epsilon == 0).any():
+        raise UsageError("an observation variance and epsilon are both zero", file=file)
+    if clip is not None and not 0 < float(clip) <= _MAX_FLOAT32:
+        raise UsageError("the clip limit of normalised observations must be a positive number", file=file)
+    limit = None if clip is None else float(clip)
+    parts = {"parts": dict(found["parts"])} if found.get("parts") else {}
+    return {"mean": mean.tolist(), "var": var.tolist(), "epsilon": epsilon, "clip": limit, **parts}
+
+
+def _as_array(value: Any) -> np.ndarray | Any:
+    return value.array() if isinstance(value, Leaf) else value
+
+
+def _join_parts(groups: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the statistics of a Dict observation's parts as one, with the size of each."""
+    rows = {
+        name: [_as_array(group.get(what)).reshape(-1) for what in ("mean", "var")]
+        for name, group in groups.items()
+    }
+    mean, var = (np.concatenate(each) for each in zip(*rows.values(), strict=True))
+    return {"mean": mean, "var": var, "parts": {name: row[0].size for name, row in rows.items()}}
+
+
+def _read_statistics_file(file: str) -> dict[str, Any]:
+    from ckpttool.formats.detect import open_checkpoint
+    from ckpttool.libraries.sb3 import read_default_clip
+
+    if file.endswith(".json"):
+        return _read_statistics_json(file)
+    tree = open_checkpoint(file).tree
+    named = {tuple(shown.split("/")): tree[path] for path, shown in tree.names.items()}
+    groups: dict[tuple[str, ...], dict[str, Any]] = {}
+    for segments, leaf in named.items():
+        for what, names in (("mean", _MEAN), ("var", _VAR), ("std", _STD)):
+            if segments[-1:] and segments[-1] in names and isinstance(leaf, Leaf):
+                groups.setdefault(segments[:-1], {}).setdefault(what, leaf)
+    whole = {at: g for at, g in groups.items() if "mean" in g and ("var" in g or "std" in g)}
+    ours = {at: g for at, g in whole.items() if not at or at[-1] not in _OTHERS} or whole
+    wrapped = any(str(each.name).endswith(".VecNormalize") for each in tree.containers.values())
+    if (wrapped or len(ours) > 1) and {at[:-1] for at in ours} == {("obs_rms",)}:
+        ours = {("obs_rms",): _join_parts({at[-1]: group for at, group in ours.items()})}
+    if len(ours) != 1:
+        raise UsageError(
+            "the file contains no mean and var of observations"
+            if not ours
+            else "the file contains several sets of statistics",
+            file=file,
+            expected="entries `mean` and `var` (or `std`) side by side",
+            found=abbreviate_list(
+                ["/".join(at) or "the top" for at in ours] or ["/".join(s) for s in named] or ["nothing"], 4
+            ),
+        )
+    ((at, group),) = ours.items()
+    if _scalar_value(named, ("norm_obs",)) is False:
+        raise UsageError("the file records that observations were not normalised", file=file, path="norm_obs")
+    settings = {"epsilon": ["epsilon"], "clip": ["clip", "clip_obs"]}
+    numbers = {}
+    for setting, spellings in settings.items():
+        values = (_scalar_value(named, (*place, name)) for place in (at, ()) for name in spellings)
+        numbers[setting] = next((value for value in values if value is not None), None)
+    if numbers["clip"] is None:
+        numbers["clip"] = read_default_clip(tree)
+    return {**group, **numbers}
+
+
+def _read_statistics_json(file: str) -> dict[str, Any]:
+    found = documents.load_json(file, "the statistics", "sidecar_bytes")
+    inner = found.get("obs_norm")
+    document = dict(inner if isinstance(inner, Mapping) else found)
+    for name in ("mean", "var", "std"):
+        value = document.get(name)
+        if value is not None and not (
+            isinstance(value, list) and all(isinstance(v, int | float) for v in value)
+        ):
+            raise UsageError("observation statistics must be lists of numbers", file=file, path=name)
+    return document
+
+
+def _scalar_value(named: Mapping[tuple[str, ...], Leaf | ValueLeaf], at: tuple[str, ...]) -> Any:
+    """Return a number or boolean, stored as a value or as a tensor with one element."""
+    leaf = named.get(at)
+    if isinstance(leaf, Leaf):
+        return leaf.array().reshape(-1)[0].item() if math.prod(leaf.shape) == 1 else None
+    value = leaf.value if leaf is not None else None
+    return value if isinstance(value, int | float) else None
+
+
+NO_FACTS = AgentFacts()

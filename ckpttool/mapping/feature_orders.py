@@ -1,0 +1,345 @@
+"""Orders of features that two models join or flatten differently, and the rules between them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate, permutations
+from math import prod
+from types import MappingProxyType
+
+from ckpttool.core.activations import (
+    MIXED,
+    NO_IMAGE,
+    UNKNOWN,
+    AxisOrder,
+    FeaturePart,
+    Part,
+    Parts,
+    framework_order,
+    plain_order,
+)
+from ckpttool.core.deferred import NamedTuple
+from ckpttool.core.errors import MappingError, abbreviate_list
+from ckpttool.core.kinds import LAYER_TYPES
+from ckpttool.core.source import Shape
+from ckpttool.core.tree import Tree
+from ckpttool.mapping.flattening import format_order_option
+from ckpttool.mapping.layer_kinds import LayerFacts, LayerKind
+from ckpttool.mapping.layers import Layer, canonical_tensors
+from ckpttool.mapping.rules import BlockOrder, ChannelOrder, Rule, chain_rules
+
+_LAST, _FIRST = "last", "first"
+_OWN = {"torch": "PyTorch's", "tensorflow": "TensorFlow's"}
+
+
+class FeatureReordering(NamedTuple):
+    """Rules for a layer's canonical tensors between two frameworks, and the assumptions made for it.
+
+    `flatten` is the image of a dense layer that each framework flattens in its own order. `assumed_parts`
+    are the orders of parts that the source may have instead of the one that is assumed.
+    """
+
+    rules: Mapping[str, Rule] = MappingProxyType({})
+    flatten: Shape | None = None
+    assumed: tuple[str, ...] = ()
+    assumed_parts: tuple[AssumedParts, ...] = ()
+
+
+class AssumedParts(NamedTuple):
+    """Parts of a layer's input ("takes") or output ("makes") whose order in the source is assumed.
+
+    `orders` are the possible ones: the numbers of the target's parts, in the source's order, the assumed one
+    first. `sentence` is the assumption.
+    """
+
+    sentence: str
+    layer: str
+    side: str
+    sizes: tuple[int, ...]
+    orders: tuple[tuple[int, ...], ...]
+
+    def rule(self, order: Sequence[int], axis: int) -> Rule:
+        """Return the rule that puts the parts of an axis, which has them in this order, in the target's."""
+        starts = dict(zip(order, accumulate((self.sizes[part] for part in order), initial=0), strict=False))
+        blocks = (range(starts[part], starts[part] + size) for part, size in enumerate(self.sizes))
+        return BlockOrder(axis, tuple(position for block in blocks for position in block))
+
+
+_MOST_PARTS = 4
+
+
+def _possible_orders(sizes: Sequence[int], theirs: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+    """Return the orders of parts of these sizes that give the source's sizes, where these are known."""
+    if len(sizes) > _MOST_PARTS or 0 in sizes:
+        return ()
+    known = list(theirs) if sorted(theirs) == sorted(sizes) else None
+    orders = permutations(range(len(sizes)))
+    return tuple(each for each in orders if known is None or [sizes[part] for part in each] == known)
+
+
+def plan_reordering(
+    tree: Tree, layer: Layer, kind: LayerKind, ours: LayerFacts, frameworks: tuple[str, str]
+) -> FeatureReordering:
+    """Return how the features of a layer are reordered between the models of two frameworks.
+
+    `layer.facts` contains the orders of the source, `ours` those of the target. A source without known
+    order is assumed to use its framework's order, if the target's order is its own framework's or the
+    source's: then both are plain, or the two were made to agree. Raise MappingError if the target
+    orders features in a third way, if the two do not agree, or if one cannot be followed.
+    """
+    axes = LAYER_TYPES[kind.name].features if kind.name in LAYER_TYPES else {}
+    found = {name: leaf.shape for name, leaf in canonical_tensors(tree, layer, kind).items() if name in axes}
+    ranks = _RANKS
+    if kind.name == "convolution":
+        # Only a pixel shuffle before or after it is evidence; a padded input is not.
+        layer, ours = layer._replace(facts=drop_unknown_orders(layer.facts)), drop_unknown_orders(ours)
+        ranks = {"kernel": len(found["kernel"])}
+        axes = {**axes, "kernel": {side: ranks["kernel"] + at for side, at in axes["kernel"].items()}}
+    rules: dict[str, list[Rule]] = {}
+    assumed: list[str] = []
+    flatten: Shape | None = () if layer.facts.flatten == () else None
+    for side in ("takes", "makes"):
+        places = [(name, axes[name][side]) for name in found if side in axes[name]]
+        lengths = {found[name][axis] for name, axis in places if axis < len(found[name])}
+        if len(lengths) != 1 or any(len(found[name]) != ranks.get(name, 1) for name, _ in places):
+            continue
+        made = _FeatureSide(layer, side, lengths.pop(), ours, frameworks).meeting()
+        if made is None:
+            continue
+        theirs, target, sentence = made
+        assumed += sentence
+        if theirs.positions == target.positions:
+            continue
+        single = side == "takes" and kind.name == "dense" and len(theirs.parts) == 1
+        if single and (theirs, target) == tuple(framework_order(theirs.parts, each) for each in frameworks):
+            flatten = layer.facts.flatten or theirs.parts[0]
+            continue
+        for name, axis in places:
+            rules.setdefault(name, []).append(_order_rule(axis, theirs, target))
+    return FeatureReordering(
+        {name: chain_rules(*each) for name, each in rules.items()}, flatten, tuple(assumed)
+    )
+
+
+def arrange_parts(
+    layer: Layer,
+    kind: LayerKind,
+    made: FeatureReordering,
+    theirs: Parts,
+    ours: LayerFacts,
+    kernel: Shape,
+) -> FeatureReordering:
+    """Return the reordering of a layer with that of the parts that its input and output have.
+
+    `theirs` are the parts of the input in the source, with the calls of the target, `kernel` is the shape of
+    the canonical kernel [..., inputs, outputs]. If both models record
+    where the parts come from, they decide, and so do images that only one part can be; otherwise the order
+    is assumed, and so is that of an output that the target uses in parts.
+    """
+    if kind.name not in ("dense", "convolution", "depthwise"):
+        return made
+    assumed = []
+    parts: list[AssumedParts] = []
+    rules = dict(made.rules)
+    divided = kind.name != "depthwise" and not made.rules and made.flatten is None
+    if max(len(theirs), len(ours.parts)) > 1 and not _are_told_apart(layer.facts, theirs, ours):
+        followed = all(part.origin and part.number >= 0 for part in (*theirs, *ours.parts))
+        whole = len({*theirs}) == len(theirs) and len({*ours.parts}) == len(ours.parts)
+        same = followed and whole and sorted(theirs) == sorted(ours.parts)
+        plain = not made.rules and made.flatten is None
+        if same and theirs != ours.parts and kind.name == "dense" and plain:
+            starts = dict(zip(theirs, accumulate((part.size for part in theirs), initial=0), strict=False))
+            order = (range(starts[part], starts[part] + part.size) for part in ours.parts)
+            rules["kernel"] = BlockOrder(0, tuple(position for block in order for position in block))
+        elif not same or theirs != ours.parts:
+            sizes = [f"{part.size:,}" for part in ours.parts or theirs if part.size]
+            many = f" of {abbreviate_list(sizes, _MOST_PARTS)} numbers" if len(sizes) > 1 else ""
+            assumed.append(f"{layer.title} takes joined parts{many}, in the same order in both models")
+            own, other = ([part.size for part in side] for side in (ours.parts or theirs, theirs))
+            orders = _possible_orders(own, other) if divided and sum(own) == kernel[-2] else ()
+            if orders:
+                parts.append(AssumedParts(assumed[-1], layer.title, "takes", tuple(own), orders))
+    if ours.cut:
+        assumed.append(f"{layer.title} makes numbers that the models use in parts, in the same order")
+        if divided and kernel[-1] % 2 == 0:
+            halves = (kernel[-1] // 2,) * 2
+            parts.append(AssumedParts(assumed[-1], layer.title, "makes", halves, ((0, 1), (1, 0))))
+    return made._replace(rules=rules, assumed=(*made.assumed, *assumed), assumed_parts=tuple(parts))
+
+
+def _are_told_apart(facts: LayerFacts, theirs: Parts, ours: LayerFacts) -> bool:
+    """Return whether each part is known to be the same in both models, which record the same images.
+
+    A part is known by its origin, or as the only image of its size; the recorded orders arrange the
+    entries of an image. A vector beside images is known by its size, if it is in the order of its result.
+    """
+    images = facts.takes.parts if facts.takes is not None else ()
+    if facts.flatten:
+        images = ((prod(facts.flatten[:-1]), facts.flatten[-1]),)
+    target = ours.takes.parts if ours.takes is not None else ()
+    if facts.takes is None and not facts.flatten and len(target) == 1 and 1 not in target[0]:
+        images = target  # One image: the source's order of its entries is assumed, not that of parts.
+    if not images or images != target:
+        return False
+    sides = [[*_parts_by_image(parts, images)] for parts in (theirs, ours.parts)]
+    return len(sides[0]) == len(sides[1]) > 0 and all(
+        _is_same_part(one, other, image if image == same and images.count(image) == 1 else None)
+        for (one, image), (other, same) in zip(*sides, strict=True)
+    )
+
+
+def _is_same_part(one: FeaturePart, other: FeaturePart, image: Part | None) -> bool:
+    """Return whether two parts are known to be the same, by their origins or as the image of both models."""
+    if all(part.origin and part.number >= 0 for part in (one, other)):
+        return one == other
+    vector = image is not None and 1 in image
+    return (
+        image is not None and one.size == other.size and not (vector and MIXED in (one.origin, other.origin))
+    )
+
+
+def _parts_by_image(parts: Parts, images: Sequence[Part]) -> Iterator[tuple[FeaturePart, Part | None]]:
+    """Yield each part with its image, or None if it is one of several vectors in a row.
+
+    Without recorded parts, each image is one. Yield a part of no size where images are not whole parts.
+    """
+    left = [part for part in parts if part.size] or [FeaturePart(prod(image)) for image in images]
+    for image in images:
+        own: list[FeaturePart] = []
+        while left and sum(part.size for part in own) < prod(image):
+            own.append(left.pop(0))
+        if sum(part.size for part in own) != prod(image) or (len(own) > 1 and 1 not in image):
+            left.append(FeaturePart(0))
+            break
+        yield from ((part, image if len(own) == 1 else None) for part in own)
+    yield from ((part._replace(size=0, origin=""), None) for part in left)
+
+
+_RANKS: Mapping[str, int] = {"kernel": 2, "embeddings": 2}
+
+
+def drop_unknown_orders(facts: LayerFacts) -> LayerFacts:
+    """Return the facts without orders that could not be followed."""
+    return facts._replace(
+        takes=None if facts.takes == UNKNOWN else facts.takes,
+        makes=None if facts.makes == UNKNOWN else facts.makes,
+    )
+
+
+class _FeatureSide:
+    """The input or output side of a layer, in both models."""
+
+    def __init__(
+        self, layer: Layer, side: str, length: int, ours: LayerFacts, frameworks: tuple[str, str]
+    ) -> None:
+        self.layer, self.side, self.length, self.frameworks = layer, side, length, frameworks
+        order = getattr(layer.facts, side)
+        self.stated = order == NO_IMAGE or (side == "takes" and layer.facts.flatten is not None)
+        self.theirs = self._theirs()
+        self.ours = self._fitting(getattr(ours, side))
+        if self.ours is None and side == "takes" and ours.flatten:
+            self.ours = self._image(ours.flatten, frameworks[1])
+
+    def _theirs(self) -> AxisOrder | None:
+        flatten = self.layer.facts.flatten if self.side == "takes" else None
+        if self.stated:
+            return self._image(flatten, self.frameworks[0]) if flatten else plain_order(self.length)
+        return self._fitting(getattr(self.layer.facts, self.side))
+
+    def _image(self, shape: Shape, framework: str) -> AxisOrder | None:
+        if prod(shape) != self.length:
+            return None
+        return framework_order(((prod(shape[:-1]), shape[-1]),), framework)
+
+    def _fitting(self, order: AxisOrder | None) -> AxisOrder | None:
+        """Return the order unless its length differs from the side's."""
+        return order if order is None or order is UNKNOWN or len(order.positions) == self.length else None
+
+    def meeting(self) -> tuple[AxisOrder, AxisOrder, tuple[str, ...]] | None:
+        """Return the orders of the source and of the target, None if no reordering is needed."""
+        theirs, ours = self.theirs, self.ours
+        if theirs is None and ours is None:
+            return None
+        if self.stated and theirs is not None and theirs.is_plain:
+            return None
+        if UNKNOWN in (theirs, ours):
+            known = theirs if ours == UNKNOWN else ours
+            if known is not None and known.is_plain and known != UNKNOWN:
+                return None
+            raise self._error("cannot be followed through the model", known)
+        if theirs is None:
+            assert ours is not None  # noqa: S101 - one is known
+            usual = [framework_order(ours.parts, framework) for framework in self.frameworks]
+            if ours not in usual and not ours.is_plain:
+                raise self._error("is specific to the target, and the source's order is not recorded", ours)
+            return self._assumed(ours, 0), ours, self._sentence(ours, 0)
+        if ours is None:
+            sentences = () if self.stated else self._sentence(theirs, 1)
+            return theirs, self._assumed(theirs, 1), sentences
+        if theirs.is_plain and ours.is_plain:
+            return None
+        if theirs.parts != ours.parts:
+            said_ = f"is {_describe_order(theirs)} in the source and {_describe_order(ours)} in the target"
+            raise self._error(said_, ours)
+        return theirs, ours, ()
+
+    def _assumed(self, known: AxisOrder, side: int) -> AxisOrder:
+        """Return the order of the unknown side: images in its framework's own order."""
+        blocks = known.blocks
+        if blocks is None:
+            raise self._error("is that of several interleaved images")
+        index: list[int] = []
+        for block, part in zip(blocks, known.parts, strict=True):
+            own = block if 1 in part else framework_order((part,), self.frameworks[side]).positions
+            index += _shift_indices(own, len(index))
+        return AxisOrder(known.parts, tuple(index))
+
+    def _sentence(self, known: AxisOrder, side: int) -> tuple[str, ...]:
+        if known.is_plain:
+            return ()
+        what = "takes" if self.side == "takes" else "makes"
+        sentence = (
+            f"{self.layer.title} {what} {_describe_order(known)} flattened in {_OWN[self.frameworks[side]]} own "  # noqa: E501
+            f"order in the {('source', 'target')[side]}"
+        )
+        other = ("target", "source")[side]
+        return (f"{sentence} (if it is in the {other}'s order: {self._option} '{self.layer.title}=no')",)
+
+    @property
+    def _option(self) -> str:
+        return "--flatten" if self.side == "takes" else "--unflatten"
+
+    def _error(self, why: str, known: AxisOrder | None = None) -> MappingError:
+        name, own = self.layer.title, _OWN[self.frameworks[0]]
+        able = [
+            f"{self._option} '{name}=no' if both sides use the same order, or no image is flattened there"
+        ]
+        if known is not None and known != UNKNOWN and not known.is_plain:
+            able.append(
+                f"{self._option} '{name}={format_order_option(known)}' if the source uses {own} own order"
+            )
+        elif known is None:
+            able.append(f"{self._option} '{name}=H,W,C' if it is an image in {own} own order")
+        return MappingError(f"the order of what {name} {self.side} {why} ({'; '.join(able)})")
+
+
+def _shift_indices(index: Iterable[int], start: int) -> list[int]:
+    return [start + each for each in index]
+
+
+def _describe_order(order: AxisOrder) -> str:
+    return " and ".join(
+        f"{channels:,} numbers" if places == 1 else f"an image of {places:,} places and {channels:,} channels"
+        for places, channels in order.parts
+    )
+
+
+def _order_rule(axis: int, theirs: AxisOrder, ours: AxisOrder) -> Rule:
+    """Return the rule that changes an axis from one order to the other."""
+    forms = framework_order(theirs.parts, "tensorflow"), framework_order(theirs.parts, "torch")
+    if (theirs, ours) == forms:
+        return ChannelOrder(axis, _FIRST, theirs.parts)
+    if (ours, theirs) == forms:
+        return ChannelOrder(axis, _LAST, theirs.parts)
+    at = {place: position for position, place in enumerate(theirs.positions)}
+    return BlockOrder(axis, tuple(at[place] for place in ours.positions))
