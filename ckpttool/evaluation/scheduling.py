@@ -179,9 +179,6 @@ def _take_finished(
         yield waiting.pop(future), future
 
 
-# Tasks of every command, computed elsewhere as they would be here.
-
-
 @dataclass(frozen=True, slots=True)
 class TaskContext:
     """What a task needs of the process that submits it; picklable.

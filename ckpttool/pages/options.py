@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Sequence
-from typing import TypedDict
 
 from ckpttool.core.deferred import dataclass
 from ckpttool.core.errors import UsageError
@@ -60,20 +59,3 @@ class ReportOptions:
         if self.out is not None and self.out.lower().endswith(_NO_PAGES):
             hint = f"use --out {shlex.quote(os.path.splitext(self.out)[0] + '.html')}"
             raise UsageError("a report is an HTML page", file=self.out, hint=hint)
-
-
-class ReportKeywords(TypedDict, total=False):
-    """Fields of ReportOptions as keywords, for type checkers and editors."""
-
-    out: str | None
-    force: bool
-    evaluations: Sequence[str]
-    video: str | None
-    conversion: str | None
-    verification: str | None
-    glob: str | None
-    layout: str | None
-    env: str | None
-    episodes: int | None
-    jobs: int | None
-    ray: str | None

@@ -1,5 +1,7 @@
 """`report`: a self-contained HTML page about one checkpoint, two side by side, or a training run."""
 
+# ruff: noqa: ARG001, D417  # `takes_options` passes the keywords in `options`, and describes them
+
 from __future__ import annotations
 
 import json
@@ -7,9 +9,9 @@ import os
 import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any
 
-from ckpttool.conversion.option_keywords import with_keywords
+from ckpttool.conversion.option_keywords import takes_options
 from ckpttool.core import urls
 from ckpttool.core.atomic_write import Progress, ignore_progress, require_new, write_file
 from ckpttool.core.deferred import dataclass
@@ -17,7 +19,7 @@ from ckpttool.core.errors import CkpttoolError, UsageError
 from ckpttool.core.text import describe_error, describe_record, replace_nonfinite
 from ckpttool.core.tree_views import render_file
 from ckpttool.pages.checkpoint_page import ReportContents, ReportInputs, gather_contents, render_page
-from ckpttool.pages.options import ReportKeywords, ReportOptions
+from ckpttool.pages.options import ReportOptions
 
 if TYPE_CHECKING:
     from ckpttool.commands.run_history import RunFiles
@@ -119,13 +121,25 @@ def default_report_name(path: str, other: str | None = None) -> str:
     return f"{'-'.join(names)}.report.html"
 
 
+@takes_options(ReportOptions)
 def report(
     path: str,
     other: str | None = None,
     options: ReportOptions | None = None,
     *,
+    out: str | None = None,
+    force: bool = False,
+    evaluations: Sequence[str] = (),
+    video: str | None = None,
+    conversion: str | None = None,
+    verification: str | None = None,
+    glob: str | None = None,
+    layout: str | None = None,
+    env: str | None = None,
+    episodes: int | None = None,
+    jobs: int | None = None,
+    ray: str | None = None,
     progress: Progress = ignore_progress,
-    **keywords: Unpack[ReportKeywords],
 ) -> HtmlReport | RunReport:
     """Write a page about the checkpoint at `path`, two checkpoints, or the training run in a folder.
 
@@ -136,9 +150,8 @@ def report(
     Args:
         path: a file, a prefix, or a folder of one or several checkpoints.
         other: a second checkpoint to compare with.
-        options: what to show, and the file to write.
+        options: what to show, and the file to write; keywords replace its fields.
         progress: called with the finished and the total amount of work.
-        keywords: fields of ReportOptions, which override those of `options`.
 
     >>> import ckpttool, os, tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -149,7 +162,7 @@ def report(
     """
     from ckpttool.commands.run_history import RunReading, find_run
 
-    options = with_keywords(options or ReportOptions(), keywords, "report")
+    options = options or ReportOptions()
     if options.out is not None:
         require_new(options.out, force=options.force)  # before minutes of reading
     reading = RunReading(options.glob, options.layout, options.jobs, options.ray, progress)

@@ -263,7 +263,7 @@ class _Try:
         return "functional" if self.way in ("like", "into") else "subclassed"
 
     def _written(self) -> Any:
-        from ckpttool import convert
+        from ckpttool import convert, fill
 
         form = "torch" if self.target == "torch" else "keras"
         target = self.file.parent / f"to_{self.source}_{self.way}.{'pt' if form == 'torch' else 'weights.h5'}"
@@ -278,16 +278,15 @@ class _Try:
                 kinds=self.kinds,
                 flatten=self.flatten,
                 unflatten=self.unflatten,
-                match=(),
                 force=True,
             )
         else:
             wanted = _like(self.target, self.name, self.shapes, self._style)
-            done = convert(
+            done = fill(
                 str(self.file),
                 str(target),
+                wanted,
                 to=form,
-                like=wanted,
                 kinds=self.kinds,
                 flatten=self.flatten,
                 unflatten=self.unflatten,

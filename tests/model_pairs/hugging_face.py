@@ -148,7 +148,7 @@ def judge(target: str, folder: str) -> None:
 
 def _converted(target: str, name: str, at: Path, expected: np.ndarray) -> tuple[str, str]:
     """Convert with `--like`, following hints; return the state and why."""
-    from ckpttool import convert
+    from ckpttool import fill
     from ckpttool.core import CkpttoolError
 
     origin: str | None = None
@@ -159,9 +159,7 @@ def _converted(target: str, name: str, at: Path, expected: np.ndarray) -> tuple[
         source = at / _FILES["keras" if target == "torch" else "torch"]
         try:
             like = _like(target, name)
-            done = convert(
-                str(source), str(file), to=target, like=like, kinds=kinds, from_=origin, force=True
-            )
+            done = fill(str(source), str(file), like, to=target, kinds=kinds, from_=origin, force=True)
             if not done.report.complete:
                 return "refused", "; ".join(done.report.notes)
             model = _loaded(target, name, file)
