@@ -154,14 +154,21 @@ def check(
     """Check every checkpoint found under the paths, or under one path (see `collect_candidates`).
 
     A checkpoint that cannot be read is reported with the others. A file of a multi-file checkpoint is
-    checked with it, once. `jobs` is the number of processes: by default one per core if there are at
-    least MANY checkpoints, else none but this one; `ray` is the address of a cluster for them. Raise
-    UsageError for an unknown layout, and NotFoundError for a pattern without a match.
+    checked with it, once. Raise UsageError for an unknown layout, and NotFoundError for a pattern without a
+    match.
+
+    Args:
+        paths: One path, or several: files, folders and patterns.
+        wanted: What counts as a finding; by default code in pickles, damage, NaNs and infinities.
+        progress: Called with the number of checkpoints that were checked, and of all.
+        jobs: Processes; by default one per core if there are at least MANY checkpoints, else none but this.
+        ray: Address of a Ray cluster whose processes check the checkpoints.
 
     >>> import ckpttool
     >>> checked = ckpttool.check(["sample_ckpts/td3_pendulum_torch"])
     >>> checked.clean, len(checked.checkpoints)
     (True, 6)
+
     """
     wanted = wanted or CheckOptions()
     if wanted.layout is not None:
