@@ -36,7 +36,6 @@ from ckpttool.core.deferred import NamedTuple
 from ckpttool.core.digests import Digest, DigestRecorder, combine_digests
 from ckpttool.core.dtypes import np
 from ckpttool.core.errors import CkpttoolError, FormatError, TargetExistsError, UsageError, WorkerError
-from ckpttool.core.filesystem import WritableStore
 from ckpttool.core.sidecar import Sidecar, sidecar_path
 from ckpttool.core.source import File
 from ckpttool.core.tree import Leaf, Path, Tree, ValueLeaf, display
@@ -47,6 +46,7 @@ from ckpttool.version import __version__
 
 if TYPE_CHECKING:
     from ckpttool.conversion.write import WriteOptions
+    from ckpttool.core.remote import CachingStore
 
 # The working folder beside the target: complete shards under their final names, a record beside each, and the
 # journal, which states what they are shards of. It is removed when the target has its name.
@@ -133,11 +133,9 @@ def working_folder(write: ShardedWrite) -> Iterator[str]:
             try:
                 _enter_journal(folder, write)
                 yield folder
-            except OutputMismatchError:
-                remove_files([folder])
-                raise
-            except BaseException:
-                if not any(name.endswith(_RECORD) for _, _, names in os.walk(folder) for name in names):
+            except BaseException as error:
+                recorded = (name.endswith(_RECORD) for _, _, names in os.walk(folder) for name in names)
+                if isinstance(error, OutputMismatchError) or not any(recorded):
                     remove_files([folder])
                 raise
             remove_files([folder])
@@ -259,7 +257,7 @@ class ShardTask(NamedTuple):
     def _write(self, lane: WorkerThread, progress: Progress) -> ShardRecord:
         store = filesystem.find_store(self.file)
         if store is not None:
-            return self._upload(cast(WritableStore, store), lane, progress)
+            return self._upload(cast("CachingStore", store), lane, progress)
         temporary = hidden_path(self.file, TEMPORARY, os.urandom(6).hex())
         try:
             record = self._fill(temporary, lane, progress)
@@ -283,7 +281,7 @@ class ShardTask(NamedTuple):
         tensors = [(checksums.crc32c[path], sha256[path]) for path in self.shard.paths]
         return ShardRecord(indexed, tensors, {} if self.recorder is None else self.recorder.take())
 
-    def _upload(self, store: WritableStore, lane: WorkerThread, progress: Progress) -> ShardRecord:
+    def _upload(self, store: CachingStore, lane: WorkerThread, progress: Progress) -> ShardRecord:
         """Write the object; compare what was sent, and the store has confirmed, with the source."""
         checksums = LeafChecksums(lane)
         with store.upload(self.file, self.nbytes) as stream:
@@ -315,7 +313,7 @@ def _look_anew(place: str) -> bool:
         return filesystem.isfile(place)
 
 
-def put_object(store: WritableStore, place: str, data: bytes) -> None:
+def put_object(store: CachingStore, place: str, data: bytes) -> None:
     """Write a small object."""
     with store.upload(place, len(data)) as stream:
         stream.write(data)
@@ -486,50 +484,40 @@ def write_objects(
 
     Raise UsageError or TargetExistsError as `working_folder` does.
     """
-    try:
-        return _write_objects(write, lane, others, receipt)
-    except CkpttoolError as error:
-        if error.file is not None and f"{TEMPORARY}{_FOLDER}/" in error.file:
-            error.file = write.target  # users name no journal
-        raise
-
-
-def _write_objects(
-    write: ShardedWrite,
-    lane: WorkerThread,
-    others: Sequence[Output],
-    receipt: Callable[[Digest, Checkpoint], Sidecar] | None,
-) -> Digest:
-    store = cast(WritableStore, filesystem.find_store(write.target))
+    store = cast("CachingStore", filesystem.find_store(write.target))
     folder = hidden_path(write.target, TEMPORARY, _FOLDER)
     tasks = []
     for shard in write.plan.shards:
         record = os.path.join(folder, os.path.basename(write.base) + shard.suffix + _RECORD)
         tasks.append(_task(write, shard, write.base + shard.suffix)._replace(record=record))
     sidecar = sidecar_path(write.target)
-    _enter_object_journal(store, folder, write, [*others, Output(sidecar, _write_nothing)])
-    records = _run(write, tasks, lane, lambda: sum(task.nbytes for task in tasks if task.is_recorded()))
-    for source in write.how.sources:
-        source.require_unchanged()
-    index = next(each for each in write.plan.finish([each.indexed for each in records]) if each.indexes)
-    for file, fill in ((each.file, each.write) for each in others):
-        put_object(store, file, _filled(fill))
-    put_object(store, write.base + index.suffix, _filled(index.write))
     try:
-        checkpoint, hashes = _read_index(write, write.target, tasks, records)
-        digest = combine_digests(checkpoint, hashes)
-        if receipt is not None:
-            put_object(store, sidecar, receipt(digest, keep_network_reads(checkpoint)).encode())
-    except BaseException:
-        store.remove(write.base + index.suffix)  # without it, the shards are no checkpoint
+        _enter_object_journal(store, folder, write, [*others, Output(sidecar, _write_nothing)])
+        records = _run(write, tasks, lane, lambda: sum(task.nbytes for task in tasks if task.is_recorded()))
+        for source in write.how.sources:
+            source.require_unchanged()
+        index = next(each for each in write.plan.finish([each.indexed for each in records]) if each.indexes)
+        for output in (*others, Output(write.base, index.write, suffix=index.suffix)):
+            put_object(store, output.file, _filled(output.write))
+        try:
+            checkpoint, hashes = _read_index(write, write.target, tasks, records)
+            digest = combine_digests(checkpoint, hashes)
+            if receipt is not None:
+                put_object(store, sidecar, receipt(digest, keep_network_reads(checkpoint)).encode())
+        except BaseException:
+            store.remove(write.base + index.suffix)  # without it, the shards are no checkpoint
+            raise
+        for place in (*(task.record for task in tasks), os.path.join(folder, _JOURNAL)):
+            store.remove(place)
+    except CkpttoolError as error:
+        if error.file is not None and f"{TEMPORARY}{_FOLDER}/" in error.file:
+            error.file = write.target  # users name no journal
         raise
-    for place in (*(task.record for task in tasks), os.path.join(folder, _JOURNAL)):
-        store.remove(place)
     return digest
 
 
 def _enter_object_journal(
-    store: WritableStore, folder: str, write: ShardedWrite, others: Sequence[Output]
+    store: CachingStore, folder: str, write: ShardedWrite, others: Sequence[Output]
 ) -> None:
     """Write the journal, or compare it with this conversion; without one, no file of the target may exist."""
     journal = os.path.join(folder, _JOURNAL)
@@ -557,15 +545,7 @@ def _outputs(write: ShardedWrite, base: str, listed: Sequence[OutputFile]) -> It
         yield Output(write.base, _write_nothing, suffix=shard.suffix, meanwhile=shard.meanwhile, ready=ready)
     for each in listed:
         ready = base + each.suffix if each.indexes else ""
-        yield Output(
-            write.base,
-            each.write,
-            suffix=each.suffix,
-            indexes=each.indexes,
-            meanwhile=each.meanwhile,
-            extra=each.extra,
-            ready=ready,
-        )
+        yield Output(write.base, **each._asdict(), ready=ready)
 
 
 def _write_nothing(_: IO[bytes]) -> None:

@@ -39,12 +39,10 @@ def require_writable_target(
     """Raise unless `target` may be written; the prefix of an existing checkpoint counts as taken."""
     if urls.is_url(target):
         require_new(target, force=force, in_store=True)
-        if kind.sharded is None or kind.state:
-            raise UsageError(
-                "objects are written in shards of safetensors or of a distributed checkpoint",
-                file=target,
-                hint="use --to safetensors --shard-size 5GB, or --to dcp",
-            )
+        if kind.sharded is None:
+            name = f"{os.path.splitext(target)[0]}.safetensors"
+            hint = "add --shards 1" if kind.state else f"use {name} --to safetensors --shard-size 5GB"
+            raise UsageError("objects are written in shards", file=target, hint=hint)
         return  # what exists is compared with the journal of an interrupted conversion
     if kind.prefix:
         _require_prefix(target)
@@ -197,7 +195,8 @@ def write_checkpoint(
     target = targets.target_stem(target, kind)
     options = targets.writer_options(target, kind)
     stored = with_stored_paths(writer, tree, options)
-    between = {"between": target} if kind.state else {}
+    # Nothing in a store is replaced: neither a set of the same names, nor the state file.
+    between = {"between": target} if kind.state and not urls.is_url(target) else {}
     result: list[tuple[Digest, Checkpoint]] = []
     with WorkerThread() as lane, contextlib.ExitStack() as opened:
         if kind.sharded is not None:
@@ -263,17 +262,7 @@ def _target_outputs(
     base: str, pieces: Sequence[OutputFile], stored: Tree, check: Callable[[str], None]
 ) -> list[Output]:
     """Return the checkpoint's files; the last one is checked together with all of them."""
-    outputs = [
-        Output(
-            base,
-            piece.write,
-            suffix=piece.suffix,
-            indexes=piece.indexes,
-            meanwhile=piece.meanwhile,
-            extra=piece.extra,
-        )
-        for piece in pieces
-    ]
+    outputs = [Output(base, **piece._asdict()) for piece in pieces]
     outputs[0] = outputs[0]._replace(nbytes=sum(leaf.nbytes for _, leaf in stored.tensors()))
     outputs[-1] = outputs[-1]._replace(check=check)
     return outputs

@@ -186,15 +186,12 @@ class RemoteRequest:
         self._due = nbytes + _SPARE
         self._bodies: list[ResponseBody] = []
         self._counted = 0
+        # Set to fail now, however often a library would try again.
         self.failure: NotFoundError | None = None
 
     def expect(self, nbytes: int) -> None:
         """Expect more bytes than were known when the request began."""
         self._due += nbytes
-
-    def give_up(self, failure: NotFoundError) -> None:
-        """Fail now, however often a library would try again."""
-        self.failure = failure
 
     def watch(self, body: ResponseBody) -> None:
         """Count the bytes received for this body."""
@@ -480,7 +477,10 @@ class CachingStore:
 
     @contextlib.contextmanager
     def upload(self, place: str, nbytes: int) -> Iterator[UploadStream]:
-        """Yield a stream that fills an object, which is visible when the block ends without an error."""
+        """Yield a stream that fills an object, which is visible when the block ends without an error.
+
+        `nbytes` is about its size.
+        """
         from ckpttool.core.remote_uploads import open_upload
 
         server = cast(WritableServer, self.server)

@@ -605,12 +605,11 @@ class ObjectStore:
         if self.reached or not isinstance(error, aiohttp.ClientConnectorError | aiohttp.ServerTimeoutError):
             return
         host = f"{error.host}:{error.port}" if isinstance(error, aiohttp.ClientConnectorError) else ""
-        failure = NotFoundError(
+        remote.current_request().failure = NotFoundError(
             "cannot reach the store",
             found=f"no connection to {host}" if host else f"no answer for {_CONNECT_S} s",
             hint=f"check the network connection, or set {self.variable} to the address of the service",
         )
-        remote.current_request().give_up(failure)
 
     @classmethod
     def mount(cls, url: str, outer: str) -> str:  # noqa: ARG003  # for members of archives

@@ -8,7 +8,7 @@ import functools
 import hashlib
 from collections.abc import Callable, Coroutine, Iterator
 from io import RawIOBase
-from typing import Any, Protocol
+from typing import Any
 
 from ckpttool.core.atomic_write import WorkerThread
 from ckpttool.core.deferred import NamedTuple
@@ -34,22 +34,6 @@ class SentPart(NamedTuple):
     size: int
     etag: str
     crc32c: str
-
-
-class Upload(Protocol):
-    """One object on its way: created by a store, called for each part in order."""
-
-    async def begin(self) -> None:
-        """Begin, or continue what an interrupted program began."""
-        ...
-
-    async def send(self, number: int, data: bytes, crc: int, *, last: bool) -> None:
-        """Send a part unless the store already has it; raise ChangedError if it received other bytes."""
-        ...
-
-    async def finish(self, crc: int) -> None:
-        """Make the object visible; `crc` is the CRC-32C of the whole object."""
-        ...
 
 
 def encode_crc(crc: int) -> str:
@@ -278,3 +262,7 @@ class GSUpload:
 
     async def _call(self, *words: Any, **options: Any) -> Any:
         return await self._system._call(*words, **options)
+
+
+Upload = S3Upload | GSUpload
+"""One object on its way: created by a store, called for each part in order."""

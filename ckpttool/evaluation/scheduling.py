@@ -12,11 +12,10 @@ import socket
 import sys
 import tempfile
 import threading
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from functools import partial
+from functools import cache, partial
 from multiprocessing import parent_process
 from multiprocessing.context import SpawnContext, SpawnProcess
 from pathlib import Path
@@ -122,21 +121,17 @@ class EnvironmentPool:
 
 def play_batch(batch: EvaluationBatch, environments: EnvironmentPool, progress: Progress) -> BatchResult:
     """Play a batch; if that fails, play the agents one by one, so that only failing ones are lost."""
-    try:
-        return _play_together(batch, environments, progress)
-    except CkpttoolError as error:
-        if len(batch.agents) == 1:
-            return batch.failed(error.located(file=batch.agents[0].checkpoint))
-    found: BatchResult = {}
-    for agent in batch.agents:
-        found |= play_batch(EvaluationBatch(batch.number, (agent,), batch.protocol), environments, progress)
-    return found
-
-
-def _play_together(batch: EvaluationBatch, environments: EnvironmentPool, progress: Progress) -> BatchResult:
     agents, how = batch.agents, batch.protocol
-    vector = environments.of(agents[0].place, len(agents) * how.at_once, how.engine, how.device)
-    return {each.checkpoint: each for each in play_stacked(agents, how, vector, progress)}
+    try:
+        vector = environments.of(agents[0].place, len(agents) * how.at_once, how.engine, how.device)
+        return {each.checkpoint: each for each in play_stacked(agents, how, vector, progress)}
+    except CkpttoolError as error:
+        if len(agents) == 1:
+            return batch.failed(error.located(file=agents[0].checkpoint))
+    found: BatchResult = {}
+    for agent in agents:
+        found |= play_batch(EvaluationBatch(batch.number, (agent,), how), environments, progress)
+    return found
 
 
 _ENVIRONMENTS = EnvironmentPool()
@@ -157,26 +152,55 @@ def play_job(batch: EvaluationBatch, user_modules: Sequence[tuple[str, str]]) ->
 
 
 def _distribute(
-    batches: Iterable[EvaluationBatch],
-    submit: Callable[[EvaluationBatch], Future[BatchResult]],
-    ready: int,
-) -> Iterator[tuple[EvaluationBatch, Future[BatchResult]]]:
-    """Yield each batch when it is finished; `ready` batches are submitted at a time."""
-    waiting: dict[Future[BatchResult], EvaluationBatch] = {}
-    for batch in batches:
-        waiting[submit(batch)] = batch
+    tasks: Iterable[_Task], submit: Callable[[_Task], Future[_Result]], ready: int, *, in_order: bool = False
+) -> Iterator[tuple[_Task, Future[_Result]]]:
+    """Yield each task when it is finished, or in order; `ready` tasks are submitted at a time."""
+    waiting: dict[Future[_Result], _Task] = {}
+
+    def take() -> Iterator[tuple[_Task, Future[_Result]]]:
+        finished = [next(iter(waiting))] if in_order else wait(waiting, return_when=FIRST_COMPLETED).done
+        for future in finished:
+            yield waiting.pop(future), future
+
+    for task in tasks:
+        waiting[submit(task)] = task
         while len(waiting) >= ready:
-            yield from _take_finished(waiting)
+            yield from take()
     while waiting:
-        yield from _take_finished(waiting)
+        yield from take()
 
 
-def _take_finished(
-    waiting: dict[Future[BatchResult], EvaluationBatch],
-) -> Iterator[tuple[EvaluationBatch, Future[BatchResult]]]:
-    done, _ = wait(waiting, return_when=FIRST_COMPLETED)
-    for future in done:
-        yield waiting.pop(future), future
+@contextlib.contextmanager
+def _start_workers(jobs: int | None, ray: str | None) -> Iterator[tuple[Callable[..., Future[Any]], int]]:
+    """Yield the function that submits `work(*arguments)` to a process or the cluster, and their number."""
+    if ray is None:
+        with ProcessPool(jobs or 1) as pool:
+            yield pool.submit, jobs or 1
+        return
+    with _connect_cluster(ray, jobs) as cluster:
+        remote = cache(cluster.remote(num_cpus=1, max_retries=RETRIES))
+
+        def submit(work: Callable[..., Any], *arguments: Any) -> Future[Any]:
+            future: Future[Any] = remote(work).remote(*arguments).future()
+            return future
+
+        yield submit, int(cluster.cluster_resources().get("CPU", 1))
+
+
+def _take_result(future: Future[_Result]) -> _Result | WorkerError:
+    """Return the result, or the error of a worker that was lost; raise UsageError for an unfit machine."""
+    try:
+        return future.result()
+    except Exception as error:
+        ray = sys.modules.get("ray")
+        if ray is None or not isinstance(error, ray.exceptions.RayError):
+            if isinstance(error, WorkerError):
+                return error
+            raise
+        if isinstance(cause := getattr(error, "cause", None), UsageError):
+            raise cause from None
+        lines = str(error).strip().splitlines()
+        return WorkerError(f"ray lost a task: {lines[-1] if lines else type(error).__name__}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +261,17 @@ def map_tasks(
     often yields the error. Raise UsageError for a machine that does not see the files.
     """
     run = partial(TaskContext.current(paths, shared=ray is not None).run, work)
-    return _map_in_processes(run, tasks, jobs or 1) if ray is None else _map_on_cluster(run, tasks, ray, jobs)
+    if ray is not None:
+        _require_ray()
+    with _start_workers(jobs, ray) as (submit, at_once):
+        # A cluster starts machines for what waits.
+        ready = AHEAD * at_once + 1 if ray is None else sys.maxsize
+        for _, future in _distribute(tasks, partial(submit, _call, run), ready, in_order=True):
+            yield _take_result(future)
+
+
+def _call(work: Callable[[_Task], _Result], task: _Task) -> _Result:
+    return work(task)  # Ray takes no partial functions
 
 
 # A pool of processes on this machine, each with separate cores (docs/decisions/0003-process-pool.md).
@@ -253,47 +287,28 @@ def process_spread(jobs: int) -> Spread:
     if jobs < 1:
         raise UsageError(f"cannot play with {jobs} processes")
 
+    return _spread_batches(jobs, None)
+
+
+def _spread_batches(jobs: int | None, ray: str | None) -> Spread:
     def spread(
         batches: Iterable[EvaluationBatch], _: Progress
     ) -> Iterator[tuple[EvaluationBatch, BatchResult]]:
-        with ProcessPool(jobs) as players:
+        with _start_workers(jobs, ray) as (submit, at_once):
 
-            def submit(batch: EvaluationBatch) -> Future[BatchResult]:
-                return players.submit(partial(play_job, batch, search_paths.list_user_modules()))
+            def play(batch: EvaluationBatch) -> Future[BatchResult]:
+                return submit(play_job, batch, search_paths.list_user_modules())
 
-            # One more than can be played, so that a free process need not wait for a restore.
-            for batch, played in _distribute(batches, submit, jobs + 1):
-                try:
-                    result = played.result()
-                except WorkerError as error:
-                    result = batch.failed(error)
-                yield batch, result
+            # One more than can be played, so that a free worker need not wait for a restore.
+            for batch, played in _distribute(batches, play, at_once + 1):
+                result = _take_result(played)
+                yield batch, batch.failed(result) if isinstance(result, WorkerError) else result
 
     return spread
 
 
 # Tasks of one process at a time that are submitted ahead of the one whose result is taken.
 AHEAD = 3
-
-
-def _map_in_processes(
-    work: Callable[[_Task], _Result], tasks: Iterable[_Task], jobs: int
-) -> Iterator[_Result | WorkerError]:
-    waiting: deque[Future[_Result]] = deque()
-
-    def take() -> _Result | WorkerError:
-        try:
-            return waiting.popleft().result()
-        except WorkerError as error:
-            return error
-
-    with ProcessPool(jobs) as pool:
-        for task in tasks:
-            waiting.append(pool.submit(partial(work, task)))
-            if len(waiting) > AHEAD * jobs:
-                yield take()
-        while waiting:
-            yield take()
 
 
 class ProcessPool:
@@ -316,9 +331,9 @@ class ProcessPool:
         for player in self._players:
             player.end()
 
-    def submit(self, work: Callable[[], _Result]) -> Future[_Result]:
+    def submit(self, work: Callable[..., _Result], *arguments: Any) -> Future[_Result]:
         """Call picklable `work` in the next free process; raises WorkerError if the process dies twice."""
-        return self._threads.submit(self._run, work)
+        return self._threads.submit(self._run, partial(work, *arguments))
 
     def _run(self, work: Callable[[], _Result]) -> _Result:
         player = self._free.get()
@@ -461,8 +476,6 @@ def share_cores(jobs: int) -> list[tuple[int, ...]]:
 LOCAL = "local"
 # How often a batch is retried on another worker after its worker was lost.
 RETRIES = 3
-# More batches than can be played at once are prepared, so that no worker waits for a restore.
-READY = 2
 ANSWER_S = 5.0
 
 
@@ -475,60 +488,12 @@ def ray_spread(address: str = LOCAL, workers: int | None = None) -> Spread:
     each batch is counted once, when its result arrives.
     """
     _require_ray()
-
-    def spread(
-        batches: Iterable[EvaluationBatch], _: Progress
-    ) -> Iterator[tuple[EvaluationBatch, BatchResult]]:
-        with _connect_cluster(address, workers) as ray:
-            remote = ray.remote(num_cpus=1, max_retries=RETRIES)(play_job)
-
-            def submit(batch: EvaluationBatch) -> Future[BatchResult]:
-                future: Future[BatchResult] = remote.remote(batch, search_paths.list_user_modules()).future()
-                return future
-
-            ready = READY + int(ray.cluster_resources().get("CPU", 1))
-            for batch, played in _distribute(batches, submit, ready):
-                yield batch, _ray_result(ray, batch, played)
-
-    return spread
-
-
-def _map_on_cluster(
-    work: Callable[[_Task], _Result], tasks: Iterable[_Task], address: str, workers: int | None
-) -> Iterator[_Result | WorkerError]:
-    """Use one core per task; a lost worker's task is run again by another."""
-    _require_ray()
-    with _connect_cluster(address, workers) as ray:
-        remote = ray.remote(num_cpus=1, max_retries=RETRIES)(_call)
-        waiting = deque(remote.remote(work, task).future() for task in tasks)
-        while waiting:
-            try:
-                yield waiting.popleft().result()
-            except ray.exceptions.RayError as error:
-                if isinstance(cause := getattr(error, "cause", None), UsageError):
-                    raise cause from None
-                yield _lost_error(error, "a task")
-
-
-def _call(work: Callable[[_Task], _Result], task: _Task) -> _Result:
-    return work(task)  # Ray takes no partial functions
+    return _spread_batches(workers, address)
 
 
 def _require_ray() -> None:
     if importlib.util.find_spec("ray") is None:
         raise MissingExtraError("a cluster needs ray, which is not installed", hint=install_extra("ray"))
-
-
-def _ray_result(ray: Any, batch: EvaluationBatch, played: Future[BatchResult]) -> BatchResult:
-    try:
-        return played.result()
-    except ray.exceptions.RayError as error:
-        return batch.failed(_lost_error(error, "the batch"))
-
-
-def _lost_error(error: Exception, what: str) -> WorkerError:
-    lines = str(error).strip().splitlines()
-    return WorkerError(f"ray lost {what}: {lines[-1] if lines else type(error).__name__}")
 
 
 @contextlib.contextmanager

@@ -556,7 +556,7 @@ def read_sharded(location: str) -> Checkpoint:
         else:
             missing.append(name)
     listed = {name: _list_shard(shard) for name, shard in shards.items()}
-    tree, notes = _ShardMerger(file, shard_of, listed).tree()
+    tree, notes = _merge_shards(file, shard_of, listed)
     if missing:
         notes = (*notes, f"missing shards: {abbreviate_list(missing, 5)}")
     elif record is not None:
@@ -702,60 +702,42 @@ def _list_shard(file: File) -> FileListing:
         return torch_legacy.list_embedded(file, 0, file.size)
 
 
-class _ShardMerger:
-    """Merge the shards' tensors into one tree, in the order of the index."""
+def _merge_shards(
+    index: File, shard_of: Mapping[str, str], shards: Mapping[str, FileListing]
+) -> tuple[Tree, tuple[str, ...]]:
+    """Merge the shards' tensors into one tree, in the order of the index; return notes for the user too."""
+    leaves: dict[Path, Leaf | ValueLeaf] = {}
+    aliases: dict[Path, tuple[Alias, ...]] = {}
 
-    def __init__(self, index: File, shard_of: Mapping[str, str], shards: Mapping[str, FileListing]) -> None:
-        self.index = index
-        self.shard_of = shard_of
-        self.shards = shards
-        self.leaves: dict[Path, Leaf | ValueLeaf] = {}
-        self.aliases: dict[Path, tuple[Alias, ...]] = {}
-
-    def tree(self) -> tuple[Tree, tuple[str, ...]]:
-        """Return the tree and the notes for the user."""
-        paths = {shard: _paths(listed.tree) for shard, listed in self.shards.items()}
-        for name, shard in self.shard_of.items():
-            if shard not in self.shards:
-                self.leaves[key(name),] = Leaf("unknown", (), self._missing(shard), name)
-            elif name not in paths[shard]:
-                raise FormatError(
-                    f"a tensor is missing from shard {shard!r}", file=self.index.path, path=repr(name[:200])
-                )
-            else:
-                self._add(paths[shard][name], self.shards[shard].tree)
-        notes = self._unlisted(paths)
-        return Tree(self.leaves, self.aliases, {(): Container("dict")}), notes
-
-    def _missing(self, shard: str) -> MissingShard:
-        return MissingShard(os.path.join(os.path.dirname(self.index.path), shard))
-
-    def _add(self, path: Path, tree: Tree) -> None:
+    def add(path: Path, tree: Tree) -> None:
         """Add a tensor together with all its other names in the same shard."""
-        if path in self.leaves:
-            return
-        self.leaves[path] = tree[path]
-        if path in tree.aliases:
-            self.aliases[path] = tree.aliases[path]
+        if path not in leaves:
+            leaves[path] = tree[path]
+            if path in tree.aliases:
+                aliases[path] = tree.aliases[path]
 
-    def _unlisted(self, paths: Mapping[str, Mapping[str, Path]]) -> tuple[str, ...]:
-        """Add tensors of the shards that the index does not list; return notes about them."""
-        added, twice = [], []
-        for shard, names in paths.items():
-            for name, path in names.items():
-                if self.shard_of.get(name) == shard:
-                    continue
-                if name in self.shard_of or path in self.leaves:
-                    twice.append(name)
-                else:
-                    added.append(name)
-                    self._add(path, self.shards[shard].tree)
-        notes = [f"tensors not listed in the index: {abbreviate_list(added, 3)}"] if added else []
-        if twice:
-            notes.append(
-                f"tensors also present in a second shard, not read from it: {abbreviate_list(twice, 3)}"
-            )
-        return tuple(notes)
+    paths = {shard: _paths(listed.tree) for shard, listed in shards.items()}
+    for name, shard in shard_of.items():
+        if shard not in shards:
+            missing = MissingShard(os.path.join(os.path.dirname(index.path), shard))
+            leaves[key(name),] = Leaf("unknown", (), missing, name)
+        elif name not in paths[shard]:
+            what = f"a tensor is missing from shard {shard!r}"
+            raise FormatError(what, file=index.path, path=repr(name[:200]))
+        else:
+            add(paths[shard][name], shards[shard].tree)
+    added: list[str] = []
+    twice: list[str] = []
+    rows = ((shard, name, path) for shard, names in paths.items() for name, path in names.items())
+    for shard, name, path in (row for row in rows if shard_of.get(row[1]) != row[0]):
+        if name in shard_of or path in leaves:
+            twice.append(name)
+        else:
+            added.append(name)
+            add(path, shards[shard].tree)
+    notes = {"not listed in the index": added, "also present in a second shard, not read from it": twice}
+    sentences = (f"tensors {what}: {abbreviate_list(names, 3)}" for what, names in notes.items() if names)
+    return Tree(leaves, aliases, {(): Container("dict")}), tuple(sentences)
 
 
 def _paths(tree: Tree) -> dict[str, Path]:

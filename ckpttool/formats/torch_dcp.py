@@ -93,9 +93,18 @@ def read(location: str) -> Checkpoint:
     names = [name for name in names if Probe(os.path.join(location, name)).kind == "file"]
     # The file for all ranks has priority: torch writes it when it writes for all.
     chosen = [name for name in names if name == _MAIN] or names
+    if not chosen:
+        raise NotFoundError(".metadata is missing: the shards cannot be read without it", file=location)
     with locate_errors(file=location):
-        listed, files = read_listing(location, chosen)
-    return listed.checkpoint(location, NAME, *files)
+        files = [File.stamp(os.path.join(location, name)) for name in chosen]
+        listing = _DcpTreeBuilder(files[0].path, _merge_rank_metadata([_metadata(file) for file in files]))
+        found = torch_tree.assign_slot_owners(listing.tree())
+        notes = (*listing.notes(), *found.notes)
+    version, references = listing.metadata.version, listing.code_references
+    writer = "torch distributed checkpoint" + (f" version {version}" if version else "")
+    listed = FileListing(found.tree, writer, listing.integrity(), notes, code_references=references)
+    shards = (shard for shard in listing.shards.values() if shard is not None)
+    return listed.checkpoint(location, NAME, *files, *shards)
 
 
 # Contents of `.metadata`: tensors and their chunks, locations of items, nesting of names.
@@ -315,10 +324,7 @@ def nested_paths(names: Iterable[str], planned: Mapping[str, Steps]) -> dict[str
 
     Raise FormatError if two names have the same path, or one is nested inside another.
     """
-    found: dict[str, Path] = {}
-    for name in names:
-        steps = planned.get(name, (name,))
-        found[name] = tuple(key(step) if isinstance(step, str) else index(step) for step in steps)
+    found = {name: _nested_path(planned.get(name, (name,))) for name in names}
     taken = set(found.values())
     if len(taken) != len(found):
         raise FormatError("two entries have the same place in the nesting")
@@ -328,6 +334,10 @@ def nested_paths(names: Iterable[str], planned: Mapping[str, Steps]) -> dict[str
                 f"an entry is nested inside another entry: {abbreviate_list([str(s.value) for s in path], 6)}"
             )
     return found
+
+
+def _nested_path(steps: Steps) -> Path:
+    return tuple(key(step) if isinstance(step, str) else index(step) for step in steps)
 
 
 def nested_containers(found: Iterable[Path]) -> tuple[dict[Path, Container], tuple[Path, ...]]:
@@ -384,13 +394,8 @@ class DcpSafetensors(NamedTuple):
                 self.file.path, f"the shard lacks the part of {name[:80]!r} at {list(chunk.offsets)}"
             )
         if (entry.code, entry.shape) != (row.safetensors, chunk.sizes):
-            raise FormatError(
-                "an item is not the tensor described in the metadata",
-                file=self.file.path,
-                offset=entry.offset,
-                expected=f"{row.safetensors}{list(chunk.sizes)}",
-                found=f"{entry.code}{list(entry.shape)}",
-            )
+            wanted = f"{row.safetensors}{list(chunk.sizes)}"
+            raise _other_tensor(self.file, entry.offset, wanted, f"{entry.code}{list(entry.shape)}")
         return Span(self.file, entry.offset, entry.nbytes)
 
 
@@ -421,30 +426,13 @@ class DcpSavedTensor(NamedTuple):
         saved = torch_legacy.list_embedded(self.file, self.offset, self.length).tree.get(())
         if not isinstance(saved, Leaf) or (saved.dtype, saved.shape) != (self.dtype, self.shape):
             found = f"{saved.dtype}{list(saved.shape)}" if isinstance(saved, Leaf) else "no tensor"
-            raise FormatError(
-                "an item is not the tensor described in the metadata",
-                file=self.file.path,
-                offset=self.offset,
-                expected=f"{self.dtype}{list(self.shape)}",
-                found=found,
-            )
+            raise _other_tensor(self.file, self.offset, f"{self.dtype}{list(self.shape)}", found)
         return saved
 
 
-def read_listing(folder: str, names: Sequence[str]) -> tuple[FileListing, tuple[File, ...]]:
-    """Return a folder's contents from its metadata in the files with these names, and all its files."""
-    if not names:
-        raise NotFoundError(".metadata is missing: the shards cannot be read without it", file=folder)
-    files = [File.stamp(os.path.join(folder, name)) for name in names]
-    listing = _DcpTreeBuilder(files[0].path, _merge_rank_metadata([_metadata(file) for file in files]))
-    found = torch_tree.assign_slot_owners(listing.tree())
-    version = listing.metadata.version
-    writer = "torch distributed checkpoint" + (f" version {version}" if version else "")
-    notes = (*listing.notes(), *found.notes)
-    shards = (shard for shard in listing.shards.values() if shard is not None)
-    references = listing.code_references
-    listed = FileListing(found.tree, writer, listing.integrity(), notes, code_references=references)
-    return listed, (*files, *shards)
+def _other_tensor(file: File, offset: int, expected: str, found: str) -> FormatError:
+    message = "an item is not the tensor described in the metadata"
+    return FormatError(message, file=file.path, offset=offset, expected=expected, found=found)
 
 
 def _metadata(file: File) -> DcpMetadata:
@@ -660,7 +648,7 @@ class _DcpEntry(NamedTuple):
     @property
     def path(self) -> Path:
         """Path of the entry when it is read back."""
-        return tuple(key(step) if isinstance(step, str) else index(step) for step in self.steps)
+        return _nested_path(self.steps)
 
     def tree(self, tree: Tree) -> Tree:
         """Return what torch.save stores, with the tensors of the tree."""
@@ -677,18 +665,14 @@ def pieces(tree: Tree, **options: Any) -> tuple[OutputFile, ...]:
 
 def stored(tree: Tree) -> Tree:
     """Return the tree as it is read back: dicts with text as keys, and each name of a shared tensor alone."""
-    leaves: dict[Path, Leaf | ValueLeaf] = {}
-    for entry in _list_entries(tree):
+    entries, leaves = _list_entries(tree), dict[Path, Leaf | ValueLeaf]()
+    containers, _ = nested_containers(entry.path for entry in entries)
+    for entry in entries:
+        containers |= {(*entry.path, *path): container for path, container in entry.containers.items()}
         for path, leaf in torch_zip.stored(entry.tree(tree)).items():
             name = _name(entry.name, path)
             leaves[*entry.path, *path] = replace(leaf, key=name) if isinstance(leaf, Leaf) else leaf
-    containers = {
-        (*entry.path, *path): container
-        for entry in _list_entries(tree)
-        for path, container in entry.containers.items()
-    }
-    above, _ = nested_containers(entry.path for entry in _list_entries(tree))
-    return Tree(leaves, {}, {**above, **containers})
+    return Tree(leaves, {}, containers)
 
 
 def plan_shards(tree: Tree, *, shard_bytes: int = SHARD_BYTES) -> ShardPlan:
