@@ -14,6 +14,7 @@ import numpy as np
 from ckpttool.conversion import receipt
 from ckpttool.conversion.options import with_keywords
 from ckpttool.conversion.plan import ConversionResult
+from ckpttool.conversion.targets import ONNX, infer_target_word
 from ckpttool.core import sidecar, urls
 from ckpttool.core.atomic_write import Output, require_new, write_atomically
 from ckpttool.core.deferred import dataclass
@@ -286,14 +287,15 @@ def export(
     `keywords` are fields of ExportOptions and override those of `options`. In the result's `parity`, A
     is NumPy in float32 and B is the model, run by ONNX Runtime or the onnx package. Nothing is written
     on a dry run, or if the outputs of model and network differ by more than the tolerance of `verify`.
-    Raise UsageError if the checkpoint has no such network, or contains neither bounds nor an
-    environment.
+    Raise UsageError for a target with the suffix of another format, and if the checkpoint has no such
+    network, or contains neither bounds nor an environment.
 
     >>> import ckpttool
     >>> ckpttool.export("sample_ckpts/td3_pendulum_torch/ckpt-15000.pt", "actor.onnx", dry_run=True).written
     False
     """
     options = with_keywords(options or ExportOptions(), keywords, "export")
+    infer_target_word(target, ONNX)
     if not options.dry_run:
         _require_library()
     agent = restore_agent(source, options.layout, options.facts, options.network)
