@@ -29,6 +29,7 @@ NORMALIZE = stand_in("stable_baselines3.common.vec_env.vec_normalize.VecNormaliz
 _CLASSES = (BOX, DISCRETE, MULTI_DISCRETE, TD3_POLICY, SAC_POLICY, ON_POLICY, MEAN_STD, NORMALIZE)
 
 OBS, LOW, HIGH = 3, (-1.0, 0.0), (2.0, 0.5)
+RATE = 3e-4
 
 
 def mlp(
@@ -100,7 +101,7 @@ def adam(module: nn.Module, step: int = 7) -> dict[str, Any]:
         }
         for number, each in enumerate(found)
     }
-    group = {"lr": 3e-4, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0, "amsgrad": False}
+    group = {"lr": RATE, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0, "amsgrad": False}
     return {"state": state, "param_groups": [{**group, "params": list(range(len(found)))}]}
 
 

@@ -56,6 +56,12 @@ def sha256(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
+def test_a_name_of_another_format_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"suffix \.pt"):
+        export.export(str(TORCH_SAMPLE), str(tmp_path / "actor.pt"))
+    assert not list(tmp_path.iterdir())
+
+
 def exported(source: object, target: Path, title: str = "actor", env: str | None = None) -> ConversionResult:
     """Export, and assert that onnxruntime gives NumPy's outputs to 1e-6 of the largest sum on the way."""
     done = export.export(str(source), str(target), network=title, env=env, sync=False)

@@ -493,6 +493,18 @@ print(json.dumps(answers))
 
 
 @needs_library
+def test_a_rate_below_zero_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sb3, "RATE", -1e-6)  # a linear schedule that ended late
+    monkeypatch.setattr(write, "subprocess", warm_sb3.FORKING)
+    source, again = sb3.td3_agent(tmp_path / "a.zip"), str(tmp_path / "again.zip")
+    assert convert(source, again, to="sb3").written
+    for path in (source, again):
+        tree = restore_agent(path).checkpoint.tree
+        rates = [leaf.value for place, leaf in tree.plain() if display(place).endswith("param_groups/0/lr")]
+        assert rates == [-1e-6, -1e-6]
+
+
+@needs_library
 def test_the_library_loads_what_was_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
     monkeypatch.setattr(write, "subprocess", warm_sb3.FORKING)

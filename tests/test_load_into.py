@@ -63,6 +63,8 @@ def test_a_torch_model_is_filled_from_tensorflow_by_rule() -> None:
     assert done.loaded
     assert done.complete
     assert done.filled == 6
+    assert len(repr(done)) < 500
+    assert done._repr_html_().startswith("<table")
     assert [(m.source, m.target, m.kind, m.by) for m in done.matched] == [
         (f"l{n}", f"l{n}", "dense", "name") for n in (1, 2, 3)
     ]

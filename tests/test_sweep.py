@@ -41,6 +41,7 @@ from ckpttool.listing.paths import expand_paths
 from tests import schemas
 from tests.conftest import ROOT, SAMPLES, TF_SAMPLE, TORCH_SAMPLE, Terminal, ckpttool, in_process, refused
 from tests.golden_texts import Golden
+from tests.refusals import commands_of, hints_of
 
 pytestmark = pytest.mark.environment
 
@@ -261,6 +262,20 @@ def test_where_there_is_no_agent(tmp_path: Path) -> None:
         sweep([str(tmp_path / "*")])
     with pytest.raises(UsageError, match="Pendulumm"):
         sweep([str(RUN)], "Pendulumm-v1")
+
+
+def test_one_reason_of_a_whole_run_has_one_hint(tmp_path: Path) -> None:
+    run = tmp_path / "a run"
+    run.mkdir()
+    for path in RUN.glob("*.pt"):  # without the sidecars, which name the environment
+        shutil.copy(path, run)
+    refused = in_process("eval", run.name, "--episodes", 1, cwd=tmp_path)
+    (hint,) = hints_of(refused.err)
+    (words,) = commands_of(hint)
+    assert refused.status == 2
+    assert words == ["eval", run.name, "--episodes", "1", "--env", "Pendulum-v1"]
+    followed = in_process(*words, "--json", cwd=tmp_path)
+    assert (followed.status, len(followed.json()["evaluations"])) == (1, 6)
 
 
 # Wherever they are played.

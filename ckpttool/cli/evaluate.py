@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 import sys
 import time
 from collections import Counter
@@ -215,10 +216,11 @@ def evaluate(
             parameters.require_one_run(paths)
         raise found.failed[0].error
     shown, mean = _print_results(found, compared, output, options, as_json=as_json, quiet=quiet)
+    given = [*given_options(environment), *given_options(agent)]
     if not as_json:
-        given = [*given_options(environment), *given_options(agent)]
         next_steps.print_next_steps(next_steps.after_eval, found, compared.paths, given, play, quiet=quiet)
-    return _exit_status(found, shown, mean, runs.min_return)
+    repeated = [*paths, *given, *given_options(play)]
+    return _exit_status(found, shown, mean, repeated, runs.min_return)
 
 
 def _require_output(output: OutputOptions) -> str | None:
@@ -313,12 +315,14 @@ def _print_results(
     return shown, compared_output.mean
 
 
-def _exit_status(found: Sweep, shown: DisplayOutput, mean: float | None, min_return: float | None) -> int:
+def _exit_status(
+    found: Sweep, shown: DisplayOutput, mean: float | None, repeated: Sequence[str], min_return: float | None
+) -> int:
     """Print the errors and return the exit status; `mean` is the mean over runs."""
     for failure in shown.failures:
         console.print_error(failure, as_json=False)
     if found.failed:
-        print_failures(found.failed)
+        print_failures(found.failed, () if found.scored else repeated)
     if found.failed or shown.failures:
         return 2
     if found.interrupted or shown.interrupted:
@@ -329,14 +333,21 @@ def _exit_status(found: Sweep, shown: DisplayOutput, mean: float | None, min_ret
     return 1 if low or any(sidecar.has_open_entries(each.ledger) for each in found.evaluations) else 0
 
 
-def print_failures(failed: Sequence[EvaluationFailure]) -> None:
-    """Print why checkpoints were not played, each distinct reason once."""
+def print_failures(failed: Sequence[EvaluationFailure], repeated: Sequence[str] = ()) -> None:
+    """Print why checkpoints were not played, each distinct reason once.
+
+    A hint that repeats the command names one checkpoint; if all failed for one reason, it has the
+    words to be `repeated`.
+    """
     alike: dict[tuple[str, str | None], list[EvaluationFailure]] = {}
     for each in failed:
         sentence = str(each.error).removeprefix(f"{each.error.file}: ")
-        alike.setdefault((sentence, each.error.hint), []).append(each)
+        hint = each.error.hint and each.error.hint.replace(f" {shlex.quote(each.checkpoint)} ", " \0 ")
+        alike.setdefault((sentence, hint), []).append(each)
     for (sentence, hint), those in alike.items():
         more = f" (and {len(those) - 1} more)" if len(those) > 1 else ""
+        named = repeated if repeated and len(those) == len(failed) else [those[0].checkpoint]
+        hint = hint and hint.replace("\0", shlex.join(named))
         console.print_error(
             CkpttoolError(sentence, file=f"{those[0].checkpoint}{more}", hint=hint), as_json=False
         )

@@ -16,6 +16,7 @@ import numpy as np
 from ckpttool.conversion import receipt
 from ckpttool.conversion.option_keywords import takes_options
 from ckpttool.conversion.plan import ConversionResult
+from ckpttool.conversion.targets import ONNX, infer_target_word
 from ckpttool.core import sidecar, urls
 from ckpttool.core.atomic_write import Output, require_new, write_atomically
 from ckpttool.core.deferred import dataclass
@@ -286,8 +287,8 @@ def export(
 
     In the result's `parity`, A is NumPy in float32 and B is the model, run by ONNX Runtime or the onnx
     package. Nothing is written on a dry run, or if the outputs of model and network differ by more than the
-    tolerance of `verify`. Raise UsageError if the checkpoint has no such network, or contains neither bounds
-    nor an environment.
+    tolerance of `verify`. Raise UsageError for a target with the suffix of another format, and if the checkpoint
+    has no such network, or contains neither bounds nor an environment.
 
     Args:
         source: the agent's checkpoint: a file, prefix or folder.
@@ -300,6 +301,7 @@ def export(
 
     """
     options = options or ExportOptions()
+    infer_target_word(target, ONNX)
     if not options.dry_run:
         _require_library()
     agent = restore_agent(source, options.layout, options.facts, options.network)

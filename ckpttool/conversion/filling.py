@@ -37,8 +37,9 @@ from ckpttool.core.errors import CkpttoolError, MappingError, UnsupportedError, 
 from ckpttool.core.kinds import LAYER_TYPES, list_kinds
 from ckpttool.core.sidecar import LedgerEntries, OmittedTensor, Sidecar
 from ckpttool.core.source import Shape
-from ckpttool.core.text import compile_glob, format_count
+from ckpttool.core.text import compile_glob, describe_record, format_count
 from ckpttool.core.tree import Container, Leaf, Path, Role, Tree, ValueLeaf, attr, display
+from ckpttool.core.tree_views import render_record
 from ckpttool.evaluation import evidence, restore
 from ckpttool.formats import onnx
 from ckpttool.formats.detect import ensure_open, open_checkpoint
@@ -793,6 +794,9 @@ class ModelLoadResult:
     (evaluation/evidence.py); see `decides`. `proof` is whether the filled model computes what the
     checkpoint's model computes, where that runs.
     """
+
+    __repr__ = describe_record
+    _repr_html_ = render_record
 
     model: str
     path: str

@@ -71,10 +71,12 @@ class Protocol:
     def __post_init__(self) -> None:
         """Convert the wrappers to a tuple, because JSON documents contain a list.
 
-        Raise UsageError for an invalid `epsilon`, and for two ways to draw actions.
+        Raise UsageError for invalid `episodes` or `epsilon`, and for two ways to draw actions.
         """
         if self.wrappers is not None:
             object.__setattr__(self, "wrappers", tuple(self.wrappers))
+        if self.episodes < 1:
+            raise UsageError(f"number of episodes must be at least 1, not {self.episodes}")
         if self.epsilon is not None and not 0 <= self.epsilon <= 1:
             raise UsageError(f"invalid epsilon: {self.epsilon:g}", hint="use a probability from 0 to 1")
         drawn = {

@@ -91,7 +91,8 @@ def _build_algorithm(request: dict[str, Any], states: dict[str, Any]) -> Any:
         options["buffer_size"] = 1
     for member in ("actor.optimizer", "policy.optimizer"):
         for group in states.get(member, {}).get("param_groups", ()):
-            options["learning_rate"] = group["lr"]
+            # A linear schedule can end below zero, which the constructor refuses and the state below keeps.
+            options["learning_rate"] = max(group["lr"], 0.0)
     if request["algorithm"] == "SAC":
         options["target_entropy"] = -float(len(request["action_space"]["low"]))
         alpha = states.get("pytorch_variables", {}).get("ent_coef_tensor")
