@@ -477,3 +477,46 @@ def test_layers_of_one_shape_pair_by_their_biases_or_without_them(dilations):
         for side, each in enumerate((theirs, ours))
     )
     assert found(theirs, ours)[0] == ({"x": "b", "y": "a"} if dilations == (1, 2) else {})
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    ("names", "extents", "paired"),
+    [
+        # Numbers of both sides, a word of both sides, the user.
+        (("block_0_scale/gamma", "block_1_scale/gamma"), (1, 1), True),
+        (("layer_scale/gamma",), (1, 1), True),
+        (("shift/values",), (1, 1), {"shift/values": "blocks/0/scale"}),
+        # Only a length, layers of one length, another extent.
+        (("shift/values",), (1, 1), False),
+        (("left/gamma", "right/gamma"), (1, 1), False),
+        (("layer_scale/gamma",), (2, 1), False),
+    ],
+)
+def test_a_vector_pairs_with_one_of_other_axes_by_name_or_calls(tmp_path, names, extents, paired):
+    import torch
+
+    from ckpttool import load_into
+
+    class Block(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = torch.nn.Conv2d(3, 4, 3)
+            self.scale = torch.nn.Parameter(torch.zeros(4, *extents))
+
+    net = torch.nn.Module()
+    net.blocks = torch.nn.ModuleList(Block() for _ in names)
+    held = {
+        f"block_{n}_conv/kernel": np.random.default_rng(n).random((3, 3, 3, 4)) for n in range(len(names))
+    }
+    held |= {f"block_{n}_conv/bias": np.full(4, n) for n in range(len(names))}
+    held |= {name: np.arange(4) + n for n, name in enumerate(names)}
+    np.savez(tmp_path / "a.npz", **{name: value.astype(np.float32) for name, value in held.items()})
+    match = paired if isinstance(paired, dict) else {}
+    if not paired:
+        with pytest.raises(MappingError):
+            load_into(net, tmp_path / "a.npz", from_="tf")
+        return
+    done = load_into(net, tmp_path / "a.npz", from_="tf", match=match)
+    assert [block.scale[:, 0, 0].tolist() for block in net.blocks] == [held[name].tolist() for name in names]
+    assert all(any(each.startswith(name) for each in done.report.assumed) for name in names)
