@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -132,6 +134,30 @@ def test_a_pattern_that_permits_nothing_is_an_error(pattern: str, tmp_path: Path
             call()
         golden(caught.value)
     assert not (tmp_path / "o.pt").exists()
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["extra"],
+        [f"more/{n}/fc_{n}/scale" for n in range(12)],
+        [f"more/{chr(97 + n) * 30}/scale" for n in range(12)],
+        [f"{chr(97 + n) * 30}/scale" for n in range(12)],
+    ],
+)
+def test_the_hint_for_unused_tensors_leaves_out_all_of_them(names: list[str], tmp_path: Path) -> None:
+    import torch
+
+    net = named()
+    torch.save({**net.state_dict(), **{name: torch.ones(5) for name in names}}, tmp_path / "a.pt")
+    with pytest.raises(MappingError) as caught:
+        load_into(named(), tmp_path / "a.pt")
+    argument = re.search(r"allow_unused=(\[[^]]*\])", caught.value.hint or "")
+    assert argument is not None
+    filled = named()
+    done = load_into(filled, tmp_path / "a.pt", allow_unused=ast.literal_eval(argument[1]))
+    assert {each.path for each in done.left_out} == {*names}
+    assert torch.equal(filled.fc.weight, net.fc.weight)
 
 
 def test_a_pattern_for_a_source_without_unused_tensors_is_an_error(tmp_path: Path) -> None:

@@ -1272,15 +1272,32 @@ def _require_used(met: ModelFillPlan, checkpoint: Checkpoint, part: str | None) 
         return
     networks = _agent_networks(checkpoint, part)
     parts = f" (set part= to one of {networks})" if networks else ""
-    patterns = ", ".join(map(repr, unused)) if len(unused) <= _SHOWN else "PATTERN"
     raise MappingError(
         f"{format_count(len(unused), 'weight')} of the checkpoint without a place in {met.model}, so nothing "
         "was filled",
         file=checkpoint.path,
         path=abbreviate_list(unused, _SHOWN),
         found="; ".join(met.ledger.kinds()) or None,
-        hint=f"use allow_unused=[{patterns}] to leave them out{parts}",
+        hint=f"use allow_unused=[{_unused_patterns(unused)}] to leave them out{parts}",
     )
+
+
+_NUMBER, _INNER_STEPS = deferred.compile(r"\d+"), deferred.compile(r"(?<=.)/.*")
+_MOST_PATTERNS = 240  # characters
+
+
+def _unused_patterns(unused: Sequence[str]) -> str:
+    """Return patterns that together match these tensors, one for those that only numbers distinguish.
+
+    Used tensors that a pattern matches stay used.
+    """
+    counted, outer = (
+        dict.fromkeys(each.sub(wild, name) for name in unused)
+        for each, wild in ((_NUMBER, "*"), (_INNER_STEPS, "/**"))
+    )
+    ways = (unused if len(unused) <= _SHOWN else counted, counted, outer)
+    written = (", ".join(map(repr, way)) for way in ways)
+    return next((each for each in written if len(each) <= _MOST_PATTERNS), "'**'")
 
 
 _OPTION = deferred.compile(r"--(flatten|unflatten|kind) '([^'=]+)=([^']+)'")
