@@ -160,6 +160,26 @@ def test_the_hint_for_unused_tensors_leaves_out_all_of_them(names: list[str], tm
     assert torch.equal(filled.fc.weight, net.fc.weight)
 
 
+@pytest.mark.parametrize("role", ["buffer", "parameter"])
+def test_the_hint_for_a_tensor_of_the_model_alone_keeps_only_buffers(role: str, tmp_path: Path) -> None:
+    import torch
+
+    net, other = named(), named()
+    torch.save(net.state_dict(), tmp_path / "a.pt")
+    table = torch.tensor([[4.0, 2.0, 7.0]])
+    other.register_buffer("table", table) if role == "buffer" else other.register_parameter(
+        "table", torch.nn.Parameter(table)
+    )
+    with pytest.raises(MappingError) as caught:
+        load_into(other, tmp_path / "a.pt")
+    assert ("strict=False if" in (caught.value.hint or "")) == (role == "buffer")
+    if role == "buffer":
+        done = load_into(other, tmp_path / "a.pt", strict=False)
+        assert done.report.missing == ("table",)
+        assert torch.equal(other.table, table)
+        assert torch.equal(other.fc.weight, net.fc.weight)
+
+
 def test_a_pattern_for_a_source_without_unused_tensors_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(UsageError):
         load_into(named(), source(tmp_path), allow_unused=["fc/**"])

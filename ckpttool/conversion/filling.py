@@ -1262,7 +1262,7 @@ def _require_complete(met: ModelFillPlan, checkpoint: Checkpoint, part: str | No
         file=checkpoint.path,
         path=abbreviate_list(names, _SHOWN),
         found="; ".join(met.ledger.kinds()) or None,
-        hint=_hint(met.filling, checkpoint, part),
+        hint=_hint(met, checkpoint, part),
     )
 
 
@@ -1336,10 +1336,17 @@ def _agent_networks(checkpoint: Checkpoint, part: str | None) -> str:
     return "" if binding is None else abbreviate_list([each.title for each in binding.parts], _SHOWN)
 
 
-def _hint(filling: FillResult, checkpoint: Checkpoint, part: str | None) -> str:
+def _hint(met: ModelFillPlan, checkpoint: Checkpoint, part: str | None) -> str:
+    filling, tree = met.filling, met.skeleton
     if networks := _agent_networks(checkpoint, part):
         return f"set part= to one network: {networks}"
     if filling.ambiguous:
         return filling.ambiguous[0].argument
     unfit = (note for note in filling.notes if note.startswith(NO_SOURCE_LAYER) or _ARGUMENT.search(note))
-    return next(unfit, "use dry_run=True for the full report, or strict=False to fill what matches")
+    hint = next(unfit, "use dry_run=True for the full report, or strict=False to fill what matches")
+    own = not met.ledger.unused and all(
+        getattr(tree[path], "role", "") == "buffer" for path in filling.unfilled
+    )
+    # Tables that the model computes itself, and whatever else it has and does not train.
+    kept = own and hint.startswith(NO_SOURCE_LAYER)
+    return f"{hint}; use strict=False if the model's own values are right" if kept else hint

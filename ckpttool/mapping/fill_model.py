@@ -42,17 +42,7 @@ from ckpttool.mapping.layers import (
     propose_options,
     selectable_kinds,
 )
-from ckpttool.mapping.rules import (
-    KEEP,
-    Cast,
-    Move,
-    Plan,
-    Reshape,
-    Rule,
-    apply_plan,
-    chain_rules,
-    compose_rules,
-)
+from ckpttool.mapping.rules import KEEP, Cast, Move, Plan, Reshape, Rule, apply_plan, chain_rules
 from ckpttool.mapping.solver import (
     BIAS,
     PLACE,
@@ -490,11 +480,10 @@ def _by_length(pair: LayerPair, theirs: MatchSide, ours: MatchSide) -> bool:
     one, other = theirs.candidates[pair.source], ours.candidates[pair.target]
     if pair.by != "only fit" or not (one.lone and other.lone):
         return False
-    paths = theirs.bare[pair.source - len(theirs.layers)], ours.bare[pair.target - len(ours.layers)]
-    leaves = theirs.tree[paths[0]], ours.tree[paths[1]]
+    bare = theirs.bare[pair.source - len(theirs.layers)], ours.bare[pair.target - len(ours.layers)]
+    shapes = {getattr(side.tree[path], "shape", ()) for side, path in zip((theirs, ours), bare, strict=True)}
     placed = any(name == PLACE for name, _ in one.settings & other.settings)
-    same = len({each.shape for each in leaves if isinstance(each, Leaf)}) == 1
-    return not (same or placed or name_tokens(one.name) & name_tokens(other.name))
+    return len(shapes) > 1 and not (placed or name_tokens(one.name) & name_tokens(other.name))
 
 
 def _name_decided(
@@ -1173,7 +1162,7 @@ def _apply_moves(
         made.moves[:] = [
             move
             if move.target not in casts
-            else Move(move.source, move.target, compose_rules(move.rule, casts[move.target]))
+            else Move(move.source, move.target, chain_rules(move.rule, casts[move.target]))
             for move in made.moves
         ]
         for rule in dict.fromkeys(casts.values()):

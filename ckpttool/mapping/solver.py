@@ -915,12 +915,11 @@ class _Solver:
         The norm of a stem (`bn1`) is a sibling of its blocks' norms (`layer1/0/bn1`), as `conv1_bn` is.
         """
         sides = [_group_by_stem(self.sources, having), _group_by_stem(self.targets, wanting)]
-        if {len(side) == 1 for side in sides} == {False, True}:
+        alone = [len(side) == 1 for side in sides]
+        if any(alone) and not all(alone):
             # One side has only numbers: `block1_0_conv` beside `block1_3_conv`, `block2_3_conv`.
-            each = ((self.sources, having), (self.targets, wanting))
-            sides = [
-                _group_by_stem(*own, numbered=len(side) == 1) for own, side in zip(each, sides, strict=True)
-            ]
+            sides[0] = _group_by_stem(self.sources, having, numbered=alone[0])
+            sides[1] = _group_by_stem(self.targets, wanting, numbered=alone[1])
         parts = [sorted(side.values(), key=len) for side in sides]
         sizes = [[len(part) for part in side] for side in parts]
         if sizes[0] != sizes[1] or not 1 < len(sizes[0]) == len(set(sizes[0])):

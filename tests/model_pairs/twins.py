@@ -428,6 +428,8 @@ def _choices(text: str) -> Iterator[dict[str, Any]]:
         yield {key: {title: value}}
     if (unused := _UNUSED.search(text)) is not None:
         yield {"allow_unused": re.findall(r"'([^']+)'", unused[1])}
+    if "strict=False if" in text:
+        yield {"strict": False}
     if "fold_weight_norm=True" in text:
         yield {"fold_weight_norm": True}
     if (origin := re.search(r"--from (torch|tf)\b|from_='(torch|tf)'", text)) is not None:
