@@ -520,3 +520,29 @@ def test_a_vector_pairs_with_one_of_other_axes_by_name_or_calls(tmp_path, names,
     done = load_into(net, tmp_path / "a.npz", from_="tf", match=match)
     assert [block.scale[:, 0, 0].tolist() for block in net.blocks] == [held[name].tolist() for name in names]
     assert all(any(each.startswith(name) for each in done.report.assumed) for name in names)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.trace:DeprecationWarning")
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    ("axes", "recognized"), [((0, 2, 3, 1), True), ((0, 3, 2, 1), True), ((0, 1, 2, 3), False)]
+)
+def test_an_own_norm_of_images_is_recognized_in_a_traced_program(tmp_path, axes, recognized):
+    import torch
+
+    from ckpttool import open as open_checkpoint
+    from ckpttool.conversion.filling import model_source
+
+    class Norm(torch.nn.LayerNorm):
+        def forward(self, x):
+            back = [axes.index(n) for n in range(4)]
+            return super().forward(x.permute(*axes)).permute(*back)
+
+    net = torch.nn.Sequential(torch.nn.Conv2d(3, 5, 1), Norm(5))
+    with torch.no_grad():
+        net[1].weight.copy_(torch.arange(5) + 0.5)
+        net[1].bias.copy_(torch.arange(5) - 2.5)
+    torch.jit.trace(net.eval(), torch.zeros(1, 3, 5, 5)).save(str(tmp_path / "a.pt"))
+    tree = model_source(open_checkpoint(tmp_path / "a.pt"), None).tree
+    roles = {leaf.use.role for path, leaf in tree.tensors() if tree.names[path].startswith("1/") and leaf.use}
+    assert ("layer_norm" in roles) == recognized

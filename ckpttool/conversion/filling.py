@@ -559,7 +559,8 @@ def _recorded_shapes(checkpoint: Checkpoint) -> tuple[Shape, ...]:
 
 
 _FRAMEWORK_CLASS = "__torch__.torch."
-_PROBED_SHAPES = ((4,), (3, 2))
+# The last one is an image, whose channels PyTorch has first.
+_PROBED_SHAPES = ((4,), (3, 2), (3, 2, 2))
 
 
 def _with_own_norms(tree: Tree, checkpoint: Checkpoint) -> Tree:
@@ -605,13 +606,15 @@ def _probe_nodes(graph: Graph, owner: Path, tensors: Mapping[str, Leaf]) -> dict
         return {}
     values = {name: leaf.array() for name, leaf in tensors.items()}
     features = max(leaf.shape[0] for leaf in tensors.values())
+
+    def call(x: np.ndarray) -> np.ndarray:
+        moved = np.moveaxis(x, -1, 1) if x.ndim > 3 else x
+        made = evaluate(module, {module.inputs[0].name: moved})[module.outputs[0].name]
+        return np.moveaxis(made, 1, -1) if x.ndim > 3 else made
+
     for outer in _PROBED_SHAPES:
         with contextlib.suppress(CkpttoolError, ValueError):
-            return probe_module(
-                values,
-                (*outer, features),
-                lambda x: evaluate(module, {module.inputs[0].name: x})[module.outputs[0].name],
-            )
+            return probe_module(values, (*outer, features), call)
     return {}
 
 
