@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -132,6 +134,50 @@ def test_a_pattern_that_permits_nothing_is_an_error(pattern: str, tmp_path: Path
             call()
         golden(caught.value)
     assert not (tmp_path / "o.pt").exists()
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["extra"],
+        [f"more/{n}/fc_{n}/scale" for n in range(12)],
+        [f"more/{chr(97 + n) * 30}/scale" for n in range(12)],
+        [f"{chr(97 + n) * 30}/scale" for n in range(12)],
+    ],
+)
+def test_the_hint_for_unused_tensors_leaves_out_all_of_them(names: list[str], tmp_path: Path) -> None:
+    import torch
+
+    net = named()
+    torch.save({**net.state_dict(), **{name: torch.ones(5) for name in names}}, tmp_path / "a.pt")
+    with pytest.raises(MappingError) as caught:
+        load_into(named(), tmp_path / "a.pt")
+    argument = re.search(r"allow_unused=(\[[^]]*\])", caught.value.hint or "")
+    assert argument is not None
+    filled = named()
+    done = load_into(filled, tmp_path / "a.pt", allow_unused=ast.literal_eval(argument[1]))
+    assert {each.path for each in done.left_out} == {*names}
+    assert torch.equal(filled.fc.weight, net.fc.weight)
+
+
+@pytest.mark.parametrize("role", ["buffer", "parameter"])
+def test_the_hint_for_a_tensor_of_the_model_alone_keeps_only_buffers(role: str, tmp_path: Path) -> None:
+    import torch
+
+    net, other = named(), named()
+    torch.save(net.state_dict(), tmp_path / "a.pt")
+    table = torch.tensor([[4.0, 2.0, 7.0]])
+    other.register_buffer("table", table) if role == "buffer" else other.register_parameter(
+        "table", torch.nn.Parameter(table)
+    )
+    with pytest.raises(MappingError) as caught:
+        load_into(other, tmp_path / "a.pt")
+    assert ("strict=False if" in (caught.value.hint or "")) == (role == "buffer")
+    if role == "buffer":
+        done = load_into(other, tmp_path / "a.pt", strict=False)
+        assert done.report.missing == ("table",)
+        assert torch.equal(other.table, table)
+        assert torch.equal(other.fc.weight, net.fc.weight)
 
 
 def test_a_pattern_for_a_source_without_unused_tensors_is_an_error(tmp_path: Path) -> None:

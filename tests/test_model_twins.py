@@ -477,3 +477,72 @@ def test_layers_of_one_shape_pair_by_their_biases_or_without_them(dilations):
         for side, each in enumerate((theirs, ours))
     )
     assert found(theirs, ours)[0] == ({"x": "b", "y": "a"} if dilations == (1, 2) else {})
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    ("names", "extents", "paired"),
+    [
+        # Numbers of both sides, a word of both sides, the user.
+        (("block_0_scale/gamma", "block_1_scale/gamma"), (1, 1), True),
+        (("layer_scale/gamma",), (1, 1), True),
+        (("shift/values",), (1, 1), {"shift/values": "blocks/0/scale"}),
+        # Only a length, layers of one length, another extent.
+        (("shift/values",), (1, 1), False),
+        (("left/gamma", "right/gamma"), (1, 1), False),
+        (("layer_scale/gamma",), (2, 1), False),
+    ],
+)
+def test_a_vector_pairs_with_one_of_other_axes_by_name_or_calls(tmp_path, names, extents, paired):
+    import torch
+
+    from ckpttool import load_into
+
+    class Block(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = torch.nn.Conv2d(3, 4, 3)
+            self.scale = torch.nn.Parameter(torch.zeros(4, *extents))
+
+    net = torch.nn.Module()
+    net.blocks = torch.nn.ModuleList(Block() for _ in names)
+    held = {
+        f"block_{n}_conv/kernel": np.random.default_rng(n).random((3, 3, 3, 4)) for n in range(len(names))
+    }
+    held |= {f"block_{n}_conv/bias": np.full(4, n) for n in range(len(names))}
+    held |= {name: np.arange(4) + n for n, name in enumerate(names)}
+    np.savez(tmp_path / "a.npz", **{name: value.astype(np.float32) for name, value in held.items()})
+    match = paired if isinstance(paired, dict) else {}
+    if not paired:
+        with pytest.raises(MappingError):
+            load_into(net, tmp_path / "a.npz", from_="tf")
+        return
+    done = load_into(net, tmp_path / "a.npz", from_="tf", match=match)
+    assert [block.scale[:, 0, 0].tolist() for block in net.blocks] == [held[name].tolist() for name in names]
+    assert all(any(each.startswith(name) for each in done.report.assumed) for name in names)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.trace:DeprecationWarning")
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    ("axes", "recognized"), [((0, 2, 3, 1), True), ((0, 3, 2, 1), True), ((0, 1, 2, 3), False)]
+)
+def test_an_own_norm_of_images_is_recognized_in_a_traced_program(tmp_path, axes, recognized):
+    import torch
+
+    from ckpttool import open as open_checkpoint
+    from ckpttool.conversion.filling import model_source
+
+    class Norm(torch.nn.LayerNorm):
+        def forward(self, x):
+            back = [axes.index(n) for n in range(4)]
+            return super().forward(x.permute(*axes)).permute(*back)
+
+    net = torch.nn.Sequential(torch.nn.Conv2d(3, 5, 1), Norm(5))
+    with torch.no_grad():
+        net[1].weight.copy_(torch.arange(5) + 0.5)
+        net[1].bias.copy_(torch.arange(5) - 2.5)
+    torch.jit.trace(net.eval(), torch.zeros(1, 3, 5, 5)).save(str(tmp_path / "a.pt"))
+    tree = model_source(open_checkpoint(tmp_path / "a.pt"), None).tree
+    roles = {leaf.use.role for path, leaf in tree.tensors() if tree.names[path].startswith("1/") and leaf.use}
+    assert ("layer_norm" in roles) == recognized

@@ -409,3 +409,20 @@ def test_a_shared_layer_fills_several_where_the_user_pairs_them() -> None:
     assert solved(sources, targets) == {}
     found = solved(sources, targets, given=[("embed", "a"), ("embed", "b")])
     assert found == {"a": ("embed", "given"), "b": ("embed", "given")}
+
+
+def test_the_last_number_of_a_name_stands_for_a_name_of_the_other_side() -> None:
+    keras = layers("conv2_block1_0_conv", *(f"conv2_block{n}_3_conv" for n in (1, 2, 3)))
+    torch = layers(*(f"layer1/{n}/conv3" for n in range(3)), "layer1/0/downsample/0")
+    wanted = {f"layer1/{n}/conv3": f"conv2_block{n + 1}_3_conv" for n in range(3)}
+    wanted["layer1/0/downsample/0"] = "conv2_block1_0_conv"
+    assert {t: s for t, (s, _) in solved(keras, torch).items()} == wanted
+    solution = solve(torch, keras)
+    assert {s: t for t, (s, _) in pairs(torch, keras, solution).items()} == wanted
+    assert {*solution.numbered} == {*solution.pairs}
+    # As many of each number, or another count.
+    for other in (
+        layers("b1_0_c", "b2_0_c", "b1_3_c", "b2_3_c"),
+        layers("b1_0_c", "b2_1_c", "b3_2_c", "b4_3_c"),
+    ):
+        assert not solve(other, torch).pairs

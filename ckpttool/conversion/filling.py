@@ -563,7 +563,8 @@ def _recorded_shapes(checkpoint: Checkpoint) -> tuple[Shape, ...]:
 
 
 _FRAMEWORK_CLASS = "__torch__.torch."
-_PROBED_SHAPES = ((4,), (3, 2))
+# The last one is an image, whose channels PyTorch has first.
+_PROBED_SHAPES = ((4,), (3, 2), (3, 2, 2))
 
 
 def _with_own_norms(tree: Tree, checkpoint: Checkpoint) -> Tree:
@@ -609,13 +610,15 @@ def _probe_nodes(graph: Graph, owner: Path, tensors: Mapping[str, Leaf]) -> dict
         return {}
     values = {name: leaf.array() for name, leaf in tensors.items()}
     features = max(leaf.shape[0] for leaf in tensors.values())
+
+    def call(x: np.ndarray) -> np.ndarray:
+        moved = np.moveaxis(x, -1, 1) if x.ndim > 3 else x
+        made = evaluate(module, {module.inputs[0].name: moved})[module.outputs[0].name]
+        return np.moveaxis(made, 1, -1) if x.ndim > 3 else made
+
     for outer in _PROBED_SHAPES:
         with contextlib.suppress(CkpttoolError, ValueError):
-            return probe_module(
-                values,
-                (*outer, features),
-                lambda x: evaluate(module, {module.inputs[0].name: x})[module.outputs[0].name],
-            )
+            return probe_module(values, (*outer, features), call)
     return {}
 
 
@@ -1276,7 +1279,7 @@ def _require_complete(met: ModelFillPlan, checkpoint: Checkpoint, part: str | No
         file=checkpoint.path,
         path=abbreviate_list(names, _SHOWN),
         found="; ".join(met.ledger.kinds()) or None,
-        hint=_hint(met.filling, checkpoint, part),
+        hint=_hint(met, checkpoint, part),
     )
 
 
@@ -1286,15 +1289,32 @@ def _require_used(met: ModelFillPlan, checkpoint: Checkpoint, part: str | None) 
         return
     networks = _agent_networks(checkpoint, part)
     parts = f" (set part= to one of {networks})" if networks else ""
-    patterns = ", ".join(map(repr, unused)) if len(unused) <= _SHOWN else "PATTERN"
     raise MappingError(
         f"{format_count(len(unused), 'weight')} of the checkpoint without a place in {met.model}, so nothing "
         "was filled",
         file=checkpoint.path,
         path=abbreviate_list(unused, _SHOWN),
         found="; ".join(met.ledger.kinds()) or None,
-        hint=f"use allow_unused=[{patterns}] to leave them out{parts}",
+        hint=f"use allow_unused=[{_unused_patterns(unused)}] to leave them out{parts}",
     )
+
+
+_NUMBER, _INNER_STEPS = deferred.compile(r"\d+"), deferred.compile(r"(?<=.)/.*")
+_MOST_PATTERNS = 240  # characters
+
+
+def _unused_patterns(unused: Sequence[str]) -> str:
+    """Return patterns that together match these tensors, one for those that only numbers distinguish.
+
+    Used tensors that a pattern matches stay used.
+    """
+    counted, outer = (
+        dict.fromkeys(each.sub(wild, name) for name in unused)
+        for each, wild in ((_NUMBER, "*"), (_INNER_STEPS, "/**"))
+    )
+    ways = (unused if len(unused) <= _SHOWN else counted, counted, outer)
+    written = (", ".join(map(repr, way)) for way in ways)
+    return next((each for each in written if len(each) <= _MOST_PATTERNS), "'**'")
 
 
 _OPTION = deferred.compile(r"--(flatten|unflatten|kind) '([^'=]+)=([^']+)'")
@@ -1333,10 +1353,17 @@ def _agent_networks(checkpoint: Checkpoint, part: str | None) -> str:
     return "" if binding is None else abbreviate_list([each.title for each in binding.parts], _SHOWN)
 
 
-def _hint(filling: FillResult, checkpoint: Checkpoint, part: str | None) -> str:
+def _hint(met: ModelFillPlan, checkpoint: Checkpoint, part: str | None) -> str:
+    filling, tree = met.filling, met.skeleton
     if networks := _agent_networks(checkpoint, part):
         return f"set part= to one network: {networks}"
     if filling.ambiguous:
         return filling.ambiguous[0].argument
     unfit = (note for note in filling.notes if note.startswith(NO_SOURCE_LAYER) or _ARGUMENT.search(note))
-    return next(unfit, "use dry_run=True for the full report, or strict=False to fill what matches")
+    hint = next(unfit, "use dry_run=True for the full report, or strict=False to fill what matches")
+    own = not met.ledger.unused and all(
+        getattr(tree[path], "role", "") == "buffer" for path in filling.unfilled
+    )
+    # Tables that the model computes itself, and whatever else it has and does not train.
+    kept = own and hint.startswith(NO_SOURCE_LAYER)
+    return f"{hint}; use strict=False if the model's own values are right" if kept else hint

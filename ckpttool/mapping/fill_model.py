@@ -44,9 +44,10 @@ from ckpttool.mapping.layers import (
     propose_options,
     selectable_kinds,
 )
-from ckpttool.mapping.rules import KEEP, Cast, Move, Plan, Rule, apply_plan, chain_rules, compose_rules
+from ckpttool.mapping.rules import KEEP, Cast, Move, Plan, Reshape, Rule, apply_plan, chain_rules
 from ckpttool.mapping.solver import (
     BIAS,
+    PLACE,
     Ambiguity,
     By,
     FillResult,
@@ -59,6 +60,7 @@ from ckpttool.mapping.solver import (
     add_call_places,
     is_framework_counter,
     name_numbers,
+    name_tokens,
     part_depth,
     solve,
     steps_of_part,
@@ -380,6 +382,7 @@ def _fill_by_layers(source: FillSource, skeleton: Skeleton, options: MatchOption
         given=(*options.pairs, *options.decided),
         accept_order=options.accept_order,
     )
+    solution = solution._replace(pairs=tuple(p for p in solution.pairs if not _by_length(p, theirs, ours)))
     if options.decided:
         solution = _name_decided(solution, theirs, ours, {*options.decided})
     misfits = [
@@ -467,6 +470,17 @@ def _copies(tree: Tree, unused: Iterable[Path], used: Collection[Path]) -> Itera
                 break
 
 
+def _by_length(pair: LayerPair, theirs: MatchSide, ours: MatchSide) -> bool:
+    """Return whether only their length pairs two vectors in different axes: no name, no place in calls."""
+    one, other = theirs.candidates[pair.source], ours.candidates[pair.target]
+    if pair.by != "only fit" or not (one.lone and other.lone):
+        return False
+    bare = theirs.bare[pair.source - len(theirs.layers)], ours.bare[pair.target - len(ours.layers)]
+    shapes = {getattr(side.tree[path], "shape", ()) for side, path in zip((theirs, ours), bare, strict=True)}
+    placed = any(name == PLACE for name, _ in one.settings & other.settings)
+    return len(shapes) > 1 and not (placed or name_tokens(one.name) & name_tokens(other.name))
+
+
 def _name_decided(
     solution: Solution, theirs: MatchSide, ours: MatchSide, decided: Collection[tuple[str, str]]
 ) -> Solution:
@@ -547,7 +561,8 @@ def _build_sides(
     if foreign:
         theirs, ours = changed(_drop_bare_embeddings)
     theirs, ours = changed(_use_alternative_forms)
-    return changed(_split_separable)
+    theirs, ours = changed(_split_separable)
+    return (_use_vectors(theirs, ours), _use_vectors(ours, theirs)) if foreign else (theirs, ours)
 
 
 def _find_both(
@@ -712,9 +727,35 @@ def _drop_lone_vectors(one: MatchSide, other: MatchSide) -> tuple[Layer, ...]:
         shapes = [leaf.shape for leaf in layer.group(one.tree).values()]
         own = not layer.about.cls or all(kind.refused for kind in layer.kinds)
         alone = len(shapes) == 1 and len(shapes[0]) == 1 and not candidate.signatures & there
-        if not (alone and own and not layer.given and (BARE, shapes[0]) in there):
+        if not (alone and own and not layer.given and (BARE, shapes[0]) in map(_as_vector, there)):
             left.append(layer)
     return tuple(left)
+
+
+def _as_vector(signature: Signature) -> Signature:
+    """Return a lone tensor's signature without axes of extent 1 if one other axis is left."""
+    kind, *shapes = signature
+    extents = tuple(n for n in shapes[0] if n != 1) if kind == BARE and isinstance(shapes[0], tuple) else ()
+    return (BARE, extents) if len(extents) == 1 else signature
+
+
+def _use_vectors(one: MatchSide, other: MatchSide) -> MatchSide:
+    """Return a side whose lone tensors are vectors if the other framework has them in other axes.
+
+    PyTorch scales the channels of images by `[96, 1, 1]`, Keras by `[96]`.
+    """
+    there = other.signatures
+    vectors = frozenset(map(_as_vector, there))
+    return one._replace(
+        candidates=tuple(
+            each._replace(signatures=frozenset(map(_as_vector, each.signatures)))
+            if each.lone
+            and each.signatures.isdisjoint(there)
+            and not vectors.isdisjoint(map(_as_vector, each.signatures))
+            else each
+            for each in one.candidates
+        )
+    )
 
 
 def _split_separable(one: MatchSide, other: MatchSide) -> tuple[Layer, ...]:
@@ -1044,9 +1085,13 @@ class _FillBuilder:
         place = self.places[self.ours.bare[pair.target - len(self.ours.layers)]]
         leaf, name = self.theirs.tree[source], self.theirs.title(pair.source)
         self.matched.append(LayerMatch(name, self.ours.title(pair.target), BARE, pair.by))
-        if self._foreign and isinstance(leaf, Leaf) and len(leaf.shape) > 1:
-            self.assumed.append(f"{name}: not part of a known layer, so its axes stay as they are")
+        own = self.ours.tree[self.ours.bare[pair.target - len(self.ours.layers)]]
         move = Move(source, place, KEEP)
+        if self._foreign and isinstance(leaf, Leaf) and isinstance(own, Leaf) and leaf.shape != own.shape:
+            self.assumed.append(f"{name}: a vector, {list(leaf.shape)} here, {list(own.shape)} in the model")
+            move = Move(source, place, Reshape(own.shape))
+        elif self._foreign and isinstance(leaf, Leaf) and len(leaf.shape) > 1:
+            self.assumed.append(f"{name}: not part of a known layer, so its axes stay as they are")
         if self._is_first(place, [move]):
             self.moves.append(move)
             self.evidence[place] = pair.by
@@ -1112,7 +1157,7 @@ def _apply_moves(
         made.moves[:] = [
             move
             if move.target not in casts
-            else Move(move.source, move.target, compose_rules(move.rule, casts[move.target]))
+            else Move(move.source, move.target, chain_rules(move.rule, casts[move.target]))
             for move in made.moves
         ]
         for rule in dict.fromkeys(casts.values()):

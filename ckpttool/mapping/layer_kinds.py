@@ -971,8 +971,8 @@ def _has_weight(group: Group) -> bool:
 
 
 def _has_both(group: Group) -> bool:
-    # A single weight with several axes belongs to another layer.
-    return "weight" in group and "bias" in group
+    # A single weight with several axes belongs to another layer, as one with a bias of another shape does.
+    return group.keys() >= {*_PAIR.values()} and len({leaf.shape for leaf in group.values()}) == 1
 
 
 AXES = "axes"

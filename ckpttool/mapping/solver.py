@@ -912,12 +912,12 @@ class _Solver:
 
         The norm of a stem (`bn1`) is a sibling of its blocks' norms (`layer1/0/bn1`), as `conv1_bn` is.
         """
-        sides: list[dict[tuple[str, ...], list[int]]] = [{}, {}]
-        for side, every, some in zip(sides, (self.sources, self.targets), (having, wanting), strict=True):
-            for n in some:
-                side.setdefault(
-                    name_stem(tuple(step for step, _ in parse_layer_name(every[n].name))), []
-                ).append(n)
+        sides = [_group_by_stem(self.sources, having), _group_by_stem(self.targets, wanting)]
+        alone = [len(side) == 1 for side in sides]
+        if any(alone) and not all(alone):
+            # One side has only numbers: `block1_0_conv` beside `block1_3_conv`, `block2_3_conv`.
+            sides[0] = _group_by_stem(self.sources, having, numbered=alone[0])
+            sides[1] = _group_by_stem(self.targets, wanting, numbered=alone[1])
         parts = [sorted(side.values(), key=len) for side in sides]
         sizes = [[len(part) for part in side] for side in parts]
         if sizes[0] != sizes[1] or not 1 < len(sizes[0]) == len(set(sizes[0])):
@@ -1203,6 +1203,18 @@ def _widths(one: LayerCandidate) -> frozenset[int]:
 def _is_chain(called: Sequence[LayerCandidate]) -> bool:
     """Return whether the input of each layer depends on the layer before it."""
     return all(later.call.after >> earlier.call.number & 1 for earlier, later in pairwise(called))
+
+
+def _group_by_stem(
+    every: Sequence[LayerCandidate], some: Iterable[int], *, numbered: bool = False
+) -> dict[tuple[object, ...], list[int]]:
+    """Return the layers by the names without numbers, with the last number if `numbered`."""
+    found: dict[tuple[object, ...], list[int]] = {}
+    for n in some:
+        steps = tuple(step for step, _ in parse_layer_name(every[n].name))
+        last = [number for numbers in name_numbers(steps) for number in numbers][-1:] if numbered else ()
+        found.setdefault((*name_stem(steps), *last), []).append(n)
+    return found
 
 
 def _is_by_class(step: str) -> bool:

@@ -428,6 +428,8 @@ def _choices(text: str) -> Iterator[dict[str, Any]]:
         yield {key: {title: value}}
     if (unused := _UNUSED.search(text)) is not None:
         yield {"allow_unused": re.findall(r"'([^']+)'", unused[1])}
+    if "strict=False if" in text:
+        yield {"strict": False}
     if "fold_weight_norm=True" in text:
         yield {"fold_weight_norm": True}
     if (origin := re.search(r"--from (torch|tf)\b|from_='(torch|tf)'", text)) is not None:
@@ -474,7 +476,8 @@ _PUBLISHED_PAGE = """
 
 {applications} models of keras.applications that torchvision has, too, with the same epsilon and odd images:
 {names}.
-ResNet50 has Keras's strides and biases, VGG16 no head. {transformers} small models of Transformers 4.49,
+ResNet50 has Keras's strides and biases, VGG16 no head; EfficientNetB0 has a `Normalization` in Keras only.
+{transformers} small models of Transformers 4.49,
 with the files that it writes. All have random numbers. {run} of {all} conversions were run, by
 `python -m tests.model_pairs.twins --published --record`. *Followed* are refusals whose hint makes them
 right, such as `--from torch` for GPT2.
