@@ -217,6 +217,8 @@ def coded(tmp_path_factory: pytest.TempPathFactory, made: Any) -> tuple[Path, di
     rng = np.random.default_rng(0)
     bare = {f"l{end}": torch.tensor(rng.normal(size=shape) / 2, dtype=torch.float32) for end, shape in SHAPES}
     torch.save(bare, folder / "bare.pt")
+    torch.save({name: value.bfloat16() for name, value in bare.items()}, folder / "brain.pt")
+    files["brain_npz"] = written(str(folder / "brain.pt"), folder, "brain_npz", "npz", facts=FACTS)
     numbers = {name.removeprefix("l."): value for name, value in bare.items()}
     torch.save(numbers, folder / "numbers.pt")
     for target in ("torch", "keras"):
