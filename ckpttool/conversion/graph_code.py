@@ -207,7 +207,7 @@ class _GraphWriter:
 
     def _key(self, path: Path) -> str:
         """Return the name by which the code finds a tensor of the written file."""
-        leaf = self.plan.written[path]
+        leaf = self.plan.written.get(path)
         key = ".".join(str(step.value) for step in path)
         if self.language.keyed and isinstance(leaf, Leaf):
             key = leaf.key if self.language.keras else leaf.key.replace("/", ".")

@@ -149,6 +149,8 @@ def generated_agents(folder: Path) -> Iterator[Source]:
         case = json.loads(file.read_text())
         if file.name == "absent.json" or case["env"] is not None:
             continue
+        if not any(Path(f"{case['file']}{end}").exists() for end in ("", ".index")):
+            raise FileNotFoundError(case["file"])
         known = dict(case["known"])
         facts = {"action_low": case["low"], "action_high": case["high"]}
         more = {"head": known.get("head"), "activations": known.get("activation")}
@@ -198,7 +200,7 @@ def write(source: Source, kind: str, target: str, folder: Path) -> tuple[Job | N
             last = " ".join(str(error.message).split()) + (f" ({error.found})" if error.found else "")
             continue
         if not done.written:
-            return None, first._replace(words="; ".join(map(str, done.report.unused[:2])) or "not converted")
+            return None, first._replace(words=f"unmapped entries: {', '.join(done.report.unused[:2])}")
         try:
             known = truth(source, facts, acts="\ndef act(" in code.read_text())
         except CkpttoolError as error:
@@ -455,11 +457,7 @@ def measured(
     jobs: dict[str, list[Job]] = {target: [] for target in targets}
     for kind in names:
         for number, source in enumerate(SETS[kind]((made or folder) / kind)):
-            if not re.search(match, source.name):
-                continue
-            if not any(Path(f"{source.path}{end}").exists() for end in ("", ".index")):
-                raise FileNotFoundError(source.path)
-            if not computes(source.path):
+            if not re.search(match, source.name) or not computes(source.path):
                 continue
             for target in targets:
                 place = folder / f"{kind}_{number}_{target}"
