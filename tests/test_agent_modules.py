@@ -19,7 +19,7 @@ from ckpttool.core import CkpttoolError, MissingExtraError, UnsupportedError, Us
 from ckpttool.core.sidecar import ACTIVATIONS
 from ckpttool.evaluation.agent_facts import AgentFacts
 from tests import agent_models, tensorflow_child
-from tests.conftest import TF_SAMPLE, TORCH_SAMPLE
+from tests.conftest import TF_SAMPLE, TORCH_SAMPLE, in_process
 from tests.test_load_agent import made, needs_library  # noqa: F401  # a fixture
 
 torch = pytest.importorskip("torch")
@@ -217,6 +217,8 @@ def coded(tmp_path_factory: pytest.TempPathFactory, made: Any) -> tuple[Path, di
     rng = np.random.default_rng(0)
     bare = {f"l{end}": torch.tensor(rng.normal(size=shape) / 2, dtype=torch.float32) for end, shape in SHAPES}
     torch.save(bare, folder / "bare.pt")
+    torch.save({name: value.bfloat16() for name, value in bare.items()}, folder / "brain.pt")
+    files["brain_npz"] = written(str(folder / "brain.pt"), folder, "brain_npz", "npz", facts=FACTS)
     numbers = {name.removeprefix("l."): value for name, value in bare.items()}
     torch.save(numbers, folder / "numbers.pt")
     for target in ("torch", "keras"):
@@ -332,6 +334,20 @@ def test_statistics_beside_the_networks_are_loaded_with_them(target: str, tmp_pa
     model = code["load"](path)
     np.testing.assert_allclose(code["act"](model, obs), ckpttool.load_agent(path).act(obs), rtol=0, atol=1e-6)
     assert {"state_mean", "state_std"} <= {*model.state_dict()}
+
+
+@pytest.mark.parametrize("written", [True, False])
+def test_code_of_a_policy_names_what_it_does_not_apply(written: bool, tmp_path: Path) -> None:
+    sizes = {"l1": (5, 16), "l2": (16, 8), "l3": (8, 2)}
+    actor = torch.nn.ModuleDict({name: torch.nn.Linear(*size) for name, size in sizes.items()})
+    torch.save(actor.state_dict(), tmp_path / "td3_actor")
+    (tmp_path / "config.json").write_text(json.dumps({"activation": "tanh"}))
+    code = ["--code", tmp_path / "code.py"] * written
+    ran = in_process("convert", tmp_path / "td3_actor", tmp_path / "out.pt", *code, "--bounds", "-2", "2")
+    # Weights alone compute nothing.
+    assert ran.status == int(written), ran.err
+    if written:
+        assert "# not used: activation" in (tmp_path / "code.py").read_text()
 
 
 def test_code_needs_the_bounds_that_the_environment_gives(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 import ckpttool
 from ckpttool.conversion import graph_code
-from ckpttool.core import Inline, Leaf, Tree
+from ckpttool.core import Inline, Leaf, Tree, UnsupportedError, key
 from ckpttool.evaluation.agent_networks import ActionBounds, derive_network_settings
 from ckpttool.evaluation.restore import restore_agent
 from ckpttool.formats import open_checkpoint
@@ -26,9 +26,11 @@ onnx = pytest.importorskip("onnx")
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 
 
-def outputs_of(source: Path, inputs: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray, str]:
+def outputs_of(
+    source: Path, inputs: list[np.ndarray], suffix: str = "pt"
+) -> tuple[np.ndarray, np.ndarray, str]:
     """Return what the graph of a file computes, what the written code computes, and the code."""
-    target, code = source.with_name("model_out.pt"), source.with_name("model_code.py")
+    target, code = source.with_name(f"model_out.{suffix}"), source.with_name("model_code.py")
     ran = in_process("convert", source, target, "--code", code, "--force")
     assert ran.status == 0, ran.err
     spec = importlib.util.spec_from_file_location("model_code", code)
@@ -332,11 +334,33 @@ class Critic(torch.nn.Module):
         return self.critic(x)
 
 
-def test_a_model_whose_weights_are_no_policy_is_written_from_its_graph(tmp_path: Path) -> None:
+@pytest.mark.parametrize("suffix", ["pt", "safetensors", "npz"])
+def test_a_model_whose_weights_are_no_policy_is_written_from_its_graph(suffix: str, tmp_path: Path) -> None:
     x = weights(3, 5)
     torch.jit.trace(Critic().eval(), torch.from_numpy(x)).save(str(tmp_path / "critic.pt"))
-    expected, result, _ = outputs_of(tmp_path / "critic.pt", [x])
+    expected, result, code = outputs_of(tmp_path / "critic.pt", [x], suffix)
     require_equal(expected, result)
+    if suffix == "npz":
+        with np.load(tmp_path / "model_out.npz") as file:
+            less = {name: file[name] for name in file if not name.endswith("weight")}
+        np.savez(tmp_path / "less.npz", **less)
+        scope: dict[str, Any] = {}
+        exec(code, scope)
+        with pytest.raises(RuntimeError, match="weight"):
+            scope["load"](tmp_path / "less.npz")
+
+
+@pytest.mark.parametrize("target", ["torch", "npz"])
+def test_tensors_of_one_dotted_name_are_refused(target: str) -> None:
+    paths = ((key("a"), key("b")), (key("a.b"),))
+    leaves = {
+        path: Leaf("float32", (len(path),), Inline(bytes(4 * len(path))), name)
+        for path, name in zip(paths, ("a/b", "a.b"), strict=True)
+    }
+    plan = graph_code.GraphPlan(Tree(leaves), (), Tree(leaves), {})
+    with pytest.raises(UnsupportedError) as refusal:
+        graph_code.write_graph_code(Graph((), (), (), {}), plan, target, ())
+    assert "a.b" in str(refusal.value.found)
 
 
 def test_a_scripted_model_with_batch_norms_and_branches(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import os
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from operator import attrgetter
 from typing import IO, TYPE_CHECKING, Any, Unpack
 
 from ckpttool.conversion import loading_code, parts, receipt, write
@@ -253,7 +254,7 @@ def _convert_to_format(
         _require_largest_matrix(checkpoint, made)
         # Before anything is written: an error in any of it leaves no target behind.
         load = _loading_code(target, request, made, checkpoint)
-        writer = _TargetWriter(checkpoint, made, target, request, own, recorder, progress)
+        writer = _TargetWriter(checkpoint, made, target, request, own, recorder, progress, ledger=done.ledger)
         written = writer.write()
     if written is not None and writer.code is not None and options.code != STANDARD_OUTPUT:
         load = _write_code(writer.code, target, request, checkpoint)
@@ -266,6 +267,7 @@ def _convert_to_format(
         parity=() if writer.proof is None else writer.proof.networks,
         load=() if written is None else load,
         code=None if written is None else writer.code,
+        playable="\ndef act(" in (writer.code or ""),
     )
 
 
@@ -476,6 +478,7 @@ class _TargetWriter:
     mismatch: OutputMismatchError | None = None
     code: str | None = None
     places: Mapping[Path, Path] = field(default_factory=dict)
+    ledger: LedgerEntries = ()
 
     def __post_init__(self) -> None:
         """Start with an empty reverse record."""
@@ -590,6 +593,7 @@ class _TargetWriter:
         about = (
             f"Written by ckpttool {__version__} from {source} (sha256 {digests[0]})",
             f"for {os.path.basename(self.target)} (sha256 {digests[1]}).",
+            *sidecar.describe_decisions(self.ledger),
         )
         try:
             plan = GraphPlan(self.plan.ready.tree, self.plan.moves, found.tree, self.places)
@@ -620,7 +624,8 @@ class _TargetWriter:
                 file=self.target,
                 hint="use --to torch, or --to onnx for a model with a graph",
             )
-        return write_code(replace(agent, checkpoint=file), self.request.kind, source, digests)
+        ledger = sidecar.merge_entries(agent.ledger, filter(attrgetter("open"), self.ledger))
+        return write_code(replace(agent, checkpoint=file, ledger=ledger), self.request.kind, source, digests)
 
     def _graph(self) -> tuple[Graph | None, PolicyCalls | None]:
         """Return what the source computes, and for a policy how it is called.

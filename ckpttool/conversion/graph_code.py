@@ -7,6 +7,7 @@ statement here is refused by its name. Images have ONNX's order of axes in both 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
@@ -173,6 +174,11 @@ class _GraphWriter:
                 rows += [f"    {python_literal(self._key(name))}: {kind!r}," for name in names]
             elif leaf.role in ("parameter", "buffer"):
                 rows.append(f"    {python_literal(leaf.key)}: {kind!r},")
+        name, count = next(
+            iter(Counter(row.partition(":")[0].strip() for row in rows).most_common(1)), ("", 0)
+        )
+        if count > 1:
+            raise _refusal("two tensors with one name", name)
         arguments = [self._variable(value.name, f"x{at}") for at, value in enumerate(self.graph.inputs)]
         for node in self.graph.nodes:
             self._add(node)
@@ -201,15 +207,15 @@ class _GraphWriter:
 
     def _key(self, path: Path) -> str:
         """Return the name by which the code finds a tensor of the written file."""
+        leaf = self.plan.written.get(path)
+        key = ".".join(str(step.value) for step in path)
+        if self.language.keyed and isinstance(leaf, Leaf):
+            key = leaf.key if self.language.keras else leaf.key.replace("/", ".")
         if self.language.keras:
-            leaf = self.plan.written[path]
-            assert isinstance(leaf, Leaf)  # noqa: S101 - only tensors have names here
-            return leaf.key
-        steps = [str(step.value) for step in path]
-        names = ".".join(steps).split(".")
-        if not all(re.fullmatch(r"\w+", name, re.ASCII) and name not in _TAKEN for name in names):
-            raise _refusal("a tensor with such a name", ".".join(steps))
-        return ".".join(steps)
+            return key
+        if not all(re.fullmatch(r"\w+", name, re.ASCII) and name not in _TAKEN for name in key.split(".")):
+            raise _refusal("a tensor with such a name", key)
+        return key
 
     def _variable(self, name: str, otherwise: str) -> str:
         usable = (

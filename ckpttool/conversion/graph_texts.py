@@ -9,7 +9,7 @@ from ckpttool.core.deferred import NamedTuple
 _TORCH_HEAD = """
 import numpy as np
 import torch
-from torch import nn
+IMPORTSfrom torch import nn
 from torch.nn import functional as F
 
 
@@ -38,9 +38,10 @@ _TORCH_LOAD = """
 def load(path):
     \"\"\"Return the model with the weights of the file.\"\"\"
     model = Model()
-    model.load_state_dict(tensors(torch.load(path, weights_only=True)), strict=True)
+    model.load_state_dict(READ, strict=True)
     return model.eval()
-
+"""
+_NESTED = """
 
 def tensors(value, name=""):
     \"\"\"Return the tensors of nested dictionaries by their dotted names.\"\"\"
@@ -48,6 +49,19 @@ def tensors(value, name=""):
         return {name: value} if torch.is_tensor(value) else {}
     parts = (tensors(each, f"{name}.{key}" if name else str(key)) for key, each in value.items())
     return {key: each for part in parts for key, each in part.items()}
+"""
+_DOTTED = '{name.replace("/", "."): value for name, value in FILE.items()}'
+# Other entries are values and the tree; NumPy has no bfloat16.
+_ARRAYS = """
+
+def arrays(values):
+    \"\"\"Return the tensors of the model.\"\"\"
+    return {
+        name: torch.from_numpy(value.view(np.int16)).view(torch.bfloat16)
+        if value.dtype.kind == "V" else torch.from_numpy(value)
+        for name, value in values.items()
+        if name in TENSORS
+    }
 """
 _TORCH_ACT = """
 
@@ -239,7 +253,10 @@ def encoded(observations):
 
 
 class Language(NamedTuple):
-    """What differs between the codes of the frameworks; `column` is that of pairs of templates."""
+    """What differs between the codes of the frameworks; `column` is that of pairs of templates.
+
+    Tensors have the keys of the file if it is `keyed`, else those of nested dictionaries.
+    """
 
     column: int
     head: str
@@ -247,6 +264,7 @@ class Language(NamedTuple):
     act: str
     method: str
     helpers: Mapping[str, str]
+    keyed: bool = True
 
     @property
     def keras(self) -> bool:
@@ -260,6 +278,11 @@ def _keras(imports: str, opened: str, read: str, more: str = "") -> Language:
     return Language(1, head, load, _KERAS_ACT, "call", _KERAS_HELPERS)
 
 
+def _torch(imports: str, read: str, more: str = "") -> Language:
+    head, load = _TORCH_HEAD.replace("IMPORTS", imports), _TORCH_LOAD.replace("READ", read) + more
+    return Language(0, head, load, _TORCH_ACT, "forward", _TORCH_HELPERS, keyed=more != _NESTED)
+
+
 # Keras writes bfloat16 as bytes of two, and names it in an attribute.
 _STORED = """
 
@@ -269,7 +292,11 @@ def stored(dataset):
 """
 _BUNDLE = "contextlib.nullcontext(tf.train.load_checkpoint(path))"
 LANGUAGES = {
-    "torch": Language(0, _TORCH_HEAD, _TORCH_LOAD, _TORCH_ACT, "forward", _TORCH_HELPERS),
+    "torch": _torch("", "tensors(torch.load(path, weights_only=True))", _NESTED),
+    "safetensors": _torch(
+        "from safetensors.torch import load_file\n", _DOTTED.replace("FILE", "load_file(path)")
+    ),
+    "npz": _torch("", "arrays(" + _DOTTED.replace("FILE", "np.load(path)") + ")", _ARRAYS),
     "keras": _keras("import h5py\n", "h5py.File(path)", "stored(file[name])", _STORED),
     "tf": _keras(
         "import contextlib\n\nimport tensorflow as tf\n", _BUNDLE, "np.asarray(file.get_tensor(name))"

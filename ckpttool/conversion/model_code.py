@@ -711,9 +711,8 @@ class _Writer(_AgentModules):
         yield ""
         yield from _comment_lines(f"Written by ckpttool {__version__} from {source}" + _digest(digests[0]))
         yield from _comment_lines(f"for {self.file}{_digest(digests[1])}.")
-        for entry in self.ledger:
-            if entry.open or entry.use in ("used", "assumed"):
-                yield from _comment_lines(f"{entry.use}: {entry.sentence}")
+        for line in sidecar.describe_decisions(self.ledger):
+            yield from _comment_lines(line)
         for skipped in self.skipped:
             yield from _comment_lines(f"not computed here: {skipped}")
 
@@ -1000,7 +999,9 @@ class _Writer(_AgentModules):
             else:
                 key = f"{python_literal(place.prefix)} + name" if place.prefix else "name"
                 value = f"tensors[{key}]"
-                value = value if self.target == "safetensors" else f"torch.from_numpy({value})"
+                if self.target == "npz":
+                    kinds = {leaf.dtype for leaf in leaves.values() if isinstance(leaf, Leaf)}
+                    value = (_NPZ_BFLOAT16 if "bfloat16" in kinds else "torch.from_numpy({0})").format(value)
                 state = f"{{name: {value} for name in {names}}}"
             yield f"{model}.load_state_dict({state}{', strict=False' if inside else ''})"
 
@@ -1244,6 +1245,11 @@ class _Statements:
 
 
 _INLINE = (Activation, Affine, Clip)
+# NumPy has no bfloat16.
+_NPZ_BFLOAT16 = (
+    "torch.from_numpy({0}.view(np.int16)).view(torch.bfloat16) "
+    'if {0}.dtype.kind == "V" else torch.from_numpy({0})'
+)
 _LONGEST = 72
 _TORCH_TYPES = frozenset(
     ("bfloat16", "bool", "float16", "float32", "float64", "int16", "int32", "int64", "int8", "uint8")

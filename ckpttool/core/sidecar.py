@@ -7,7 +7,7 @@ import dataclasses
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, get_args
 
 from ckpttool.core import atomic_write, deferred, filesystem, text
@@ -594,6 +594,13 @@ def drop_known_bounds(entries: Iterable[LedgerEntry]) -> LedgerEntries:
     entries = tuple(entries)
     given = any(entry.what == "action bounds" and entry.use in ("used", "assumed") for entry in entries)
     return tuple(entry for entry in entries if not (given and entry == NO_BOUNDS))
+
+
+def describe_decisions(entries: Iterable[LedgerEntry]) -> Iterator[str]:
+    """Yield a line for each fact that is used, assumed, or not used although it changes the outputs."""
+    for entry in entries:
+        if entry.open or entry.use in ("used", "assumed"):
+            yield f"{entry.use}: {entry.sentence}"
 
 
 def has_open_entries(entries: Iterable[LedgerEntry]) -> bool:

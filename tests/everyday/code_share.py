@@ -52,6 +52,9 @@ GUESSES: tuple[dict[str, Any], ...] = (
 )
 WRITTEN, RAN, STRICT, EQUAL = range(1, 5)
 """How far a file came; 0 is refused."""
+STATES = ("written", "run", "strict", "equal")
+NAMED = "exit status 1 names it: "
+"""What makes outputs differ and cannot be applied, such as a layer of an own class."""
 
 
 class Source(NamedTuple):
@@ -88,13 +91,14 @@ class Truth(NamedTuple):
 
 
 class Job(NamedTuple):
-    """A written file with its code, and what it must compute."""
+    """A written file with its code, what it must compute, and why the exit status is 1 if it is."""
 
     verdict: Verdict
     code: str
     target: str
     truth: Truth
     original: str = ""
+    named: str = ""
 
 
 # --- The files -------------------------------------------------------------------------------------------
@@ -145,17 +149,21 @@ def generated_agents(folder: Path) -> Iterator[Source]:
         case = json.loads(file.read_text())
         if file.name == "absent.json" or case["env"] is not None:
             continue
+        if not any(Path(f"{case['file']}{end}").exists() for end in ("", ".index")):
+            raise FileNotFoundError(case["file"])
         known = dict(case["known"])
         facts = {"action_low": case["low"], "action_high": case["high"]}
         more = {"head": known.get("head"), "activations": known.get("activation")}
         if isinstance(more["activations"], str):
             more["activations"] = more["activations"].split(",")
-        tries = ({}, facts, {**facts, **more}) if known else ({}, facts)
+        # What no file states is given where it is known.
+        tries = ({**facts, **more}, facts, {}) if known else ({}, facts)
         observations = np.load(file.with_name("obs.npy"))
         yield Source(file.stem, case["file"], tries, [observations], np.load(file.with_suffix(".npy")))
 
 
 SETS = {"corpus": corpus_files, "everyday": everyday_files, "agents": generated_agents}
+NAMES = {"corpus": "public checkpoints", "everyday": "everyday files", "agents": "agents of RL libraries"}
 
 
 # --- Writing ---------------------------------------------------------------------------------------------
@@ -192,13 +200,14 @@ def write(source: Source, kind: str, target: str, folder: Path) -> tuple[Job | N
             last = " ".join(str(error.message).split()) + (f" ({error.found})" if error.found else "")
             continue
         if not done.written:
-            return None, first._replace(words="; ".join(map(str, done.report.unused[:2])) or "not converted")
+            return None, first._replace(words=f"unmapped entries: {', '.join(done.report.unused[:2])}")
         try:
             known = truth(source, facts, acts="\ndef act(" in code.read_text())
         except CkpttoolError as error:
             return None, first._replace(state=WRITTEN, words=f"nothing to compare with: {error.message}")
         verdict = first._replace(state=WRITTEN)
-        return Job(verdict, str(code), done.target, known, source.original), verdict
+        named = ", ".join(dict.fromkeys(f"{each.use}: {each.what}" for each in done.open_entries))
+        return Job(verdict, str(code), done.target, known, source.original, named), verdict
     return None, first._replace(words=last)
 
 
@@ -426,7 +435,8 @@ def judge(job: Job, results: str, answer: dict[str, str]) -> Verdict:
     apart = max(difference(found, wanted) for found, wanted in pairs)
     how = "the source itself; " * len(own)
     if not apart <= job.truth.tolerance:
-        return job.verdict._replace(state=STRICT, words=f"outputs differ by {apart:.1e} of the largest")
+        words = f"{NAMED}{job.named}" if job.named else f"outputs differ by {apart:.1e} of the largest"
+        return job.verdict._replace(state=STRICT, words=words)
     return job.verdict._replace(state=EQUAL, words=f"{how}{apart:.0e}")
 
 
@@ -481,6 +491,22 @@ def table(verdicts: Sequence[Verdict]) -> str:
     return "\n".join(lines)
 
 
+def recorded() -> list[Verdict]:
+    """Return the recorded verdicts, none where there is no record."""
+    if not RESULTS.exists():
+        return []
+    rows = [line.split("\t") for line in RESULTS.read_text(encoding="utf-8").splitlines()[1:]]
+    return [Verdict(kind, target, name, int(state), words) for kind, target, name, state, words in rows]
+
+
+def record(verdicts: Sequence[Verdict], *, whole: bool) -> None:
+    """Replace the recorded verdicts of these files, or of these sets and targets as a whole."""
+    now = {each[: 2 if whole else 3] for each in verdicts}
+    rows = [each for each in recorded() if each[: 2 if whole else 3] not in now]
+    lines = ["\t".join(map(str, each)) for each in (Verdict._fields, *sorted([*rows, *verdicts]))]
+    RESULTS.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
 def main() -> int:
     """Print the table of all files; exit 1 if a code does not run, load strictly or compute the same."""
     parser = argparse.ArgumentParser()
@@ -488,15 +514,18 @@ def main() -> int:
     parser.add_argument("--targets", default="torch,keras")
     parser.add_argument("--match", default="")
     parser.add_argument("--folder", type=Path, help="where the files of the sets are, or are kept")
-    parser.add_argument("--record", action="store_true", help=f"write {RESULTS.name}")
+    parser.add_argument("--record", action="store_true", help=f"keep the verdicts in {RESULTS.name}")
     asked = parser.parse_args()
+    made = asked.folder and asked.folder.resolve()
     with tempfile.TemporaryDirectory() as folder:
-        verdicts = [*measured(asked.sets, asked.targets.split(","), Path(folder), asked.match, asked.folder)]
+        verdicts = [*measured(asked.sets, asked.targets.split(","), Path(folder), asked.match, made)]
+    if not verdicts:
+        parser.error("no file has this name and a known computation")
     if asked.record:
-        rows = ["\t".join(map(str, each)) for each in sorted(verdicts)]
-        RESULTS.write_text("\n".join(["\t".join(Verdict._fields), *rows]) + "\n", encoding="utf-8")
+        record(verdicts, whole=not asked.match)
     sys.stdout.write(f"{table(verdicts)}\n")
-    return int(any(WRITTEN <= each.state < EQUAL for each in verdicts))
+    silent = (each for each in verdicts if not each.words.startswith(NAMED))
+    return int(any(WRITTEN <= each.state < EQUAL for each in silent))
 
 
 if __name__ == "__main__":

@@ -32,6 +32,19 @@ states it, and outputs are compared.
 `25+6` means that 25 files work at the first try and 6 with an option that the first message names. `-` does not apply.
 
 """  # noqa: E501
+CODE = """
+## Code of the networks
+
+`convert --code` of every file whose computation is known. A process without ckpttool runs the code, which must load the whole file
+strictly, and its actions or outputs are compared with those of the RL library or framework that wrote the file, with ONNX Runtime,
+TorchScript or Keras, or else with the restored agent. `python -m tests.everyday.code_share --record` writes every verdict to
+`tests/everyday/code.tsv`. Of the 335 agents in TensorFlow's formats 90 were drawn at random.
+
+Where a fact that changes the actions cannot be applied, such as a layer of an own class, the exit status is 1 and the code names it.
+Of the others, 8 are weights alone of models with skip connections, several inputs or norms elsewhere, one computes in bfloat16, and two
+programs use a part of the outputs as actions: the first lines of the code state what is assumed.
+
+"""  # noqa: E501
 # The first pattern that matches the side and the name of a case decides.
 KINDS = (
     ("RL library agents", r"torch (cleanrl|authors|sb3)_"),
@@ -79,7 +92,7 @@ def page() -> str:
     for title, cases in groups.items():
         found = ([cells[c.name, column] for c in cases if c.applies(column)] for column in COLUMNS)
         rows.append(f"| {title} | {len(cases)} | {' | '.join(map(_count, found))} |\n")
-    return "".join([head, *rows, *_options(cells.values()), *_refused(cells), *_corpus()])
+    return "".join([head, *rows, *_options(cells.values()), *_refused(cells), *_code(), *_corpus()])
 
 
 def _kind(case: Case) -> str:
@@ -107,6 +120,28 @@ def _refused(cells: dict[tuple[str, str], Cell]) -> Iterator[str]:
     yield "" if refused else "None.\n"
     for case, column in refused:
         yield f"- {case.title}, {column}: {_escaped(cells[case.name, column].sentence)}\n"
+
+
+def _code() -> Iterator[str]:
+    """Yield the section on the code of networks."""
+    from tests.everyday.code_share import EQUAL, NAMES, STATES, recorded
+
+    verdicts = recorded()
+    yield CODE
+    yield f"| files | code for | files | {' | '.join(STATES)} |\n|---|---|{'---:|' * (len(STATES) + 1)}\n"
+    for kind, target in dict.fromkeys((each.set, each.target) for each in verdicts):
+        states = [each.state for each in verdicts if (each.set, each.target) == (kind, target)]
+        counts = [sum(state >= least for state in states) for least in range(EQUAL + 1)]
+        yield f"| {NAMES[kind]} | {target} | {' | '.join(map(str, counts))} |\n"
+    # Without what differs from file to file.
+    reasons = Counter(
+        (STATES[each.state], re.split(r" \(|; |: | by \d", each.words)[0])
+        for each in verdicts
+        if each.state < EQUAL
+    )
+    yield "\nWhy the others are not:\n\n"
+    for (state, words), count in reasons.most_common():
+        yield f"- {count} not {state}: {_escaped(words)}\n"
 
 
 def _corpus() -> Iterator[str]:
