@@ -287,8 +287,8 @@ def export(
 
     In the result's `parity`, A is NumPy in float32 and B is the model, run by ONNX Runtime or the onnx
     package. Nothing is written on a dry run, or if the outputs of model and network differ by more than the
-    tolerance of `verify`. Raise UsageError for a target with the suffix of another format, and if the checkpoint
-    has no such network, or contains neither bounds nor an environment.
+    tolerance of `verify`. Raise UsageError for a target with the suffix of another format, and if the
+    checkpoint has no such network, or contains neither bounds nor an environment.
 
     Args:
         source: the agent's checkpoint: a file, prefix or folder.

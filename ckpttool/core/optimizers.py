@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
-from functools import cached_property
 
 from ckpttool.core.deferred import NamedTuple, dataclass, field
 
@@ -112,17 +111,17 @@ class OptimizerFamily:
     zeros: bool = True
     epsilon: str = ""
 
-    @cached_property
+    @property
     def torch_settings(self) -> dict[str, str]:
         """Torch's settings and their canonical names."""
         return {name: _TORCH_NAMES.get(name, name) for name in self.torch}
 
-    @cached_property
+    @property
     def torch_slots(self) -> dict[str, str]:
         """Torch's slots and their canonical names."""
         return {each.torch: BUFFER if each.name == VELOCITY else each.name for each in self.specs}
 
-    @cached_property
+    @property
     def keras_slots(self) -> dict[str, SlotSpec]:
         """Keras's slots by their canonical names."""
         return {each.name: each for each in self.specs}
