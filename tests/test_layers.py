@@ -254,7 +254,9 @@ AMBIGUOUS: dict[str, tuple[dict[str, tuple[int, ...]], tuple[str, ...]]] = {
 @pytest.mark.parametrize("shape", [(2, 4, 4), (2, 1, 4), (2, 4, 1), (4,)])
 def test_only_a_bias_of_the_weights_shape_makes_a_norm_of_several_axes(shape: tuple[int, ...]) -> None:
     # A row of dense layers, as of an ensemble, has matrices [members, in, out] and biases [members, 1, out].
-    plan = conversion_by_kinds.plan_to_tensorflow(torch_tree(dict(filled({"a.weight": (2, 4, 4), "a.bias": shape}))))
+    plan = conversion_by_kinds.plan_to_tensorflow(
+        torch_tree(dict(filled({"a.weight": (2, 4, 4), "a.bias": shape})))
+    )
     assert any("layer_norm" in note for note in plan.notes) == (shape == (2, 4, 4))
 
 
