@@ -23,6 +23,7 @@ import pytest
 
 from benchmarks import sharding
 from ckpttool.commands.convert import convert
+from ckpttool.conversion.options import ConversionOptions
 from ckpttool.core import ChangedError, CkpttoolError, FormatError, TargetExistsError, UsageError, filesystem
 from ckpttool.core.digests import digest_checkpoint
 from ckpttool.formats import open_checkpoint
@@ -389,7 +390,7 @@ def test_another_conversion_is_not_continued(
 )
 def test_what_cannot_be_written_is_refused_before_a_request(target: str, options: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
-        convert(str(TORCH_SAMPLE), target, **options)
+        convert(str(TORCH_SAMPLE), target, ConversionOptions(**options))
 
 
 @pytest.mark.parametrize(

@@ -140,7 +140,7 @@ def _probe(there: dict[str, Any], monkeypatch: pytest.MonkeyPatch, side: two_mod
     monkeypatch.setattr(worker, "_RESTRICTED", start + added + call + end)
     with two_models.open_host(side) as host:
         process = two_models.ModelClient(side, host)
-        opened = two_models._open_side(process, side.kind, run_code=True)
+        opened = process.open(side.kind, run_code=True)
         declared = opened["inputs"] or [{"name": "x", "shape": [3], "dtype": "float32"}]
         process.request(
             "prepare",

@@ -26,6 +26,7 @@ from safetensors import torch as referee
 
 from ckpttool.commands.convert import convert
 from ckpttool.conversion import shards, targets
+from ckpttool.conversion.options import ConversionOptions
 from ckpttool.conversion.shards import ShardTask
 from ckpttool.conversion.write import save
 from ckpttool.core import (
@@ -686,7 +687,7 @@ def test_invalid_combinations_are_refused(
     tmp_path: Path, source: Path, target: str, options: dict[str, Any]
 ) -> None:
     with pytest.raises(UsageError) as error:
-        convert(str(source), str(tmp_path / target), **options)
+        convert(str(source), str(tmp_path / target), ConversionOptions(**options))
     assert error.value.hint
     assert [file.name for file in tmp_path.iterdir()] == ["source.pt"]
 

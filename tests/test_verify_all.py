@@ -19,6 +19,7 @@ from ckpttool.commands.contents import RECEIPT, VerificationSide, compare_conten
 from ckpttool.commands.convert import convert
 from ckpttool.commands.diff import diff
 from ckpttool.commands.digest import digest
+from ckpttool.conversion.options import ConversionOptions
 from ckpttool.conversion.write import save
 from ckpttool.core import (
     Checkpoint,
@@ -741,7 +742,8 @@ def test_no_changed_entry_of_a_conversion_is_silent(
     if "like" in wanted.options:
         pytest.importorskip("torch")
         monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
-    done = convert(source, str(tmp_path / "b"), to=wanted.to, verify=False, **wanted.options)
+    options = ConversionOptions(to=wanted.to, verify=False, **wanted.options)
+    done = convert(source, str(tmp_path / "b"), options)
     assert done.written
     found = diff(source, done.target)
     assert [*found.changed, *found.only_left, *found.only_right] == []
