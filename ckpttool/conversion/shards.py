@@ -36,6 +36,7 @@ from ckpttool.core.deferred import NamedTuple
 from ckpttool.core.digests import Digest, DigestRecorder, combine_digests
 from ckpttool.core.dtypes import np
 from ckpttool.core.errors import CkpttoolError, FormatError, TargetExistsError, UsageError, WorkerError
+from ckpttool.core.filesystem import WritableStore
 from ckpttool.core.sidecar import Sidecar, sidecar_path
 from ckpttool.core.source import File
 from ckpttool.core.tree import Leaf, Path, Tree, ValueLeaf, display
@@ -46,7 +47,6 @@ from ckpttool.version import __version__
 
 if TYPE_CHECKING:
     from ckpttool.conversion.write import WriteOptions
-    from ckpttool.core.remote import CachingStore
 
 # The working folder beside the target: complete shards under their final names, a record beside each, and the
 # journal, which states what they are shards of. It is removed when the target has its name.
@@ -156,20 +156,16 @@ def _require_same_conversion(journal: str, write: ShardedWrite) -> Mapping[str, 
     """Return what the journal states of this conversion; raise UsageError if it is of another one."""
     own, folder = _describe_conversion(write), os.path.dirname(journal)
     known = text.load_json(journal, "the journal") if filesystem.isfile(journal) else own
+    local = filesystem.find_store(folder) is None
+    anew = f": rm -r {shlex.quote(folder)}" if local else " under another name"
     for what, value in own.items():
         if known.get(what) != value:
             raise UsageError(
                 f"an unfinished conversion to this target had another {what}",
                 file=folder,
-                hint=f"repeat that conversion to complete it, or {_begin_anew(folder)}",
+                hint=f"repeat that conversion to complete it, or begin anew{anew}",
             )
     return own
-
-
-def _begin_anew(folder: str) -> str:
-    if filesystem.find_store(folder) is not None:
-        return "begin anew under another name"
-    return f"begin anew: rm -r {shlex.quote(folder)}"
 
 
 def _describe_conversion(write: ShardedWrite) -> dict[str, Any]:
@@ -231,7 +227,9 @@ class ShardTask(NamedTuple):
 
     def is_recorded(self) -> bool:
         """Return whether the shard is complete, in the folder of a conversion that is running."""
-        return _look_anew(self.record)
+        with filesystem.read_session() as session:
+            session.found.pop(self.record, None)  # another process may have written it
+            return filesystem.isfile(self.record)
 
     def _intact(self) -> ShardRecord | None:
         """Return the record of a shard that an earlier run completed, if its tensors still match it."""
@@ -257,7 +255,7 @@ class ShardTask(NamedTuple):
     def _write(self, lane: WorkerThread, progress: Progress) -> ShardRecord:
         store = filesystem.find_store(self.file)
         if store is not None:
-            return self._upload(cast("CachingStore", store), lane, progress)
+            return self._upload(cast(WritableStore, store), lane, progress)
         temporary = hidden_path(self.file, TEMPORARY, os.urandom(6).hex())
         try:
             record = self._fill(temporary, lane, progress)
@@ -281,7 +279,7 @@ class ShardTask(NamedTuple):
         tensors = [(checksums.crc32c[path], sha256[path]) for path in self.shard.paths]
         return ShardRecord(indexed, tensors, {} if self.recorder is None else self.recorder.take())
 
-    def _upload(self, store: CachingStore, lane: WorkerThread, progress: Progress) -> ShardRecord:
+    def _upload(self, store: WritableStore, lane: WorkerThread, progress: Progress) -> ShardRecord:
         """Write the object; compare what was sent, and the store has confirmed, with the source."""
         checksums = LeafChecksums(lane)
         with store.upload(self.file, self.nbytes) as stream:
@@ -306,14 +304,7 @@ def _bound_memory() -> None:
             resource.setrlimit(resource.RLIMIT_DATA, (nbytes, most))
 
 
-def _look_anew(place: str) -> bool:
-    """Return whether a file that another process may have written is there now."""
-    with filesystem.read_session() as session:
-        session.found.pop(place, None)
-        return filesystem.isfile(place)
-
-
-def put_object(store: CachingStore, place: str, data: bytes) -> None:
+def put_object(store: WritableStore, place: str, data: bytes) -> None:
     """Write a small object."""
     with store.upload(place, len(data)) as stream:
         stream.write(data)
@@ -484,7 +475,7 @@ def write_objects(
 
     Raise UsageError or TargetExistsError as `working_folder` does.
     """
-    store = cast("CachingStore", filesystem.find_store(write.target))
+    store = cast(WritableStore, filesystem.find_store(write.target))
     folder = hidden_path(write.target, TEMPORARY, _FOLDER)
     tasks = []
     for shard in write.plan.shards:
@@ -517,7 +508,7 @@ def write_objects(
 
 
 def _enter_object_journal(
-    store: CachingStore, folder: str, write: ShardedWrite, others: Sequence[Output]
+    store: WritableStore, folder: str, write: ShardedWrite, others: Sequence[Output]
 ) -> None:
     """Write the journal, or compare it with this conversion; without one, no file of the target may exist."""
     journal = os.path.join(folder, _JOURNAL)

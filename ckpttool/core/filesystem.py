@@ -15,10 +15,10 @@ import time
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from threading import Lock
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from ckpttool.core import limits, urls
 from ckpttool.core.deferred import NamedTuple
@@ -67,6 +67,21 @@ class Store(Protocol):
 
     def local(self, place: str, seen: FileStat, offset: int, length: int) -> int:
         """Return a descriptor of a local file with these bytes at their offset; the caller closes it."""
+        ...
+
+
+class WritableStore(Store, Protocol):
+    """A store to which objects are written, each whole."""
+
+    def upload(self, place: str, nbytes: int) -> AbstractContextManager[Any]:
+        """Yield a stream that fills an object, which is visible when the block ends without an error.
+
+        `nbytes` is about its size. The stream is a remote_uploads.UploadStream.
+        """
+        ...
+
+    def remove(self, place: str) -> None:
+        """Remove an object, which may be missing."""
         ...
 
 

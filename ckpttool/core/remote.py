@@ -477,10 +477,7 @@ class CachingStore:
 
     @contextlib.contextmanager
     def upload(self, place: str, nbytes: int) -> Iterator[UploadStream]:
-        """Yield a stream that fills an object, which is visible when the block ends without an error.
-
-        `nbytes` is about its size.
-        """
+        """Yield a stream that fills an object, which is visible when the block ends without an error."""
         from ckpttool.core.remote_uploads import open_upload
 
         server = cast(WritableServer, self.server)
