@@ -463,6 +463,21 @@ def test_a_matrix_that_a_file_has_twice_fills_once(tmp_path):
             load_into(torch.nn.Linear(4, 3, bias=False), tmp_path / "a.pt")
 
 
+@pytest.mark.torch
+def test_the_search_for_tied_matrices_reads_each_once(tmp_path, monkeypatch):
+    import torch
+
+    from ckpttool import load_into
+    from ckpttool.mapping import fill_model
+
+    read, model = [], torch.nn.Sequential(*(torch.nn.Linear(3, 3) for _ in range(5)))
+    rows = {**model.state_dict(), **{f"other.{n}": torch.rand(3, 3) for n in range(5)}}
+    torch.save(rows, tmp_path / "a.pt")
+    monkeypatch.setattr(fill_model, "hash_tensor", lambda leaf: read.append(leaf) or str(len(read)))
+    load_into(model, tmp_path / "a.pt", allow_unused=["other/*"])
+    assert len(read) == len({id(leaf) for leaf in read}) == 10
+
+
 @pytest.mark.parametrize("dilations", [(1, 1), (1, 2)])
 def test_layers_of_one_shape_pair_by_their_biases_or_without_them(dilations):
     theirs = [layer(name)._replace(settings=frozenset({(BIAS, name == "x")})) for name in ("x", "y")]

@@ -30,6 +30,7 @@ from ckpttool.core.atomic_write import (
     remove_files,
     require_free_space,
     require_new,
+    temporary_path,
 )
 from ckpttool.core.checkpoint import Checkpoint, keep_network_reads
 from ckpttool.core.deferred import NamedTuple
@@ -256,7 +257,7 @@ class ShardTask(NamedTuple):
         store = filesystem.find_store(self.file)
         if store is not None:
             return self._upload(cast(WritableStore, store), lane, progress)
-        temporary = hidden_path(self.file, TEMPORARY, os.urandom(6).hex())
+        temporary = temporary_path(self.file)
         try:
             record = self._fill(temporary, lane, progress)
             remove_files([self.record])
@@ -312,7 +313,7 @@ def put_object(store: WritableStore, place: str, data: bytes) -> None:
 
 def _write_small(file: str, data: bytes, *, sync: bool) -> None:
     """Replace a small file; with `sync`, flush it and the folder to the disk."""
-    temporary = hidden_path(file, TEMPORARY, os.urandom(6).hex())
+    temporary = temporary_path(file)
     with open(temporary, "xb") as stream:
         stream.write(data)
     if sync:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from ckpttool.core import limits
 from ckpttool.core.deferred import NamedTuple
+from ckpttool.core.dtypes import BY_NAME
 
 if TYPE_CHECKING:
     from ckpttool.core.source import Shape
@@ -235,7 +236,7 @@ class _PlainListing:
         _require({each.type for each in messages} <= _IN_DATASETS)
         shape = _extents(_only(messages, _SPACE))
         dtype = _number_name(_only(messages, _TYPE))
-        width = int(dtype.lstrip("uintfloa")) // 8
+        width = BY_NAME[dtype].itemsize
         nbytes = math.prod(shape) * width
         for each in messages:
             if each.type == _FILL:

@@ -11,6 +11,7 @@ from typing import Any
 from ckpttool.core import dtypes
 from ckpttool.core.activations import NO_CALL, UNKNOWN, AxisOrder, CallPlace, Parts
 from ckpttool.core.deferred import NamedTuple, dataclass, field
+from ckpttool.core.digests import hash_tensor
 from ckpttool.core.errors import MappingError, UsageError, abbreviate_list
 from ckpttool.core.kinds import list_kinds
 from ckpttool.core.tree import Container, Leaf, Path, Tree, ValueLeaf, attr
@@ -448,26 +449,21 @@ def _own_tables(tree: Tree, paths: Iterable[Path]) -> Iterator[tuple[Path, str]]
             yield path, f"integer table with {what}"
 
 
-def _copies(tree: Tree, unused: Iterable[Path], used: Collection[Path]) -> Iterator[tuple[Path, str]]:
-    """Yield unused matrices with the numbers of a used one: a tied layer that the file has several times."""
-    import numpy as np
-
-    for path in unused:
+def _copies(tree: Tree, unused: Iterable[Path], used: Iterable[Path]) -> Iterator[tuple[Path, str]]:
+    """Yield unused matrices with the bits of a used one: a tied layer that the file has several times."""
+    every = ((path, tree[path]) for path in unused)
+    matrices = [(path, leaf) for path, leaf in every if isinstance(leaf, Leaf) and len(leaf.shape) > 1]
+    forms = {(leaf.dtype, leaf.shape) for _, leaf in matrices if leaf.size > 1}
+    known: dict[tuple[object, ...], Path] = {}
+    for path in used:
         leaf = tree[path]
-        if not isinstance(leaf, Leaf) or len(leaf.shape) < 2 or leaf.size < 2:
-            continue
-        values = leaf.array()
-        if (values == values.flat[0]).all():
-            continue
-        for other in used:
-            first = tree[other]
-            if (
-                isinstance(first, Leaf)
-                and (first.dtype, first.shape) == (leaf.dtype, leaf.shape)
-                and np.array_equal(first.array(), values)
-            ):
+        if isinstance(leaf, Leaf) and (leaf.dtype, leaf.shape) in forms:
+            known.setdefault((leaf.dtype, leaf.shape, hash_tensor(leaf)), path)
+    for path, leaf in matrices:
+        if (other := known.get((leaf.dtype, leaf.shape, hash_tensor(leaf)))) is not None:
+            values = leaf.array()
+            if (values == values).all() and not (values == values.flat[0]).all():  # neither NaN nor constant
                 yield path, f"same numbers as {tree.names[other]}"
-                break
 
 
 def _by_length(pair: LayerPair, theirs: MatchSide, ours: MatchSide) -> bool:

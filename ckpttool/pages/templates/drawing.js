@@ -8,6 +8,17 @@ function bars(histogram, other = false) {
   return draw("svg", { class: other ? "bars of-b" : "bars", viewBox: "0 0 96 18", preserveAspectRatio: "none", "aria-hidden": "true" }, draw("path", { d: path }));
 }
 
+// The axis of a histogram from min to max, with a line at zero.
+function drawAxis(picture, min, max) {
+  picture.append(draw("line", { class: "base", x1: 0, x2: 320, y1: 112.5, y2: 112.5 }));
+  if (min < 0 && max > 0) {
+    const zero = -min / (max - min) * 320;
+    picture.append(draw("line", { class: "zero", x1: zero, x2: zero, y1: 2, y2: 116 }));
+    if (zero > 48 && zero < 272) picture.append(draw("text", { x: zero, y: 127, "text-anchor": "middle" }, "0"));
+  }
+  picture.append(draw("text", { x: 0, y: 127 }, short(min)), draw("text", { x: 320, y: 127, "text-anchor": "end" }, short(max)));
+}
+
 function histogram(row) {
   const figure = make("figure", "histogram"), { min, max } = row.stats, counts = row.histogram;
   const most = Math.max(...counts), wide = 320 / counts.length;
@@ -20,13 +31,7 @@ function histogram(row) {
     bin.append(draw("title", {}, `${number(count)} from ${short(low)} to ${short(top)}`));
     picture.append(bin);
   });
-  picture.append(draw("line", { class: "base", x1: 0, x2: 320, y1: 112.5, y2: 112.5 }));
-  if (min < 0 && max > 0) {
-    const zero = -min / (max - min) * 320;
-    picture.append(draw("line", { class: "zero", x1: zero, x2: zero, y1: 2, y2: 116 }));
-    if (zero > 48 && zero < 272) picture.append(draw("text", { x: zero, y: 127, "text-anchor": "middle" }, "0"));
-  }
-  picture.append(draw("text", { x: 0, y: 127 }, short(min)), draw("text", { x: 320, y: 127, "text-anchor": "end" }, short(max)));
+  drawAxis(picture, min, max);
   figure.append(make("h3", "", "Distribution"), picture, make("figcaption", "", `highest bar: ${number(most)} of ${number(row.stats.elements)}`));
   return figure;
 }
@@ -46,13 +51,7 @@ function histogramOfBoth(row, change) {
     bin.append(draw("title", {}, `A ${number(count)}, B ${number(theirs[at])} from ${short(low)} to ${short(top)}`));
     picture.append(bin);
   });
-  picture.append(draw("line", { class: "base", x1: 0, x2: 320, y1: 112.5, y2: 112.5 }));
-  if (min < 0 && max > 0) {
-    const zero = -min / (max - min) * 320;
-    picture.append(draw("line", { class: "zero", x1: zero, x2: zero, y1: 2, y2: 116 }));
-    if (zero > 48 && zero < 272) picture.append(draw("text", { x: zero, y: 127, "text-anchor": "middle" }, "0"));
-  }
-  picture.append(draw("text", { x: 0, y: 127 }, short(min)), draw("text", { x: 320, y: 127, "text-anchor": "end" }, short(max)));
+  drawAxis(picture, min, max);
   const legend = make("figcaption", "both");
   legend.append(make("span", "key-a"), "A", make("span", "key-b"), `B; highest bar: ${number(most)} of ${number(change.sides[0].elements)}`);
   figure.append(make("h3", "", "Distribution of A and B"), picture, legend);
