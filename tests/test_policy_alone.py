@@ -388,6 +388,14 @@ NORMED = {
 }
 
 
+def test_a_batch_norm_of_the_critic_is_no_statistic_of_rewards(tmp_path: Path) -> None:
+    networks = {"actor": Normed(), "critic": in_sequence(nn.BatchNorm1d(4), nn.Linear(4, 8))}
+    states = {name: network.state_dict() for name, network in networks.items()}
+    path = saved(tmp_path / "a.pth", states)
+    agent = restore_agent(str(path), facts=AgentFacts(activations="relu", head="tanh"))
+    assert "reward statistics" not in {entry.what for entry in agent.ledger}
+
+
 @pytest.mark.parametrize("name", NORMED)
 def test_batch_norms_compute_as_torch_does_in_evaluation(name: str, tmp_path: Path) -> None:
     model = after_training(NORMED[name])

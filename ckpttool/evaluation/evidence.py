@@ -158,6 +158,7 @@ def _checkpoint_evidence(tree: Tree, binding: RecognizedAgent, facts: PolicyUsag
     stated = tuple(place for fact, place in binding.facts.origins.items() if place and facts.uses(fact))
     modules: set[Path] = set()
     seen: set[Path] = set()
+    names = tree.names.values()
     for path, leaf in tree.items():
         name = tree.names.get(path)
         if (
@@ -171,6 +172,8 @@ def _checkpoint_evidence(tree: Tree, binding: RecognizedAgent, facts: PolicyUsag
         what = classify_topic(name)
         if what is None or (path[:-1] in modules and isinstance(leaf, Leaf)):
             continue
+        if what == "reward statistics" and _is_of_layer(name, names):
+            continue  # a batch norm of a critic
         seen.add(path)
         entry = facts.entry(AgentEvidence(what, name, leaf))
         if entry is not None:
