@@ -528,7 +528,7 @@ def test_a_member_of_an_archive_that_stalls_is_left() -> None:
 
 def test_a_slow_file_that_arrives_is_read(tmp_path: Path) -> None:
     """Longer than `fetch_seconds` in all, at a rate above `fetch_rate`."""
-    data = saved(tmp_path, elements=5000).read_bytes()
+    data = saved(tmp_path, elements=2500).read_bytes()
 
     def slow(send: Send, _: str) -> None:
         send(f"HTTP/1.1 200 OK\r\nETag: 1\r\nContent-Length: {len(data)}\r\n\r\n".encode())
@@ -541,7 +541,7 @@ def test_a_slow_file_that_arrives_is_read(tmp_path: Path) -> None:
             return slow(send, path)
         return send(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n")
 
-    with stalling(named) as url, limits.using(Limits(fetch_seconds=1.5, fetch_rate=2000)):  # type: ignore[arg-type]
+    with stalling(named) as url, limits.using(Limits(fetch_seconds=0.8, fetch_rate=2000)):  # type: ignore[arg-type]
         assert ckpttool.digest(f"{url}/model.safetensors").sha256
 
 
