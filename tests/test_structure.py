@@ -497,6 +497,18 @@ RULES: tuple[Rule, ...] = (
 )
 
 
+def section_titles(text: str) -> list[str]:
+    """Return the comments at the margin that describe neither the line below nor the file's lint rules."""
+    return re.findall(r"(?<=\n\n)((?:#(?! ruff: ).*\n)+)(?=\n)", text)
+
+
+def test_no_comment_divides_a_file_into_sections() -> None:
+    """A section that has a subject is a file; facts belong to the docstring of what they describe."""
+    assert section_titles("x = 1\n\n# A.\n#\n# B.\n\n# Of y.\ny = 1\n") == ["# A.\n#\n# B.\n"]
+    divided = {str(p.relative_to(PACKAGE)) for p in PACKAGE.rglob("*.py") if section_titles(p.read_text())}
+    assert divided == set()
+
+
 def test_the_package_keeps_every_rule() -> None:
     sources = parse({str(p.relative_to(PACKAGE)): p.read_text() for p in sorted(PACKAGE.rglob("*.py"))})
     found = {rule.__name__: offenders for rule in RULES if (offenders := rule(sources))}

@@ -25,13 +25,14 @@ if TYPE_CHECKING:
     from ckpttool.pages.computation import Computation
 
 
-# A graph in Graphviz's language (https://graphviz.org/doc/info/lang.html), to use Graphviz's layout.
-
 _STYLES = {"child": "solid", "alias": "dashed", "slot": "dotted"}
 
 
 def render_dot(graph: ModuleGraph) -> str:
-    """Return the digraph; backslashes and quotes, the only special characters in strings, are escaped."""
+    """Return the digraph; backslashes and quotes, the only special characters in strings, are escaped.
+
+    Graphviz's language: https://graphviz.org/doc/info/lang.html.
+    """
     lines = [
         "digraph checkpoint {",
         f"  label={_quote_lines([clean(graph.title), *map(clean, graph.notes)])};",

@@ -34,12 +34,8 @@ from ckpttool.listing.findings import Finding, data_only_command, unjudged_findi
 from ckpttool.listing.shape_record import ShapeRecord, find_drift
 from ckpttool.verification import array_differences
 
-# Record of a good checkpoint, as saved by `inspect --json`, and the differences of another one.
-
 _SHOWN = 8
 
-
-# `check`: check many checkpoints before they are committed or merged.
 
 _NAMED = 100  # maximum number of skipped names in the document
 

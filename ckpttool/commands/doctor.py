@@ -40,8 +40,6 @@ from ckpttool.listing.findings import Finding, data_only_command, unjudged_findi
 from ckpttool.networks import live, live_trees
 from ckpttool.networks.worker import ModelSpec
 
-# `doctor` findings for a model with a checkpoint: variables that no restore would fill, and why.
-
 _MODEL_MAX_SHOWN = 4
 
 
@@ -107,8 +105,6 @@ def _restore_findings(
         sentence = f"restoring by name would leave {as_is}: {abbreviate_list(left, _MODEL_MAX_SHOWN)}"
         yield Finding("model", sentence, "ckpttool.load_into(model, path) fills all of them")
 
-
-# `doctor`: problems of a checkpoint, now or when it is used, and the commands that fix them.
 
 _SHOWN = 8
 

@@ -38,8 +38,6 @@ from ckpttool.listing.paths import CheckpointEntry, expand_paths
 from ckpttool.listing.training_counters import step_columns, step_in_name
 from ckpttool.verification.array_differences import Values, iter_values
 
-# The checkpoints of a run: those of one format and layout in a folder, at different training steps.
-
 # Folders that hold one checkpoint each, by training step: `checkpoint-500/`, `global_step1000/`. Other
 # numbers may count seeds or runs.
 _STEP_FOLDER = deferred.compile(
@@ -347,8 +345,6 @@ def _left_out(member: RunMember, kind: _Kind) -> str:
     return f"{name} ({own}) is left out: the run has checkpoints of another kind ({theirs})"
 
 
-# Norms of layers and the sizes of their updates, one tensor of two checkpoints at a time.
-
 # Bytes that wait to be hashed.
 _BACKLOG = 4 << 20
 # Checkpoints named in a note.
@@ -529,8 +525,6 @@ def _root_of_squares(values: Sequence[float | None]) -> float | None:
     return math.hypot(*known) if len(known) == len(values) else None
 
 
-# Findings of doctor over the checkpoints.
-
 # What differs between sentences about different counts: numbers, and words in singular or plural.
 _NUMBER = deferred.compile(r"-?[0-9][0-9,.]*(?:e[-+]?[0-9]+)?|\b(?:is|are|its|their|was|were|has|have)\b|s\b")
 
@@ -567,9 +561,6 @@ def _trace_findings(columns: Sequence[Sequence[Finding] | None]) -> tuple[Findin
             texts[at] = (*texts[at], each.sentence)
             fixes[key] = each.fix
     return tuple(FindingHistory(key[0], tuple(texts), fixes[key]) for key, texts in found.items())
-
-
-# The history: one pass over the checkpoints.
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,8 +21,6 @@ from ckpttool.libraries.recognize import recognize_checkpoint
 from ckpttool.libraries.schema import RecognizedAgent
 from ckpttool.verification.array_differences import ArrayDifference, Values, iter_values
 
-# The records of `diff`: entries that differ between two checkpoints, and by how much.
-
 By = Literal["path", "agent", "model", "conversion"]
 Sort = Literal["abs", "rel", "cosine"]
 Entry = Leaf | ValueLeaf
@@ -145,8 +143,6 @@ def _entry(entry: Entry) -> dict[str, Any]:
         return dict(text.replace_nonfinite(json_value(entry)))
     return {"key": entry.key, "dtype": entry.dtype, "shape": list(entry.shape)}
 
-
-# Count, extremes, mean and spread of numbers, computed in pieces and combined.
 
 BINS = 16
 # Magnitudes from which sums of numbers may overflow; squares below its inverse lose digits.
@@ -292,8 +288,6 @@ def euclidean_norm(numbers: np.ndarray) -> float:
     scaled = numbers / largest
     return largest * math.sqrt(float(np.square(scaled).sum()))
 
-
-# `stats`: the values of every tensor and module, and signs of failed training.
 
 # Moments of squared gradients: torch's and Keras's names for those of Adam, AMSGrad and RMSprop.
 _SQUARES = frozenset(("v", "vhat", "rms", "exp_avg_sq", "max_exp_avg_sq", "square_avg", "accumulator"))

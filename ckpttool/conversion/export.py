@@ -66,8 +66,6 @@ from ckpttool.verification.output_comparison import (
 )
 from ckpttool.version import __version__
 
-# Contents of an exported file: the entries and facts in it, and the names of its parts.
-
 # A statistic or bound that becomes constants of the arithmetic before or after the layers.
 FOLDED = "folded"
 _FACTS = ("obs_dim", "action_low", "action_high", "choices", "head", "activations")
@@ -167,9 +165,6 @@ def build_metadata(made: Sidecar) -> dict[str, str]:
     return {name: value for name, value in recorded.items() if value is not None}
 
 
-# Settings that an exported network needs besides its weights; the export stores them in the file.
-
-
 def derive_export_settings(
     agent: Agent, part: AgentNetwork, env: str | None, target: str
 ) -> tuple[NetworkSettings, Sidecar, LedgerEntries]:
@@ -235,8 +230,6 @@ def _with_environment_bounds(facts: Sidecar, wiring: NetworkSettings, bounds: Ac
     origins = dict.fromkeys(("action_low", "action_high"), f"assumed: {bounds.origin}")
     return replace(facts, action_low=low, action_high=high, provenance={**facts.provenance, **origins})
 
-
-# `convert --to onnx`: export one network of an agent as a standalone model, compared before it is written.
 
 # A is NumPy here, not the framework that trained the agent. Of two correct float32 computations, one was 2.5
 # times as far from float64 as the other (a critic of FetchReach; matrix products of onnxruntime and NumPy).

@@ -94,8 +94,6 @@ from ckpttool.verification.proof import (
 )
 from ckpttool.verification.two_models import ModelHost
 
-# The user's model as the target: built in a separate process, its skeleton, and the proof that it loads.
-
 # The `--to` targets that a framework loads into its own model.
 FORMS = ("torch", "tf", "keras")
 WEIGHTS = ".weights.h5"
@@ -346,9 +344,6 @@ def _class_of(module: Mapping[str, Any], framework: str) -> tuple[str, Mapping[s
     return cls or _OWN_CLASS[framework], {**settings, OWN_CALL: ""}
 
 
-# A model in this process as the target: its skeleton, without a file, and its tensors by path.
-
-
 class LiveModel:
     """A torch.nn.Module, tf.Module, Keras model or layer; `shapes` are input shapes without the batch."""
 
@@ -441,8 +436,6 @@ def _shapeless(name: str) -> UsageError:
         hint="call it once, or pass the shapes of its inputs",
     )
 
-
-# Sources that fill a model (a checkpoint, a part of it, or its agent by canonical names), and the report.
 
 # Formats that store tensors alphabetically, regardless of the program's order.
 _SORTED = frozenset(("npz", "safetensors", "sharded", "tensorflow_v1"))
@@ -776,8 +769,6 @@ def _lists_in_order(checkpoint: Checkpoint, tree: Tree, framework: str) -> bool:
     # keras/src/saving/saving_lib.py, _walk_saveable: attributes in alphabetical order.
     return checkpoint.format != "keras_h5" or all("/vars/" not in leaf.key for _, leaf in tree.tensors())
 
-
-# `load_into`: load the values of a checkpoint of any framework into a live model in place.
 
 # The `layout` value that lets the layouts recognise the agent.
 AUTO = "auto"

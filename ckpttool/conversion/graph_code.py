@@ -389,8 +389,6 @@ class _GraphWriter:
         self.constants, self.indent = outer, self.indent - 4
 
 
-# The statements, by operator: how it is written, and the attributes that are understood.
-
 # Inputs after the first are numbers of the statement.
 _STATIC = frozenset(("Squeeze", "Unsqueeze", "Pad", "Clip", "Slice", "Split"))
 _STATIC |= {"ReduceMean", "ReduceSum", "ReduceMax", "ReduceMin"}

@@ -202,8 +202,6 @@ def _objects(target: str, tree: Tree, *, root: bool) -> tuple[str, ...]:
     return (*lines, *_container_lines(tree, named, _MOST - len(lines)))
 
 
-# What the numbers in an object graph belong to: layers of a keras.Sequential, or items of a list.
-
 _Objects = dict[str, Any]
 _ARGUMENTS = "# add the activations, Dense(8, activation=...): the file has none"
 _LISTS = "# lists of a tf.Module (a keras.Model saves none): "

@@ -64,7 +64,6 @@ if TYPE_CHECKING:
     from ckpttool.verification.output_comparison import Parity
     from ckpttool.verification.proof import ModelProof
 
-# The plan of a conversion, and its result.
 
 # A file of arrays only: an unchanged tree may have entries that it cannot store (formats/keras_h5.py).
 _WEIGHTS_FILE = "keras_h5"
@@ -173,9 +172,6 @@ class ConversionResult:
             found["left_out"] = [each.document() for each in self.left_out]
             found["verification"] = None if self.proof is None else self.proof.document()
         return found
-
-
-# Conversion steps: prepared, recognised, planned, and reported entry by entry.
 
 
 def plan_conversion(
@@ -466,8 +462,6 @@ def report_moves(ready: PreparedTree, target: Tree, moves: tuple[Move, ...]) -> 
         lines.append(MappingEntry(ready.names[move.source], display(move.target), rule, shape_in, shape_out))
     return tuple(lines)
 
-
-# Chooses a checkpoint's plan: a copy, by its layout, by the kinds of its layers, or by rules.
 
 TENSORFLOW, NUMPY = "tensorflow", "numpy"
 # Formats that pickle NumPy arrays, among much else, for any training framework.
@@ -909,8 +903,6 @@ def _is_rebuilt(source: str, kind: TargetKind, tree: Tree) -> bool:
     return bool(kind.options.get("graph")) and (source in KERAS_FORMATS or parts.is_keras_export(tree))
 
 
-# Converts an agent to another layout: through the canonical tree, with all its known facts.
-
 _STATISTICS = "observation statistics are"
 
 
@@ -1054,14 +1046,6 @@ def without_save_count(binding: RecognizedAgent, tree: Tree, known: Sidecar | No
     )
 
 
-# Folds observation statistics into the layers that receive observations: `convert --fold-normalizer`.
-#
-# `W ((x - mean) / s) + b` is `(W / s) x + (b - W (mean / s))`. Clipping the normalised observations is not
-# linear, so statistics with a limit are rejected. Optimizer moments belong to the original weights: for the
-# changed layers they cannot be computed (a second moment of a sum is not that of its terms), so optimizers
-# are not converted.
-
-
 class StatisticsFold(NamedTuple):
     """The rule of a tensor changed by its layer's share of the statistics."""
 
@@ -1095,6 +1079,10 @@ def fold_statistics(binding: RecognizedAgent, agent: Tree, facts: Sidecar) -> Fo
     """Return the canonical agent with its statistics folded into the layers that receive observations.
 
     Raise UsageError without statistics, UnsupportedError where they cannot be folded exactly.
+    `W ((x - mean) / s) + b` is `(W / s) x + (b - W (mean / s))`. Clipping the normalised observations is not
+    linear, so statistics with a limit are rejected. Optimizer moments belong to the original weights: for the
+    changed layers they cannot be computed (a second moment of a sum is not that of its terms), so optimizers
+    are not converted.
     """
     norm = _foldable_statistics(binding, facts)
     mean, var = (np.asarray(norm[name], np.float64) for name in ("mean", "var"))
@@ -1185,8 +1173,6 @@ def _folded_leaf(leaf: Leaf, numbers: np.ndarray) -> Leaf:
     data = np.ascontiguousarray(numbers, leaf.dtype).tobytes()
     return replace(leaf, shape=numbers.shape, source=Inline(data))
 
-
-# Whether a conversion returns to its original source, and that source.
 
 # Formats that store what a torch program passed to them, and nothing else.
 CONTAINERS = frozenset(("pytorch", "pytorch_legacy", "pytorch_tar", "pytorch_dcp", "safetensors", "sharded"))

@@ -30,8 +30,6 @@ from ckpttool.core.tree import Path, Tree
 from ckpttool.formats.detect import CheckpointLocation, matching_formats
 from ckpttool.formats.probe import OutputFile, Probe, WritingFormat
 
-# Writes a tree as a checkpoint: beside the target, read back, compared, then renamed.
-
 
 def require_writable_target(
     target: str, kind: TargetKind, sources: tuple[File, ...] = (), *, force: bool = False

@@ -24,12 +24,6 @@ from ckpttool.core.dtypes import np
 from ckpttool.core.errors import CkpttoolError, TargetExistsError, UsageError
 from ckpttool.core.source import File
 
-# Background worker thread and buffered file writer.
-#
-# The slow operations here (reading, writing, hashing, copying arrays) release Python's GIL, so a worker
-# thread uses another core. No thread outlives the `with` block that created it: it is joined after its
-# current job, also on an error or Ctrl-C.
-
 Job = Callable[[], object]
 
 # Bytes queued in a worker before its caller waits: a few tensors, however small.
@@ -59,6 +53,9 @@ class WorkerThread:
     """A worker thread that runs jobs in order; it starts with the first job.
 
     The first error stops the worker: later jobs are dropped, and the next call raises that error.
+    The slow operations here (reading, writing, hashing, copying arrays) release Python's GIL, so a worker
+    thread uses another core. No thread outlives the `with` block that created it: it is joined after its
+    current job, also on an error or Ctrl-C.
     """
 
     def __init__(self, backlog: int = BACKLOG) -> None:
@@ -554,13 +551,6 @@ def _remove_once(files: list[str]) -> None:
             os.unlink(file)
 
 
-# Commit order of files that belong together: one rename makes all of them valid.
-#
-# That step is the rename of the index, or of the only file. Before it, parts get names that the old index
-# does not list. A receipt, which contains the digest of its weights, keeps its temporary name until then:
-# readers find it by the digest (names.waiting).
-
-
 def publish(
     files: Sequence[PendingFile], *, force: bool, sync: bool, replaced: Callable[[], Sequence[str]]
 ) -> None:
@@ -569,6 +559,9 @@ def publish(
     Before that step an error undoes the renames and the old files are intact; after it the new ones
     are. The files that `replaced` returns, which the old index lists, are removed unless they were
     replaced.
+    The last rename is that of the index, or of the only file. Before it, parts get names that the old index
+    does not list. A receipt, which contains the digest of its weights, keeps its temporary name until then:
+    readers find it by the digest.
     """
     followers = [file for file in files if file.output.follows]
     extra = [file for file in files if file.output.extra]
@@ -707,17 +700,6 @@ def _no_space_message(least: int, free: int | None) -> str:
     return f"not enough disk space for the target: it needs at least {least:,} bytes{known}"
 
 
-# Replacement of a set of files without an index (NAME_actor, NAME_critic and so on).
-#
-# No rename replaces several files at once, so the first file of a set represents all of it: no format accepts
-# a set without its actor. That file is removed first and renamed last. Before that, every old file gets a
-# backup name, `.NAME.ckpttool-old-TAG_actor`, and TAG contains a digest of what identifies the files (suffix,
-# owner, inode, size, modification time). So a complete backup is recognised without a record, and the set is
-# read from it if the program dies before the new first file has its name.
-#
-# Only files that this process created or was requested to replace are removed or moved: leftovers of an
-# interrupted program stay until a person removes them.
-
 _RANDOM_BYTES = 6
 _DIGEST_DIGITS = 16
 _TAG = f"[0-9a-f]{{{2 * _RANDOM_BYTES + _DIGEST_DIGITS}}}"
@@ -735,6 +717,15 @@ def replace_set(files: Sequence[PendingFile], *, force: bool, sync: bool) -> Non
 
     Raise TargetExistsError if a name exists without `force`, or if a file appeared meanwhile. On any
     error the old files have their names again.
+
+    No rename replaces several files at once, so the first file of a set represents all of it: no format
+    accepts a set without its actor. That file is removed first and renamed last. Before that, every old file
+    gets a backup name, `.NAME.ckpttool-old-TAG_actor`, and TAG contains a digest of what identifies the files
+    (suffix, owner, inode, size, modification time). So a complete backup is recognised without a record, and
+    the set is read from it if the program dies before the new first file has its name.
+
+    Only files that this process created or was requested to replace are removed or moved: leftovers of an
+    interrupted program stay until a person removes them.
     """
     first, *rest = files
     if not force:
@@ -858,10 +849,6 @@ def _has_status(file: str, status: os.stat_result) -> bool:
         found = os.lstat(file)
         return os.path.samestat(found, status) and found.st_mtime_ns == status.st_mtime_ns
     return False
-
-
-# The only function that writes files: to a temporary sibling, checked, then renamed (see names, sets and
-# room).
 
 
 def require_new(

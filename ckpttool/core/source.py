@@ -73,11 +73,6 @@ def unmask_crc(value: int) -> int:
     return (rotated >> 17 | rotated << 15) & _BITS
 
 
-# Source algebra: small picklable values that describe where a leaf's bytes come from.
-#
-# `read()` of every source returns the contiguous, C-ordered, little-endian bytes of its leaf; reading is the
-# only I/O, and no file stays open afterwards. Bytes with a checksum are verified when they are read.
-
 Buffer = bytes | bytearray | memoryview
 Shape = tuple[int, ...]
 
@@ -88,7 +83,11 @@ _FETCHED = 64 << 20  # size of one request to a remote location, and of the memo
 
 
 class Source(Protocol):
-    """Source of a leaf's bytes."""
+    """Source of a leaf's bytes.
+
+    `read()` of every source returns the contiguous, C-ordered, little-endian bytes of its leaf; reading is
+    the only I/O, and no file stays open afterwards. Bytes with a checksum are verified when they are read.
+    """
 
     def read(self) -> Buffer:
         """Return the leaf's contiguous little-endian bytes."""

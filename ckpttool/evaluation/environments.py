@@ -50,10 +50,7 @@ from ckpttool.evaluation.wrappers import (
     wrap_environments,
 )
 
-# Observation layouts of the versions of each MuJoCo task: parts and lengths.
-#
 # Source: Gymnasium's `gymnasium/envs/mujoco/*_v4.py` and `*_v5.py` (`observation_structure`).
-
 FORCES = "contact forces"
 EMPTY = "zeros"
 """A part that is always zero: forces on the world body, and joints without an actuator."""

@@ -644,12 +644,6 @@ def merge_metadata(recorded: Sidecar | None, read: Sidecar) -> Sidecar:
     return replace(recorded, **better, provenance=provenance)
 
 
-# Explains checkpoints without a network: what the file is, and which checkpoint it belongs to.
-#
-# Sources: torch/optim/optimizer.py, `state_dict`; github.com/sfujim/TD3, TD3.py, `save`; stable_baselines3/
-# common/vec_env/vec_normalize.py and common/buffers.py; github.com/ray-project/ray,
-# rllib/utils/checkpoints.py.
-
 _OPTIMIZER = deferred.compile(r"(?P<before>.*?)_?(?:actor|cri?tic)?_?[12]?_?optim(?:izer)?(?P<suffix>\.\w+)?")
 # Classes of objects without a network, by the last part of their names.
 _CLASSES = {
@@ -666,7 +660,12 @@ _ABOVE = 4  # folders between a file and the checkpoint that contains it
 
 
 def describe_other_content(tree: Tree) -> str | None:
-    """Return what a tree contains instead of a network, None if it may contain one."""
+    """Return what a tree contains instead of a network, None if it may contain one.
+
+    Sources: torch/optim/optimizer.py, `state_dict`; github.com/sfujim/TD3, TD3.py, `save`;
+    stable_baselines3/common/vec_env/vec_normalize.py and common/buffers.py; github.com/ray-project/ray,
+    rllib/utils/checkpoints.py.
+    """
     container = tree.containers.get(())
     kind = (container.name or "").rpartition(".")[2] if container is not None else ""
     if kind in _CLASSES:

@@ -274,8 +274,6 @@ def _call(work: Callable[[_Task], _Result], task: _Task) -> _Result:
     return work(task)  # Ray takes no partial functions
 
 
-# A pool of processes on this machine, each with separate cores (docs/decisions/0003-process-pool.md).
-
 STARTS = 2
 
 
@@ -283,6 +281,7 @@ def process_spread(jobs: int) -> Spread:
     """Return a scheduler that plays batches in that many processes.
 
     A process that dies is restarted once with its batch: nothing of it was counted yet.
+    See docs/decisions/0003-process-pool.md.
     """
     if jobs < 1:
         raise UsageError(f"cannot play with {jobs} processes")

@@ -45,11 +45,6 @@ from ckpttool.core.source import (
 )
 from ckpttool.formats import child_process
 
-# HDF5 files as lists of datasets: a child process lists them, this one reads their bytes as spans.
-#
-# docs/formats/keras_h5.md describes the layout of the file. Nothing here is a
-# format by itself: keras_h5 and keras_zip interpret the datasets.
-
 _IN_MEMORY = 64 << 20
 
 
@@ -96,6 +91,8 @@ def read_index(base: Storage) -> Hdf5Index:
 
     Raise FormatError if it is damaged, and UnsupportedError if it refers to other files (external
     storage, external links, virtual datasets), none of which is opened.
+    docs/formats/keras_h5.md describes the layout of the file. Nothing here is a format by itself: keras_h5
+    and keras_zip interpret the datasets.
     """
     return _read_index(base, limits.current())
 
@@ -279,11 +276,6 @@ def _printable(sentence: object) -> str:
     return "".join(letter if letter.isprintable() else "?" for letter in str(sentence))[:400]
 
 
-# Read the bytes of HDF5 datasets whose positions are known.
-#
-# Layouts and filters are those of the HDF5 File Format Specification 3.0 (IV.A.2.i data layout, IV.A.2.l
-# filter pipeline) and of H5Zdeflate.c, H5Zshuffle.c, H5Zfletcher32.c.
-
 DEFLATE, SHUFFLE, FLETCHER32 = 1, 2, 3
 KNOWN = frozenset((DEFLATE, SHUFFLE, FLETCHER32))
 _STEP = 1 << 20
@@ -299,7 +291,11 @@ def file_span(base: Storage) -> Span:
 
 
 def iter_unpacked(base: Storage) -> Iterator[bytes]:
-    """Yield the storage's bytes in order, 1 MiB at a time; raise FormatError unless all are there."""
+    """Yield the storage's bytes in order, 1 MiB at a time; raise FormatError unless all are there.
+
+    Layouts and filters are those of the HDF5 File Format Specification 3.0 (IV.A.2.i data layout, IV.A.2.l
+    filter pipeline) and of H5Zdeflate.c, H5Zshuffle.c, H5Zfletcher32.c.
+    """
     if isinstance(base, Span):
         for at in range(0, base.length, _STEP):
             yield base.file.read(base.offset + at, min(_STEP, base.length - at))

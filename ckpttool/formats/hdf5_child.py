@@ -1,4 +1,8 @@
-"""Child process that lists an HDF5 file."""
+"""Child process that lists an HDF5 file.
+
+The HDF5 library crashes and hangs on damaged files, so nothing else runs here. For digests, it also reads
+chunked datasets.
+"""
 
 from __future__ import annotations
 
@@ -214,11 +218,6 @@ def digest_dataset(h5py: Any, dataset: Any, chunk: Sequence[int]) -> str:
     return found.hexdigest()
 
 
-# Walk one HDF5 file: groups, datasets and the positions of their bytes, as JSON values.
-#
-# Runs in the process that child.py limits. No numeric dataset is read, no link to another file is followed,
-# no filter is loaded.
-
 # More or longer strings are only mentioned in a note; beyond some notes, omissions are counted.
 STRINGS, TEXTS = 1 << 20, 10_000
 NOTES = 64
@@ -229,7 +228,10 @@ class RefusalError(Exception):  # part of the protocol, not an error
 
 
 class Hdf5Walk:
-    """One walk of a file; `document` is its result."""
+    """One walk of a file; `document` is its result.
+
+    No numeric dataset is read, no link to another file is followed, no filter is loaded.
+    """
 
     def __init__(self, file: Any) -> None:
         import h5py  # type: ignore[import-untyped]
@@ -498,11 +500,6 @@ class Hdf5DigestWalk(Hdf5Walk):
                 raise StopWalk from error
             raise
 
-
-# List an HDF5 file in a separate process: the position of every dataset's bytes, as JSON on stdout.
-#
-# The HDF5 library crashes and hangs on damaged files, so nothing else runs here: no link to another file is
-# followed, no filter is loaded. For digests, it also reads chunked datasets. process.py starts it.
 
 # From this superblock version on, byte 11 has flags for a writer and for a writer with concurrent readers.
 _FLAGGED, _OPEN = 3, 0b101

@@ -348,11 +348,6 @@ def encode_box(kind: Global, low: PickleObject, high: PickleObject) -> PickleObj
     return PickleObject(kind, (low, high), 0, state={"low": low, "high": high})
 
 
-# JSON settings with base64 pickles for values that JSON lacks, as in Stable-Baselines 2 and 3.
-#
-# Sources: github.com/hill-a/stable-baselines, stable_baselines/common/save_util.py (`data_to_json`), and
-# github.com/DLR-RM/stable-baselines3, stable_baselines3/common/save_util.py (the same function).
-
 SERIALIZED = ":serialized:"
 
 
@@ -367,6 +362,8 @@ def read_settings(source: Storage, name: str, file: str, references: list[CodeRe
     """Return the settings in member `name` of `file`; serialized objects become inert values.
 
     `references` collects what unpickling these would import and call.
+    Sources: github.com/hill-a/stable-baselines, stable_baselines/common/save_util.py (`data_to_json`), and
+    github.com/DLR-RM/stable-baselines3, stable_baselines3/common/save_util.py (the same function).
     """
     data = parse_json_member(source, name)
     if not isinstance(data, dict):

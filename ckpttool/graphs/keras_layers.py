@@ -276,9 +276,6 @@ def _moving(rule: _OneRule) -> LayerRule:
     return apply
 
 
-# Activations: keras/src/activations/activations.py.
-
-
 def _clip(call: LayerCall, x: str, low: float, high: float) -> str:
     dtype = call.compute_dtype
     return call.add("Clip", x, call.constant(low, dtype), call.constant(high, dtype))
@@ -1197,9 +1194,6 @@ def _inactive(call: LayerCall) -> list[Flow]:
     for name in call.settings:
         call.get(name)
     return [call.flow(cast=False)]
-
-
-# Functions of keras.ops that a functional model calls: keras/src/ops/{numpy,nn,math}.py.
 
 
 def _operands(call: LayerCall, count: int | None = None) -> tuple[list[str], str]:

@@ -36,13 +36,6 @@ from ckpttool.graphs.shapes import ShapeTracer
 from ckpttool.graphs.weights import find_roles, number_calls
 from ckpttool.libraries.recognize import KERAS_FORMATS
 
-# Orders of flattened images as recorded by a file's own computation, for the layers that it uses.
-#
-# A TorchScript archive contains the code of `forward`, a SavedModel the functions of its signatures, an ONNX
-# model its graph: all are read as graphs (ckpttool.graphs). A graph is evaluated on inputs with numbered
-# entries (ckpttool.core.activations); no value is computed and no code of the file is run. A weight gets the
-# order of its layer's inputs and outputs.
-
 _CHANNEL = 1
 _IMAGE_RANK = 3
 _COLOURS = 4
@@ -118,6 +111,10 @@ def read_orders(checkpoint: Checkpoint, shapes: Sequence[Shape] = ()) -> _Orders
 
     `shapes` are the target's input shapes without the batch; they are tried where the file does not
     record those of the source.
+    A TorchScript archive contains the code of `forward`, a SavedModel the functions of its signatures, an
+    ONNX model its graph: all are read as graphs (ckpttool.graphs). A graph is evaluated on inputs with
+    numbered entries (ckpttool.core.activations); no value is computed and no code of the file is run. A
+    weight gets the order of its layer's inputs and outputs.
     """
     try:
         if checkpoint.format in ("onnx", *KERAS_FORMATS):
@@ -302,11 +299,6 @@ def annotate_orders(tree: Tree, orders: Mapping[int, WeightUse], *, unknown: boo
     return Tree(leaves, tree.aliases, tree.containers)
 
 
-# Evaluates a graph on numbered entries, to find the image orders of layers.
-#
-# Operators that move entries are computed on the numbers by the table (graphs/operators.py), elementwise ones
-# keep them. What a layer takes and makes is stated here; a result of another operator is not traced.
-
 _NORMS = frozenset(("BatchNormalization", "LayerNormalization", "RMSNormalization"))
 # Operators that keep the order of an image: a function of all entries, of a channel, or of a group of them.
 _SAME_ORDER = frozenset(
@@ -345,6 +337,8 @@ def trace_graph_orders(
     `channel` is the axis of channels of the framework's images; `opaque` is the order behind an operation
     that is not evaluated. Extents of inputs that are not fixed are
     taken as 1; where that does not fit, other sizes are tried, and orders that depend on them are unknown.
+    Operators that move entries are computed on the numbers by the table (graphs/operators.py), elementwise
+    ones keep them. What a layer takes and makes is stated here; a result of another operator is not traced.
     """
     if any(value.shape is None for value in graph.inputs):
         return _orders_of_failure(graph, tree) if opaque else {}

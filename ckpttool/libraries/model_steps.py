@@ -17,13 +17,6 @@ from ckpttool.graphs.torchscript_code import is_number
 from ckpttool.libraries.recognize import TORCH_CLASSES, PickledModule
 from ckpttool.mapping.layers import Name
 
-# The computation in a model's own configuration, step by step: Keras's settings, torch's pickled modules.
-#
-# Sources: keras/src/models/sequential.py and functional.py (`layers` in the order of their use),
-# keras/src/layers/**; torch/nn/modules/container.py (Sequential applies its parts in the order of
-# `_modules`).
-
-
 _CONFIGURATION = "the model's configuration"
 
 
@@ -216,6 +209,9 @@ def read_keras_steps(document: Mapping[str, Any]) -> tuple[ChainStep, ...] | Non
 
     `document` is the one written by `model.save`: `class_name`, `config`. A model that is not a chain has an
     unknown step.
+    Sources: keras/src/models/sequential.py and functional.py (`layers` in the order of their use),
+    keras/src/layers/**; torch/nn/modules/container.py (Sequential applies its parts in the order of
+    `_modules`).
     """
     if not is_described(document):
         return None

@@ -41,13 +41,6 @@ if TYPE_CHECKING:
     pass
 
 
-# The layers of an ONNX graph as a PyTorch state_dict: operators identify the weights among constants.
-#
-# Sources: onnx/docs/Operators.md (the inputs of each operator); torch/onnx/utils.py and torch/onnx/_internal
-# (names of nodes are paths of modules: `/actor/actor.0/Gemm`), tf2onnx (names of TensorFlow's operations).
-# Exporters may transpose, rename or concatenate weights, so the operator, not the name, determines a weight's
-# orientation.
-
 _TORCH = deferred.compile(
     r"(?:(.*)[./])?(weight|bias|running_mean|running_var|(?:weight|bias)_[ih]h_l\d+(?:_reverse)?)"
 )
@@ -104,6 +97,10 @@ def plan_state_dict(checkpoint: Checkpoint) -> tuple[Plan, tuple[LayerOption, ..
     """Return the plan from a model's constants to a state_dict, and the kinds that only the graph shows.
 
     Raise MappingError if it has no layers.
+    Sources: onnx/docs/Operators.md (the inputs of each operator); torch/onnx/utils.py and
+    torch/onnx/_internal (names of nodes are paths of modules: `/actor/actor.0/Gemm`), tf2onnx (names of
+    TensorFlow's operations). Exporters may transpose, rename or concatenate weights, so the operator, not the
+    name, determines a weight's orientation.
     """
     model = onnx.read_model(checkpoint.files[0])
     reader = _OnnxLayerFinder(checkpoint.tree, model)

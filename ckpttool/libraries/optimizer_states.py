@@ -648,12 +648,6 @@ def _unknown_slots_note(title: str, slots: Sequence[Leaf], bound: OptimizerMoves
     return f"{title} has slots ({abbreviate_list(sorted(kinds), 4)}) that are not converted yet; {WITHOUT}"
 
 
-# The optimizers of a checkpoint that fills a user's model.
-#
-# The factory creates the model and thereby the order of its parameters. The state of each optimizer is moved
-# with the layer pairs and rules of the weights that it trains, into the form that the target's framework
-# loads.
-
 _MODEL = "model"
 _VARIABLES = attr("_variables")
 _DICT = Container("dict")
@@ -729,6 +723,10 @@ def convert_optimizers(
     source: Tree, filling: FillResult, skeleton: Skeleton, form: str, settings: OptimizerSettings
 ) -> ConvertedOptimizers:
     """Return the filled model's tree with the source's optimizers in the target's form.
+
+    The factory creates the model and thereby the order of its parameters. The state of each optimizer is
+    moved with the layer pairs and rules of the weights that it trains, into the form that the target's
+    framework loads.
 
     Args:
         source: the tree that fills the model, with its optimizers.

@@ -77,11 +77,6 @@ def make_unconverted_note(name: str, cls: str) -> str:
     return f"{name} is {cls}, whose state is not converted{reason}; {WITHOUT}"
 
 
-# TensorFlow 1: slots under their variables, powers of betas instead of an update count.
-#
-# Sources: tensorflow/python/training/{adam,rmsprop,momentum,adagrad,slot_creator}.py. RMSProp's mean of
-# squares starts at one there, and it always has a momentum slot.
-
 POWERS = ("beta1_power", "beta2_power")
 # The defaults of tensorflow/python/training/adam.py, and common values from "Attention Is All You Need" and
 # DCGAN.
@@ -99,7 +94,11 @@ def _tf1_class(leaf: Leaf | ValueLeaf) -> str | None:
 
 
 def _find_family_by_kinds(slots: Iterable[Path], tree: Tree) -> optimizers.OptimizerFamily | None:
-    """Return the optimizer with these kinds of slots; None if there are none."""
+    """Return the optimizer with these kinds of slots; None if there are none.
+
+    Sources: tensorflow/python/training/{adam,rmsprop,momentum,adagrad,slot_creator}.py. RMSProp's mean of
+    squares starts at one there, and it always has a momentum slot.
+    """
     kinds = {leaf.slot for path in slots if isinstance(leaf := tree[path], Leaf)}
     ftrl = any(leaf.slot == "linear" for _, leaf in tree.tensors())
     for family in FAMILIES if kinds else ():
@@ -479,11 +478,6 @@ def is_state(setting: str) -> bool:
     return setting in optimizers.list_torch_slots()
 
 
-# torch's parameter groups in a state_dict: the parameters of each, and their weights.
-#
-# Source: torch/optim/optimizer.py, state_dict(): parameters are numbered through all groups, in the order of
-# the groups; `param_names` are beside them if the optimizer was created with named parameters.
-
 Shape = tuple[int, ...]
 _Item = TypeVar("_Item")
 _Part = TypeVar("_Part")
@@ -509,7 +503,11 @@ class _AmbiguousOrderError(Exception):
 
 
 def read_parameter_groups(mine: Mapping[Name, Path], tree: Tree) -> tuple[ParameterGroup, ...] | None:
-    """Return the groups of a state_dict's leaves (by name under it); None if a parameter has no number."""
+    """Return the groups of a state_dict's leaves (by name under it); None if a parameter has no number.
+
+    Source: torch/optim/optimizer.py, state_dict(): parameters are numbered through all groups, in the order
+    of the groups; `param_names` are beside them if the optimizer was created with named parameters.
+    """
     groups: dict[str, dict[str, list[tuple[str, Path]]]] = {}
     for name, path in mine.items():
         if name[0] == "param_groups" and len(name) > 2:
@@ -716,12 +714,6 @@ def _move_settings(
                 yield from move_each(path, [number], entry, rule)
 
 
-# The order of a PyTorch model's parameters, where a file holds them sorted by name.
-#
-# `parameters()` yields a module's own parameters, then those of its submodules, one submodule at a time
-# (torch/nn/modules/module.py, `named_parameters`). A weight comes before its bias in the modules of torch.nn;
-# submodules whose names differ in a number only (`0`, `1`; `fc1`, `fc2`) come in the order of the numbers.
-
 _RECURRENT = deferred.compile(r"(weight|bias)_(ih|hh|hr)_l(\d+)(_reverse)?")
 _NUMBER = deferred.compile(r"\d+")
 
@@ -733,6 +725,10 @@ def find_only_order(
 
     With `numbered`, submodules such as `fc1` and `fc2` are ordered by their numbers; those whose names
     are numbers always are.
+    `parameters()` yields a module's own parameters, then those of its submodules, one submodule at a time
+    (torch/nn/modules/module.py, `named_parameters`). A weight comes before its bias in the modules of
+    torch.nn; submodules whose names differ in a number only (`0`, `1`; `fc1`, `fc2`) come in the order of the
+    numbers.
     """
     # A module: its parameters' numbers by name, and its submodules by a tuple of their name.
     root: dict[Any, Any] = {}
@@ -783,13 +779,6 @@ def _submodule_chains(inner: Mapping[str, dict[Any, Any]], *, numbered: bool) ->
         for chain in chains.values()
     ]
 
-
-# Find the parameters that each optimizer of a PyTorch checkpoint trains, without a layout.
-#
-# Names decide (`param_names`). Without names PyTorch's own rule does: param_groups list the parameters in the
-# order of the module, which the shapes of all slots must confirm, and only one network or one choice of
-# parameters may fit (torch/optim/optimizer.py, state_dict()). A file that sorts its tensors by name, as
-# safetensors does, loses that order: then only one module order may fit (see above).
 
 # Words that do not distinguish one network or optimizer from another.
 _COMMON = frozenset(
@@ -842,6 +831,10 @@ def bind_torch_optimizers(
     """Assign each optimizer to the network that it trains; return the states, notes, and assumptions.
 
     `networks` are the parameters of each in their order, `names` the weights' canonical paths.
+    Names decide (`param_names`). Without names PyTorch's own rule does: param_groups list the parameters in
+    the order of the module, which the shapes of all slots must confirm, and only one network or one choice of
+    parameters may fit (torch/optim/optimizer.py, state_dict()). A file that sorts its tensors by name, as
+    safetensors does, loses that order: then only one module order may fit (`find_only_order`).
     """
     states: list[BoundOptimizer] = []
     notes: list[str] = []

@@ -352,12 +352,6 @@ class KerasOptimizerWriter(_OptimizerWriter):
                 )
 
 
-# torch's state_dict.
-#
-# Source: torch/optim/optimizer.py, state_dict() and load_state_dict(): a group is a dict of settings and the
-# parameters that they apply to; parameters are numbered through all groups; an optimizer loads a state_dict
-# with the same number and sizes of groups as its own.
-
 _DICT, _LIST, _TUPLE = Container("dict"), Container("list"), Container("tuple")
 # Defaults that need no note: they do not affect updates, or the state determines them.
 _SILENT = frozenset((*HOW, "maximize", _DECOUPLED, "dampening", "centered", "lr_decay"))
@@ -367,7 +361,12 @@ _Parameter = Sequence[Move]
 
 
 class TorchOptimizerWriter(_OptimizerWriter):
-    """One canonical optimizer as torch's state_dict."""
+    """One canonical optimizer as torch's state_dict.
+
+    Source: torch/optim/optimizer.py, state_dict() and load_state_dict(): a group is a dict of settings and
+    the parameters that they apply to; parameters are numbered through all groups; an optimizer loads a
+    state_dict with the same number and sizes of groups as its own.
+    """
 
     def __init__(self, known: CanonicalOptimizer, weights: Sequence[Move]) -> None:
         """Store a canonical optimizer, which trains the `weights`."""

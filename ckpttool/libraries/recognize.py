@@ -972,11 +972,6 @@ def is_script(tree: Tree) -> bool:
     return root is not None and (root.name or "").startswith("__torch__.")
 
 
-# A torch module that was pickled whole, read as its state_dict: names of tensors, classes of its parts.
-#
-# Source: torch/nn/modules/module.py, Module.__setstate__: a module's attributes are its state; its parts are
-# in `_modules`, its tensors in `_parameters` and `_buffers`.
-
 PICKLED_MODULES = attr("_modules")
 PICKLED_TENSORS = (attr("_parameters"), attr("_buffers"))
 TORCH_CLASSES = "torch.nn.modules."
@@ -1057,7 +1052,11 @@ def _parse_module_path(module: str) -> Path:
 
 
 def read_pickled_module(tree: Tree) -> PickledModule | None:
-    """Return the tree as a whole module, None if it is not one."""
+    """Return the tree as a whole module, None if it is not one.
+
+    Source: torch/nn/modules/module.py, Module.__setstate__: a module's attributes are its state; its parts
+    are in `_modules`, its tensors in `_parameters` and `_buffers`.
+    """
     sources: dict[Path, Path] = {
         (key(name),): path for path in tree if (name := _tensor_name(path)) is not None
     }

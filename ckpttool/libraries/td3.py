@@ -51,14 +51,6 @@ if TYPE_CHECKING:
     from ckpttool.libraries.write import WritingTable
 
 
-# FastTD3's and FastSAC's files: state_dicts of actor, qnet and its target, normalizers, and the arguments.
-#
-# Sources, in github.com/younggyoseo/FastTD3: fast_td3/fast_td3_utils.py (`save_params`;
-# `EmpiricalNormalization`: `(x - mean) / (std + 0.01)`), fast_td3/fast_td3.py (`Actor`: tanh of the last
-# layer; `Critic`: two networks that output the logits of `num_atoms` atoms, whose values are the buffer
-# q_support; ReLU), fast_sac/fast_sac.py, fast_td3/environments (with Isaac Lab an action is multiplied by the
-# argument action_bounds).
-
 _STATISTICS = {"_mean": "mean", "_var": "var", "_std": "std", "count": "count"}
 _NORMALIZERS = {"obs_normalizer_state": "", "critic_obs_normalizer_state": "critic_"}
 
@@ -99,7 +91,14 @@ _EXPLORATION = ("noise_scales", "std_min", "std_max")
 
 
 def recognize_fasttd3(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: ARG001  # the file's name is no evidence
-    """Return the recognised agent of a file with the names used by `save_params`."""
+    """Return the recognised agent of a file with the names used by `save_params`.
+
+    Sources, in github.com/younggyoseo/FastTD3: fast_td3/fast_td3_utils.py (`save_params`;
+    `EmpiricalNormalization`: `(x - mean) / (std + 0.01)`), fast_td3/fast_td3.py (`Actor`: tanh of the last
+    layer; `Critic`: two networks that output the logits of `num_atoms` atoms, whose values are the buffer
+    q_support; ReLU), fast_sac/fast_sac.py, fast_td3/environments (with Isaac Lab an action is multiplied by
+    the argument action_bounds).
+    """
     top = {path[0].value for path in tree if path}
     if not {"actor_state_dict", "qnet_state_dict"} <= top:
         return None
@@ -239,14 +238,6 @@ def _make_table(*, soft: bool) -> WritingTable:
 FASTTD3 = LibraryPlugin(FASTTD3_TABLE, recognize_fasttd3, plan_fasttd3)
 
 
-# The TD3 authors' own files: PREFIX_actor, PREFIX_critic and their optimizers, layers l1 to l6.
-#
-# Source: github.com/sfujim/TD3, TD3.py, `TD3.save` and the classes Actor and Critic: an action is max_action
-# (one number) times tanh; the critic keeps Q1 in l1..l3 and Q2 in l4..l6; targets and the update counter are
-# not saved. In DDPG.py the action enters the critic at l2. github.com/sfujim/TD3_BC, main.py, normalises
-# observations with the dataset's mean and std, which it does not save. Copies of the program store two
-# critics in separate files (`_critic_1`) and save the targets.
-
 # `crtic` is the spelling in a widely copied program.
 _SPLIT = {f"{name}{n}": f"q{n}" for name in ("critic_", "crtic_", "critic") for n in (1, 2)}
 
@@ -312,6 +303,11 @@ def recognize_fujimoto(tree: Tree, name: str) -> RecognizedAgent | None:
 
     A set has the authors' layer names; a single file is identified by its name (`..._critic`), and
     without such a name six layers are a critic.
+    Source: github.com/sfujim/TD3, TD3.py, `TD3.save` and the classes Actor and Critic: an action is
+    max_action (one number) times tanh; the critic keeps Q1 in l1..l3 and Q2 in l4..l6; targets and the update
+    counter are not saved. In DDPG.py the action enters the critic at l2. github.com/sfujim/TD3_BC, main.py,
+    normalises observations with the dataset's mean and std, which it does not save. Copies of the program
+    store two critics in separate files (`_critic_1`) and save the targets.
     """
     stored = [str(step.value) for path in tree for step in path if _AUTHORS_LAYER.fullmatch(str(step.value))]
     if not stored:
@@ -582,10 +578,6 @@ TF = LibraryPlugin(
 )
 
 
-# One PyTorch file per agent: a dict with a state_dict for each network and optimizer, and counters.
-#
-# Written by `convert --to torch` for an agent, and by examples/train_td3.py.
-
 _COUNTERS = ("total_it", "save_counter", "num_timesteps", "iter", "global_step")
 _TORCH_STATISTICS = [f"{whose}{name}" for whose in ("", "critic_") for name in schema.STATISTICS]
 
@@ -620,7 +612,10 @@ _ALSO = frozenset(("critic_target", *schema.VALUES, schema.NORMALIZER, "log_alph
 
 
 def recognize_torch(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: ARG001  # the file's name is no evidence
-    """Return the recognised agent if the dict's entries have these names."""
+    """Return the recognised agent if the dict's entries have these names.
+
+    Written by `convert --to torch` for an agent, and by examples/train_td3.py.
+    """
     top = {path[0].value for path in tree if 0 < len(path) < 3}
     theirs = any(_AUTHORS_LAYER.match(str(path[-1].value)) for path in tree if len(path) == 2)
     bare = not theirs and ("critic" in top or top == {"actor"})

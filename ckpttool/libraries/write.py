@@ -50,11 +50,6 @@ from ckpttool.mapping.rules import (
     object_graph_paths,
 )
 
-# Location of observation statistics in a library, and its normalisation formula.
-#
-# The same numbers give another function if epsilon is placed elsewhere or clipping differs. Then they are
-# recomputed to preserve the function, or stored only in the sidecar if that is impossible.
-
 _SAME = 1e-6  # twice the rounding error of float32 numbers, which most libraries store
 _FIRST = (index(0), attr("kernel"))
 _NOTE = "observation statistics are in the sidecar"
@@ -67,6 +62,8 @@ class StatisticsRow(NamedTuple):
     the tensors' shape (-1 is obs_dim); `epsilon`, `outside` and `clip` are those of
     ObservationNormalizer. If they are `required`, an agent without statistics gets neutral ones, and
     one whose statistics cannot be represented is refused.
+    The same numbers give another function if epsilon is placed elsewhere or clipping differs. Then they are
+    recomputed to preserve the function, or stored only in the sidecar if that is impossible.
     """
 
     places: Mapping[str, Path]
@@ -607,11 +604,6 @@ def list_trained_moves(optimizer: str, rows: Iterable[_PlacedRow]) -> list[Move]
     ]
 
 
-# Makes a plan from a table of names, so that a layout writes a canonical agent with one call.
-#
-# A layout chooses the rows that fit the agent (one Q-function or two, a Gaussian policy or not) and passes
-# them in the order of its files. Entries without a row are unused and listed.
-
 DICT, ORDERED, LIST = Container("dict"), Container("OrderedDict"), Container("list")
 # torch/optim/adam.py, Adam.__init__: defaults of settings that the agent lacks.
 _ADAM_SETTINGS = {"learning_rate": 1e-3, "beta_1": 0.9, "beta_2": 0.999, "epsilon": 1e-8}
@@ -624,6 +616,8 @@ def plan_torch_file(writing: WritingTable, binding: RecognizedAgent, agent: Tree
 
     Missing targets are copied from the online networks. Raise UnsupportedError for networks,
     Q-functions or an action map that the library's classes cannot represent.
+    A layout chooses the rows that fit the agent (one Q-function or two, a Gaussian policy or not) and passes
+    them in the order of its files. Entries without a row are unused and listed.
     """
     require_support(writing, binding, agent)
     rows = place_rows(writing, binding, agent)
@@ -767,10 +761,6 @@ def has_value_network(binding: RecognizedAgent) -> bool:
     return "value" in found and "critic" not in found
 
 
-# Writes an agent as TensorFlow's objects or variables with a table of names.
-#
-# Paths are edges from the checkpoint's root, layer names have slashes, and numeric segments are list indices.
-
 KERAS: Mapping[str, LayerKind] = {kind: SPELLING["tensorflow", kind] for kind in ("dense", "layer_norm")}
 # The order of tf.Module and of Sonnet's optimizers: by name.
 SONNET: Mapping[str, LayerKind] = {
@@ -810,6 +800,8 @@ def plan_object_graph(
 
     Optimizers are written in the given form, or omitted without one; the agent's own counters become
     `counted`. Raise UnsupportedError as `plan_torch_file` does.
+    Paths are edges from the checkpoint's root, layer names have slashes, and numeric segments are list
+    indices.
     """
     require_support(writing, binding, agent)
     placed = _index_lists(place_rows(writing, binding, agent))

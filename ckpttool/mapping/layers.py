@@ -45,15 +45,12 @@ from ckpttool.mapping.rules import (
     merge_parts,
 )
 
-# Recurrent cells of TensorFlow 1, and cells without an equivalent.
-#
 # BasicLSTMCell and LSTMCell store one kernel [in + units, 4 * units], inputs first, with the gates i, j, f,
 # o, and add a forget bias of 1 at run time: here it is the second bias, so that no number is rounded.
 # BasicRNNCell stores the same kind of kernel, without gates.
 #
 # Sources: tf_keras/src/layers/rnn/legacy_cells.py; keras/src/layers/rnn/gru.py (reset_after);
 # sonnet/src/recurrent.py (GRU); torch/nn/modules/rnn.py (proj_size).
-
 _FORGET = 1.0
 _ASSUMED = "TensorFlow 1's LSTM cells add a forget bias of 1 at run time"
 
@@ -186,12 +183,6 @@ TF1_KINDS: tuple[LayerKind, ...] = (
 )
 
 
-# Layer kinds: each framework's names of a layer's tensors, and the rules that convert them to the canonical
-# form.
-#
-# Canonical names and orientations are TensorFlow's if it has one: dense kernel [in, out]. A kind is
-# recognised by the names and ranks of the tensors in a module, never by a shape alone.
-
 KINDS: tuple[LayerKind, ...] = (
     *layer_kinds.DENSE_KINDS,
     *layer_kinds.CONVOLUTION_KINDS,
@@ -250,6 +241,8 @@ def candidate_kinds(group: Mapping[str, Leaf], framework: str, module: str = "")
     """Return every kind of layer that these tensors of one module can be, including refused ones.
 
     If the module's name determines the kind, return only that kind.
+    Canonical names and orientations are TensorFlow's if it has one: dense kernel [in, out]. A kind is
+    recognised by the names and ranks of the tensors in a module, never by a shape alone.
     """
     fitting = _fitting_kinds(framework, tuple((name, leaf.dtype, leaf.shape) for name, leaf in group.items()))
     named = [kind for kind in fitting if kind.modules is not None and re.fullmatch(kind.modules, module)]
@@ -296,12 +289,6 @@ def recognize_kind(group: Mapping[str, Leaf], framework: str) -> LayerKind | Non
     whole = len(group) == len(fitting[0].weights)
     return fitting[0] if whole or fitting[0].name == "dense" else None
 
-
-# Group a tree's tensors by module, for recognition by layer kinds.
-#
-# Sources: torch/nn/modules/rnn.py (one module contains `weight_ih_l0`, `weight_ih_l0_reverse`,
-# `weight_ih_l1`); keras/src/layers/attention/multi_head_attention.py (`_query_dense`, ..., called `query`,
-# ... and `attention_output`); keras/src/layers/rnn/rnn.py and bidirectional.py (`cell`, `forward_layer`).
 
 Name = tuple[str, ...]
 _PART = deferred.compile(r"(?P<stored>(?:weight|bias)_(?:ih|hh|hr))_(?P<part>l\d+(?:_reverse)?)")
@@ -451,6 +438,9 @@ def find_modules(
     layer `fc1`.
 
     `requested` lists by kind the modules for which a kind is requested that is not recognised by itself.
+    Sources: torch/nn/modules/rnn.py (one module contains `weight_ih_l0`, `weight_ih_l0_reverse`,
+    `weight_ih_l1`); keras/src/layers/attention/multi_head_attention.py (`_query_dense`, ..., called `query`,
+    ... and `attention_output`); keras/src/layers/rnn/rnn.py and bidirectional.py (`cell`, `forward_layer`).
     """
     found = _modules_by_name(tree, framework, named or (lambda _: False))
     composed: dict[_At, Layer] = {}
@@ -779,12 +769,6 @@ def _is_layout_ambiguous(kind: LayerKind, group: Mapping[str, Leaf]) -> bool:
     return weight[-2] > 1 and (weight[-1] == 1 or bool(bias))
 
 
-# Find the layers of a tree (tensors in the same module), and their conversions.
-#
-# If several kinds fit, a layer carries all of them: an option or the file decides (`Choice`), never a guess
-# from shapes.
-
-
 class LayerOption(NamedTuple):
     """An option for the layers whose names match a pattern: their kind, or other facts."""
 
@@ -823,6 +807,8 @@ def find_layers(
     models of the same framework this has no effect.
 
     Raise UsageError for an option that matches no layer, or a kind that a layer cannot be.
+    If several kinds fit, a layer carries all of them: an option or the file decides (`Choice`), never a guess
+    from shapes.
     """
     requested: dict[str, Callable[[str], bool]] = {
         name: partial(_matches_choice, [choice for choice in given if choice.kind == name])
@@ -1129,13 +1115,6 @@ def framework_kind(tree: Tree, layer: Layer, kind: LayerKind, framework: str) ->
     raise MappingError(f"{framework} has no equivalent of this {kind.name}", path=layer.title)
 
 
-# Names of a layer's tensors in the other framework, if they differ.
-#
-# Keras stores a recurrent layer's variables in its cell, the two directions of a Bidirectional in separate
-# layers, and the projections of an attention in four dense layers; torch has one module each, and one for
-# several recurrent layers. Sources: keras/src/layers/rnn/bidirectional.py,
-# keras/src/layers/attention/multi_head_attention.py, torch/nn/modules/rnn.py.
-
 RECURRENT_KIND_NAMES = frozenset(("lstm", "gru", "simple_rnn"))
 DIRECTION_NAME = deferred.compile(r"(forward|backward)_(?:layer|lstm|gru|simple_rnn|rnn)(?:_\d+)?")
 _REVERSE = "_reverse"
@@ -1148,7 +1127,13 @@ def _kind_name(layer: Layer) -> str:
 
 
 def torch_names(found: tuple[Layer, ...]) -> Naming:
-    """Return the names of Keras layers' tensors in a state_dict."""
+    """Return the names of Keras layers' tensors in a state_dict.
+
+    Keras stores a recurrent layer's variables in its cell, the two directions of a Bidirectional in separate
+    layers, and the projections of an attention in four dense layers; torch has one module each, and one for
+    several recurrent layers. Sources: keras/src/layers/rnn/bidirectional.py,
+    keras/src/layers/attention/multi_head_attention.py, torch/nn/modules/rnn.py.
+    """
     directions: dict[Name, set[str]] = {}
     for layer in found:
         match = DIRECTION_NAME.fullmatch(layer.name[-1]) if layer.name else None

@@ -658,13 +658,6 @@ def _undecided_error(what: str, evidence: OrientationEvidence) -> MappingError:
     )
 
 
-# --- Kinds of layers ----------------------------------------------------------------------------------
-#
-# A PyTorch matrix without a bias is a dense layer or an embedding, and a weight [C, 1, ...] a convolution
-# of one channel or a depthwise one. If no class is recorded, the name of the layer and the widths of the
-# layers around it are evidence. Evidence that is missing or contradictory decides nothing: the layer keeps
-# all of its kinds. Each decision is an assumption, because a program may use any name and any width.
-
 _MATRIX_KINDS = frozenset(("dense", "embedding"))
 _WINDOW_KINDS = frozenset(("convolution", "depthwise"))
 _NORM_KINDS = list_kinds("norm", "batch_norm")
@@ -697,6 +690,10 @@ def decide_kinds(tree: Tree, found: Sequence[Layer], *, ordered: bool) -> tuple[
     """Return PyTorch layers with the kind for which there is evidence, and the evidence itself.
 
     With `ordered`, the file lists the layers in the order in which the model creates them.
+    A PyTorch matrix without a bias is a dense layer or an embedding, and a weight [C, 1, ...] a convolution
+    of one channel or a depthwise one. If no class is recorded, the name of the layer and the widths of the
+    layers around it are evidence. Evidence that is missing or contradictory decides nothing: the layer keeps
+    all of its kinds. Each decision is an assumption, because a program may use any name and any width.
     """
     unknown = [at for at, layer in enumerate(found) if _is_undecided(layer)]
     if not unknown:

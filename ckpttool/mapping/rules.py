@@ -114,14 +114,12 @@ def _transpose_matrix(matrix: np.ndarray) -> np.ndarray:
     return made
 
 
-# Rules: changes to one leaf on its way to another tree, each with its inverse.
-#
-# A rule changes an unread leaf into another unread leaf; the only values read are scalars that become plain
-# numbers (an optimizer's learning rate is a tensor in TensorFlow and a float in PyTorch).
-
-
 class Rule(Protocol):
-    """One invertible change of a leaf."""
+    """One invertible change of a leaf.
+
+    A rule changes an unread leaf into another unread leaf; the only values read are scalars that become plain
+    numbers (an optimizer's learning rate is a tensor in TensorFlow and a float in PyTorch).
+    """
 
     @property
     def name(self) -> str:
@@ -512,13 +510,6 @@ class Fill(NamedTuple):
         raise MappingError("a filled tensor is not reversible")
 
 
-# Rules on parts of a tensor: splitting one stored tensor, merging several, reordering blocks.
-#
-# `AxisSlice` cuts, `ConcatPart` merges; `BlockOrder` reorders the gates of a recurrent cell; `SumTerm` adds
-# what one side stores as two. The results of `ConcatPart` and `SumTerm` are unfinished until all parts are
-# present (see apply_plan).
-
-
 class AxisSlice(NamedTuple):
     """Take the entries `start` to `stop` of an axis of `whole` entries: several tensors are stored as one."""
 
@@ -550,7 +541,10 @@ class AxisSlice(NamedTuple):
 
 
 class ConcatPart(NamedTuple):
-    """Become the entries `start` to `stop` of an axis of `whole` entries; other parts add the rest."""
+    """Become the entries `start` to `stop` of an axis of `whole` entries; other parts add the rest.
+
+    The result is unfinished until all parts are present (see apply_plan).
+    """
 
     axis: int
     start: int

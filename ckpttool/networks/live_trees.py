@@ -126,12 +126,6 @@ def unwrap_variable(variable: Any) -> Any:
     return variable
 
 
-# Plain containers in tf.nest's order: list items by number, dict items by sorted key, fields by name.
-#
-# Source: tensorflow/python/util/nest_util.py (_tf_core_yield_sorted_items). Sets are not containers there.
-# Two differences: a dict with unsortable keys keeps its order, where TensorFlow raises an error, and a
-# `range` or a buffer of numbers is one value.
-
 _ATOMS = (str, bytes, bytearray, memoryview, range, array.array)
 Items = Iterator[tuple[PathStep, Any]]
 
@@ -156,7 +150,12 @@ def _is_flattened(kind: Any) -> bool:
 
 
 def nest_items(value: Any) -> Items:
-    """Yield a container's entries, each with its step."""
+    """Yield a container's entries, each with its step.
+
+    Source: tensorflow/python/util/nest_util.py (_tf_core_yield_sorted_items). Sets are not containers there.
+    Two differences: a dict with unsortable keys keeps its order, where TensorFlow raises an error, and a
+    `range` or a buffer of numbers is one value.
+    """
     if type(value) is list:
         yield from _indexed_items(value)
     elif isinstance(value, Mapping):
@@ -230,11 +229,6 @@ def visit_once(
             yield path, value
             waiting += reversed([((*path, step), held) for step, held in below(path, value)])
 
-
-# The walk of tf.Module: sorted attributes, own leaves first, every path, cycles cut.
-#
-# Source: tensorflow/python/module/module.py (_flatten_module). An object reached again from within itself
-# yields its own leaves once more and is not followed further.
 
 # Objects that reference each other can have an intractable number of paths. After this many values only new
 # objects are entered: each variable keeps its first path and loses further ones.
@@ -323,6 +317,8 @@ def walk_values(
     """Yield every value under `root` by every path, in the order of `tf.Module._flatten`.
 
     See flatten_with_path; with `most` -1, no object is entered twice.
+    Source: tensorflow/python/module/module.py (_flatten_module). An object reached again from within itself
+    yields its own leaves once more and is not followed further.
     """
 
     def own(visit: LiveValue) -> Iterator[LiveValue]:

@@ -25,12 +25,6 @@ from ckpttool.networks.policy_training import (
 )
 from ckpttool.networks.torch_backend import LAYERS, as_tensor, first_line, is_out_of_memory
 
-# Steps on a CUDA device: page-locked host buffers, one captured graph per batch shape.
-#
-# Launching a small network's kernels one by one takes longer than running them; a captured graph is one
-# launch (https://docs.pytorch.org/docs/stable/notes/cuda.html, "CUDA Graphs"). Imported only where there is a
-# GPU.
-
 Run = Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
 Result = TypeVar("Result")
 
@@ -58,6 +52,9 @@ class CudaRunner:
     The first call of a batch shape runs kernel by kernel, without buffers; the second captures a
     graph, which later calls replay. A shape whose capture fails keeps running kernel by kernel, with a
     RuntimeWarning.
+    Launching a small network's kernels one by one takes longer than running them; a captured graph is one
+    launch (https://docs.pytorch.org/docs/stable/notes/cuda.html, "CUDA Graphs"). Imported only where there is
+    a GPU.
     """
 
     def __init__(self, run: Run, place: torch.device, *, graphs: bool) -> None:

@@ -4,6 +4,7 @@ The order of entries is traced (see ckpttool.core.activations). PyTorch reports 
 mode (torch/utils/_python_dispatch.py), TensorFlow to an operation callback
 (tensorflow/python/framework/op_callbacks.py). Operations that only move entries are repeated on the
 entries' numbers.
+The syntax is Python 3.7's: interpreters of other environments run this code.
 """
 
 from __future__ import annotations
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 else:
     np = DeferredModule("numpy")
 
-# The syntax of this file is Python 3.7's, because environments with old frameworks have old interpreters.
 
 ROOT = "(model)"
 

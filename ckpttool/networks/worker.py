@@ -327,11 +327,6 @@ class ModelProcess(ChildProcess):
         super().__init__(name, ("-c", program), arguments, python=python, timeout=timeout, threads=None)
 
 
-# Worker: a separate process per framework, with one protocol for all.
-#
-# Arrays are .npy files in a folder that parent and worker share; messages.py describes the messages. A new
-# kind of request is a row in HANDLERS. This module is the worker's program and imports no framework.
-
 TIMEOUT_S = 120.0
 
 
@@ -340,6 +335,8 @@ class Worker(ChildProcess):
 
     `python` may be another environment's interpreter (3.11 or newer, with numpy). No request waits
     longer than `timeout` seconds. `threads` limits the framework's number of threads.
+    Arrays are .npy files in a folder that parent and worker share; messages.py describes the messages. A new
+    kind of request is a row in HANDLERS. This module is the worker's program and imports no framework.
     """
 
     def __init__(

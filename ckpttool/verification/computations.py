@@ -312,9 +312,6 @@ def _mixed(operands: Sequence[Term]) -> Iterator[Term]:
                     yield Term(f"sum of {how[0][0]} of {names}, weighed by {weights}", np.asarray(made))
 
 
-# Attention.
-
-
 def _attended(operands: Sequence[Term]) -> Iterator[Term]:
     """Yield attention of queries, keys and values [batch, positions, features]."""
     sequences = [each for each in operands if each.array.ndim == 3][:_MOST_ATTENDED]

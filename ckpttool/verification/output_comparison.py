@@ -25,11 +25,6 @@ from ckpttool.networks import numpy_backend
 from ckpttool.networks.network import Dense, Network, Observation, Policy
 from ckpttool.verification.inputs import OPPOSITE, move_channels
 
-# Output differences of one network, and their bound.
-#
-# The error of both is measured against a float64 reference in numpy: a conversion is correct when B's error
-# is no larger than that of A's own framework, give or take rounding.
-
 PARITY_OBSERVATIONS = 1000
 OWN_ERROR = 2.0
 # Relative to the largest intermediate number, not the output: docs/decisions/0016-verification-bounds.md.
@@ -79,6 +74,8 @@ def measure_parity(
 
     Without a `tolerance`, B may be `own` times as far off as A, or within rounding. `exact` is the
     network's float64 output, if known.
+    The error of both is measured against a float64 reference in numpy: a conversion is correct when B's error
+    is no larger than that of A's own framework, give or take rounding.
     """
     if exact is None:
         exact = run_network(numpy_backend.build(network.cast("float64")), to_float64(given))
@@ -152,11 +149,6 @@ def run_network(policy: Policy, given: Observation) -> np.ndarray:
     return output
 
 
-# Verifies a conversion before the output gets its name: it computes the same as the source.
-#
-# Both sides run in numpy, in float64: that tests the mapping without starting a framework. `verify` shows how
-# the frameworks themselves run the two files.
-
 OBSERVATIONS = 100
 _CANNOT = (EnvironmentMismatchError, MappingError, UnsupportedError, UsageError)
 
@@ -202,6 +194,8 @@ def verify_outputs(source: Agent, written: Checkpoint, target: str, recorded: Si
 
     `recorded` is the sidecar to be written beside it. Raise DiffersError if a network computes something
     else.
+    Both sides run in numpy, in float64: that tests the mapping without starting a framework. `verify` shows
+    how the frameworks themselves run the two files.
     """
     written = replace(written, path=target)
     binding = recognize_checkpoint(written)
@@ -254,8 +248,6 @@ def _compare_network(title: str, left: Network, source: Agent, there: Agent) -> 
     return measure_parity(title, left, given, (first, second), exact=first)
 
 
-# Outputs of two models: which belong together, how far they may differ, and whether they show anything.
-
 Outputs = Mapping[str, np.ndarray]
 
 
@@ -299,8 +291,6 @@ def pair_outputs(
         found.append(OutputNames(x, y, OPPOSITE[turned]))
     return found, missing
 
-
-# The bound of an output.
 
 # A number on the way may be far larger than the output, e.g. the -1e9 of a mask: what rounding may cost is
 # limited by this many times the output's own scale. A float64 run shows where rounding costs more.
@@ -489,8 +479,6 @@ def _masked(array: np.ndarray, there: np.ndarray) -> np.ndarray:
     return np.where(there & np.isfinite(found), found, 0.0)
 
 
-# A float64 run that computes something else is no reference.
-
 _CREDIBLE = 1e-2
 
 
@@ -507,8 +495,6 @@ def are_close(plain: Outputs, exact: Outputs) -> bool:
             return False
     return True
 
-
-# Whether an output repeats, up to the rounding of another order of sums.
 
 _REPEATED = 1e-4
 
@@ -531,8 +517,6 @@ def changing_outputs(first: Outputs, again: Outputs) -> list[str]:
     return found
 
 
-# Other inputs, which show whether A's outputs depend on them.
-
 _SHAKEN = 0.1
 
 
@@ -547,9 +531,6 @@ def shake_inputs(arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
         else:
             found.append(np.roll(each, 1, axis=0 if len(each) > 1 else -1))
     return found
-
-
-# Both sides' results for one set of inputs.
 
 
 @dataclass(slots=True)

@@ -76,8 +76,6 @@ from ckpttool.verification.output_comparison import (
 )
 from ckpttool.verification.training import ModelTraining, OutputTarget, TrainingOptions, compare_training
 
-# A side: what runs it, and its process.
-
 KINDS = {
     keras_h5.ARCHIVE_NAME: "keras",
     keras_h5.NAME: "keras",
@@ -419,9 +417,6 @@ class ModelClient:
             given=None if given is None else "change-given.npy",
         )
         return tuple(self.read(f"repeated-{place}.npy") for place in range(max(answer["made"], 0)))
-
-
-# The result.
 
 
 @dataclass(frozen=True, slots=True)
@@ -996,8 +991,6 @@ def _exact_outputs(
     session.notes.append(f"{side.side.word} has no float64 run: {reason}")
     return None
 
-
-# Layers.
 
 _MOST_ROUNDS = 8  # of inputs for the rows of one table
 _MOST_BYTES = 512 << 20
