@@ -64,6 +64,14 @@ def browse(
     """Show the checkpoint at the path until the user quits; return the exit status.
 
     Raise UsageError without a terminal, MissingExtraError without textual, and any error of listing.
+
+    Args:
+        path: the checkpoint.
+        other: a checkpoint to compare it with, as `diff` does.
+        glob: a pattern for the paths of the entries that are shown.
+        by: how entries are paired: "auto", or what `diff` offers.
+        layout: the layout by which the agent of the first checkpoint is read.
+
     """
     require_terminal(path)
     if importlib.util.find_spec("textual") is None:

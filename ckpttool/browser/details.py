@@ -40,7 +40,16 @@ def detail_lines(
     read: Read,
     cells: int,
 ) -> list[Line]:
-    """Return the lines about an entry, for a page of this width in cells."""
+    """Return the lines about an entry of a checkpoint, or of two.
+
+    Args:
+        listing: the checkpoint or checkpoints that are shown.
+        comparison: the values compared so far, None for a single checkpoint.
+        entry: a tensor, value, alias or module.
+        read: what has been read of the entry's values, if anything.
+        cells: the width of the page.
+
+    """
     lines = wrap_paragraph(entry.path or '""', cells, "head")
     if isinstance(entry, ModuleSummary):
         return [*lines, *_module_lines(comparison, entry, cells)]

@@ -60,8 +60,15 @@ def list_for_browser(
 ) -> BrowserListing:
     """List the checkpoint at the path, paired with `other` if given; no tensor is read.
 
-    `by` selects how entries are paired, as in `diff`. Raise any error of opening, and UsageError for a
-    folder of checkpoints without a latest one.
+    Raise any error of opening, and UsageError for a folder of checkpoints without a latest one.
+
+    Args:
+        path: the checkpoint.
+        other: the one that it is paired with.
+        glob: a pattern for the paths of entries.
+        by: how entries are paired, as in `diff`.
+        layout: the layout of the agent at `path`.
+
     """
     left = _require_summary(path, None if other is not None else glob, layout)
     if other is None:

@@ -285,7 +285,16 @@ def write_dataflow(
     *,
     force: bool = False,
 ) -> dict[str, Any]:
-    """Draw an agent's networks into a new .svg file, or the layers of `models`; return its JSON object."""
+    """Draw an agent's networks into a new .svg file, or the layers of `models`; return its JSON object.
+
+    Args:
+        found: the checkpoint.
+        target: the file.
+        layout: the layout of the agent.
+        models: architectures that a checkpoint without an agent describes.
+        force: replace the file.
+
+    """
     from ckpttool.pages.dataflow import render_dataflow
 
     if os.path.splitext(target)[1].lower() != ".svg":

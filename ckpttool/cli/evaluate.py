@@ -827,6 +827,15 @@ def display_results(
     """Plot in the terminal, then write the requested files.
 
     Errors are returned instead of raised, because the results already exist.
+
+    Args:
+        output: the files and plots that are requested.
+        found: the evaluations.
+        options: those of the evaluations, with which episodes are repeated for videos.
+        drawn: what the plots show.
+        quiet: without progress and plots.
+        as_json: only a JSON document is printed.
+
     """
     from ckpttool.cli import figures
 

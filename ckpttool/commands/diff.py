@@ -156,7 +156,16 @@ def select_pairs(
     notes: tuple[str, ...],
     declared: Iterable[DeclaredEntry] = (),
 ) -> CheckpointAlignment:
-    """Align the entries whose names match the pattern; raise UsageError if none matches."""
+    """Align the entries whose names match the pattern; raise UsageError if none matches.
+
+    Args:
+        sides: both checkpoints, each with its entries by the names that `by` gives them.
+        by: what the names are.
+        glob: the pattern; None keeps every entry.
+        notes: sentences about the pairing for the result.
+        declared: entries that only one side has because of a conversion.
+
+    """
     (first, a), (second, b) = sides
     keep = compile_glob(glob)
     if glob is not None and not any(map(keep, (*a, *b))):
@@ -505,9 +514,18 @@ def align_live_model(
 ) -> CheckpointAlignment:
     """Pair the tensors of a live model with those of a checkpoint or of another live model.
 
-    `by` is "path", or "model" to pair the model's names with the entries that would fill it, from any
-    framework. "auto" pairs by path if the other side has all of the model's names, and by model if it
-    lacks one or if a `part` or `layout` is given. Raise UsageError for an object that is not a model.
+    Raise UsageError for an object that is not a model.
+
+    Args:
+        left: a live model, checkpoint or path.
+        right: the same; at least one of both is a model.
+        glob: a pattern for names.
+        by: "path", or "model" to pair the model's names with the entries that would fill it, from any
+            framework. "auto" pairs by path if the other side has all of the model's names, and by model if it
+            lacks one or if a `part` or `layout` is given.
+        layout: read the checkpoint as an agent of this layout.
+        part: use what lies under this path of the checkpoint.
+
     """
     if by not in (AUTO, "path", "model"):
         raise UsageError(f"a live model cannot be compared by {by}", hint="choose path or model")
@@ -586,7 +604,16 @@ def diff(
 def align(
     left: Any, right: Any, *, glob: str | None = None, by: str = AUTO, layout: str | None = None
 ) -> CheckpointAlignment:
-    """Open and pair two checkpoints as `diff` does."""
+    """Open and pair two checkpoints as `diff` does.
+
+    Args:
+        left: a checkpoint or a path.
+        right: the one that it is compared with.
+        glob: a pattern for the paths of entries.
+        by: how entries are paired; "auto" decides by what both sides are.
+        layout: the layout of the agent on the left.
+
+    """
     sides = recognize_side(ensure_open(left), layout), recognize_side(ensure_open(right))
     return align_checkpoints(*sides, glob=glob, by=by)
 
@@ -600,7 +627,15 @@ def compare_alignment(
 ) -> Diff:
     """Return the differences between aligned checkpoints; both are read, one tensor at a time.
 
-    `jobs` processes read them, or those of the Ray cluster at `ray`. Raise UsageError for an unknown `sort`.
+    Raise UsageError for an unknown `sort`.
+
+    Args:
+        found: the pairs.
+        sort: the measure by which changed entries are ordered, largest first.
+        progress: called with the bytes read so far, and all.
+        jobs: processes that read.
+        ray: address of the Ray cluster whose processes read instead.
+
     """
     if sort not in get_args(Sort):
         raise UsageError(f"unknown sort key {sort!r}", hint=suggest_choice(sort, get_args(Sort)))

@@ -720,7 +720,7 @@ def _read_column(
         with WorkerThread(_BACKLOG) as lane:
             recorder = DigestRecorder(checkpoint, lane)
             values = compute_stats(
-                recorder.checkpoint, binding, glob, progress, seen=drift.add, histograms=False
+                recorder.checkpoint, binding, glob, progress, observe=drift.add, histograms=False
             )
             sha256 = recorder.digest().sha256
         found = examine_agent(checkpoint, binding, values, sha256)

@@ -416,7 +416,7 @@ def compute_stats(
     binding: RecognizedAgent | None,
     glob: str | None = None,
     progress: Progress = ignore_progress,
-    seen: Callable[[Path, Leaf, Values], None] | None = None,
+    observe: Callable[[Path, Leaf, Values], None] | None = None,
     *,
     histograms: bool = True,
     jobs: int | None = None,
@@ -424,8 +424,16 @@ def compute_stats(
 ) -> Stats:
     """Return the stats of a checkpoint already listed, with its agent.
 
-    `seen` receives the values of every tensor: an array while it is in memory, or a streamed one, and is
-    for one process. Without `histograms` they are empty, and there are no modules.
+    Args:
+        checkpoint: what is read.
+        binding: the agent in it, which names the slots of its optimizers.
+        glob: a pattern for the paths of tensors.
+        progress: called with the bytes read so far, and all.
+        observe: called in this process with each tensor's values, an array while it is in memory or a stream.
+        histograms: without them there are no modules either.
+        jobs: processes that read.
+        ray: address of the Ray cluster whose processes read instead.
+
     """
     tree = checkpoint.tree
     keep = compile_glob(glob)
@@ -451,8 +459,8 @@ def compute_stats(
         try:
             values = leaf.values()
             found.append(tensor_stats(tree.names[at], at, leaf, values, counted=histograms))
-            if seen is not None:
-                seen(at, leaf, values)
+            if observe is not None:
+                observe(at, leaf, values)
         except CkpttoolError as error:
             raise error.located(file=checkpoint.path, path=tree.names[at]) from error
         done += leaf.nbytes
@@ -473,7 +481,16 @@ def _entry_stats(entry: tuple[str, Path, Leaf, bool]) -> TensorStats:
 
 
 def tensor_stats(name: str, path: Path, leaf: Leaf, array: Values, *, counted: bool = True) -> TensorStats:
-    """Return the stats of one numeric tensor; the histogram only if its values are to be `counted`."""
+    """Return the stats of one numeric tensor.
+
+    Args:
+        name: how the tensor is called.
+        path: its path in the tree, which may show a slot of an optimizer.
+        leaf: its type and role.
+        array: its values.
+        counted: also make the histogram.
+
+    """
     known = compute_moments(array)
     counts = histogram(array, known) if counted else ()
     return TensorStats(name, leaf, known, counts, tuple(find_warning_signs(path, leaf, known, array)))

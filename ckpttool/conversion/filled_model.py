@@ -110,8 +110,16 @@ def convert_into_model(
 ) -> ConversionResult:
     """Write the checkpoint that the user's model loads, filled from the one at `source`.
 
-    A text is only the factory's name. Nothing is written when a model weight is missing or a weight of
-    the source unused (unless `allow_missing` or `allow_unused` permits it), or on a dry run.
+    Nothing is written when a model weight is missing or a weight of the source unused (unless `allow_missing`
+    or `allow_unused` permits it), or on a dry run.
+
+    Args:
+        source: the checkpoint to read.
+        target: the file or prefix to write.
+        like: what builds the model; a text is only the factory's name.
+        options: the conversion's options.
+        progress: called with the bytes written so far, and all.
+
     """
     rules = user_rules.load_rules(options.rules) if options.rules is not None else None
     matching = MatchOptions(

@@ -509,11 +509,19 @@ def model_source(
     source: str | None = None,
     shapes: Sequence[Shape] = (),
 ) -> ModelSource:
-    """Return the checkpoint, or the part under the path `part`, with its own names.
+    """Return the checkpoint, or a part of it, with its own names.
 
-    `source` states the orientation of its arrays ("torch" or "tf"), `shapes` are those of the inputs of
-    the filled model. Raise UsageError where nothing is under the path, or names cannot be restored,
-    MappingError where the orientation is ambiguous.
+    Raise UsageError where nothing is under the path, or names cannot be restored, MappingError where the
+    orientation is ambiguous.
+
+    Args:
+        checkpoint: what fills the model.
+        part: the path below which its tensors lie; None for all.
+        wanted: which names and weights are changed before the mapping.
+        known: the checkpoint's sidecar.
+        source: the stated orientation of its arrays, "torch" or "tf".
+        shapes: shapes of the inputs of the filled model, without the batch.
+
     """
     if checkpoint.format == onnx.NAME:
         checkpoint = onnx_policies.read_as_state_dict(checkpoint)
@@ -1181,10 +1189,17 @@ def plan_fill(
     patterns: Sequence[str],
     part: str | None,
 ) -> ModelFillPlan:
-    """Return how a source, a `part` of the checkpoint if there is one, fills a model.
+    """Return how a source fills a model; errors of the mapping name the checkpoint.
 
-    `like_source` is the code of the source's model, which a call observes. Errors of the mapping name the
-    checkpoint. See `_fill_without` for the patterns.
+    Args:
+        target: the model.
+        checkpoint: what the source was read from.
+        given: the source: its tensors by name.
+        matching: what the user states about layers and pairs.
+        like_source: the code of the source's model, which a call observes.
+        patterns: patterns of names of source tensors that the user leaves out.
+        part: the part of the checkpoint that is the source.
+
     """
     if like_source is not None:
         given = observe_source(given, like_source, target.source_inputs(), matching.choices)

@@ -72,12 +72,20 @@ def to_tensorflow(
     strip: bool = True,
     graph: bool = False,
 ) -> Plan:
-    """Plan the conversion of a PyTorch tree to TensorFlow objects, or with `file` to a Keras weights file.
+    """Plan the conversion of a PyTorch tree to TensorFlow objects, or to a Keras weights file.
 
-    With `graph`, numbered layers have the names of a Keras Sequential in an object graph. Whole modules are
-    read as their state_dicts. With `strip`, wrapper prefixes are removed from names. `settings` are
-    optimizer settings from the sidecar, of which `stated` (optimizer, setting) were given by a user: raise
-    UsageError for one that contradicts the checkpoint or names a missing optimizer.
+    Whole modules are read as their state_dicts. Raise UsageError for a setting that contradicts the
+    checkpoint or names a missing optimizer.
+
+    Args:
+        tree: the source.
+        given: the user's statements about layers.
+        settings: optimizer settings from the sidecar.
+        stated: those of them (optimizer, setting) that a user gave.
+        file: write for a Keras weights file.
+        strip: remove prefixes of wrappers from names.
+        graph: name numbered layers as a Keras Sequential in an object graph does.
+
     """
     plain, sources, notes = _as_state_dicts(tree, strip=strip)
     described = describe_sources(tree, sources)
@@ -112,9 +120,16 @@ def to_objects(
 ) -> Plan | None:
     """Plan a TensorFlow tree with its optimizers converted to Keras 3; return None if one cannot be.
 
-    Weights stay unchanged. With `file`, a single network is the root of a Keras weights file, and its
-    optimizer that of the model. `name` is the layout's name for an optimizer without a name in the
-    tree. With `in_order`, the layers are in model order, and the file names them by class and number.
+    Weights stay unchanged.
+
+    Args:
+        tree: the source.
+        settings: optimizer settings from the sidecar.
+        stated: those of them (optimizer, setting) that a user gave.
+        file: write a single network as the root of a Keras weights file, its optimizer as that of the model.
+        name: the layout's name for an optimizer without a name in the tree.
+        in_order: the layers are in model order, and the file names them by class and number.
+
     """
     found = without_copies(tree)
     plan = _ObjectsPlanner(found, (), OptimizerSettings(settings, stated))

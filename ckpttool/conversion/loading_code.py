@@ -33,9 +33,13 @@ def format_loading_code(
 ) -> tuple[str, ...]:
     """Return at most eight lines that load the target, none for targets in an RL library's own format.
 
-    `tree` was written to `target`, a file or a TensorFlow prefix. `foreign` names, from another
-    framework, may start with objects that no PyTorch model has. With `root`, the source is one model's
-    state_dict.
+    Args:
+        target: the file or TensorFlow prefix that was written.
+        kind: its format and layout.
+        tree: what was written to it.
+        foreign: names come from another framework and may start with objects that no PyTorch model has.
+        root: the source is one model's state_dict.
+
     """
     if kind.format == "pytorch_dcp":
         load = f"torch.distributed.checkpoint.load(state, checkpoint_id={python_literal(target)})"

@@ -915,7 +915,13 @@ def recognize_source_agent(
 ) -> tuple[RecognizedAgent | None, tuple[str, ...]]:
     """Return the agent in the tree, with facts from files beside it, and a note for each file.
 
-    `known` is the agent of the whole checkpoint, if already recognised.
+    Args:
+        checkpoint: what is converted.
+        tree: its prepared tree, or the part that is converted.
+        layout: the layout that the user states.
+        part: the path of that part.
+        known: the agent of the whole checkpoint, if already recognised.
+
     """
     if checkpoint.format == targets.ONNX:
         return recognize.recognize_checkpoint(checkpoint, layout), ()
@@ -945,8 +951,16 @@ def plan_agent_conversion(
 ) -> Plan:
     """Return the plan to the kind's layout; raise UsageError if it is not writable.
 
-    Errors of the layout's plan are passed on. `settings` are optimizer settings known from elsewhere. With
-    `fold`, the first layers apply the observation statistics.
+    Errors of the layout's plan are passed on.
+
+    Args:
+        tree: the source.
+        binding: the agent in it.
+        kind: the target's format and layout.
+        settings: optimizer settings known from elsewhere.
+        known: the source's sidecar.
+        fold: let the first layers apply the observation statistics.
+
     """
     from ckpttool.libraries import optimizers_write
 
@@ -1078,11 +1092,11 @@ class FoldedAgent:
 def fold_statistics(binding: RecognizedAgent, agent: Tree, facts: Sidecar) -> FoldedAgent:
     """Return the canonical agent with its statistics folded into the layers that receive observations.
 
-    Raise UsageError without statistics, UnsupportedError where they cannot be folded exactly.
-    `W ((x - mean) / s) + b` is `(W / s) x + (b - W (mean / s))`. Clipping the normalised observations is not
-    linear, so statistics with a limit are rejected. Optimizer moments belong to the original weights: for the
-    changed layers they cannot be computed (a second moment of a sum is not that of its terms), so optimizers
-    are not converted.
+    Raise UsageError without statistics, UnsupportedError where they cannot be folded exactly. `W ((x - mean)
+    / s) + b` is `(W / s) x + (b - W (mean / s))`. Clipping the normalised observations is not linear, so
+    statistics with a limit are rejected. Optimizer moments belong to the original weights: for the changed
+    layers they cannot be computed (a second moment of a sum is not that of its terms), so optimizers are not
+    converted.
     """
     norm = _foldable_statistics(binding, facts)
     mean, var = (np.asarray(norm[name], np.float64) for name in ("mean", "var"))

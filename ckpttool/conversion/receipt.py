@@ -45,11 +45,18 @@ def with_policy_facts(
 ) -> VerifiedSidecar:
     """Return the source's sidecar with what only the source's own code records of its computation.
 
-    The activations of a .keras file, TorchScript or a whole module are in no weights file, and
-    neither are those of the layout of an actor alone. They are carried over if all parameters are the
-    policy's, and the target's policy has the same layers in order. Otherwise `computation` records
-    that the target contains less than the source. For a `part`, and for a user's `model`, no facts
-    are carried over.
+    The activations of a .keras file, TorchScript or a whole module are in no weights file, and neither are
+    those of the layout of an actor alone. They are carried over if all parameters are the policy's, and the
+    target's policy has the same layers in order. Otherwise `computation` records that the target contains
+    less than the source.
+
+    Args:
+        checkpoint: the source.
+        target: the written checkpoint, read back.
+        own: the source's sidecar.
+        part: the converted part; no facts of a part are carried over.
+        model: the target fills a user's model; no facts are carried over.
+
     """
     # Recorded computations need modules that no agent of a layout needs.
     recorded, found = read_computation(checkpoint), _read_policy_facts(checkpoint, target, own.sidecar)
@@ -198,7 +205,15 @@ def conversion_receipt(
 ) -> Sidecar:
     """Return the target's sidecar: the source's facts (or the layout's defaults) and their provenance.
 
-    `options` are the conversion's, which `verify --all` uses to plan it again.
+    Args:
+        checkpoint: the source.
+        made: the plan of its conversion.
+        own: the source's sidecar.
+        written: the target's digest.
+        undone: what the reverse conversion restores.
+        part: the path of the converted part.
+        options: the conversion's options, with which `verify --all` plans it again.
+
     """
     binding, report = made.binding, made.report
     base = own.sidecar or Sidecar("")

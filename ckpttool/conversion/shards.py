@@ -116,9 +116,9 @@ def working_folder(write: ShardedWrite) -> Iterator[str]:
     """Yield the locked working folder; it stays for a rerun if the block fails after a shard is complete.
 
     Raise UsageError if it belongs to a conversion of another source, plan or version, TargetExistsError if a
-    file of the target exists.
-    The folder beside the target contains complete shards under their final names, a record beside each, and
-    the journal, which states what they are shards of. It is removed when the target has its name.
+    file of the target exists. The folder beside the target contains complete shards under their final names,
+    a record beside each, and the journal, which states what they are shards of. It is removed when the target
+    has its name.
     """
     suffixes = [*(shard.suffix for shard in write.plan.shards), write.plan.index_suffix]
     for suffix in suffixes if not write.plan.index_suffix.startswith("/") else ():
@@ -463,10 +463,10 @@ def write_objects(
 ) -> Digest:
     """Write all shards, the `others`, the index and the sidecar that `receipt` returns; return the digest.
 
-    Raise UsageError or TargetExistsError as `working_folder` does.
-    An object has its name when all of its bytes have arrived, so each shard is written under its own name;
-    the index, written last, makes the whole valid. The working folder contains the journal and the records.
-    No object of another conversion is replaced.
+    Raise UsageError or TargetExistsError as `working_folder` does. An object has its name when all of its
+    bytes have arrived, so each shard is written under its own name; the index, written last, makes the whole
+    valid. The working folder contains the journal and the records. No object of another conversion is
+    replaced.
     """
     store = cast(WritableStore, filesystem.find_store(write.target))
     folder = hidden_path(write.target, TEMPORARY, _FOLDER)

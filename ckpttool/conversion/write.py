@@ -185,9 +185,18 @@ def write_checkpoint(
 ) -> Digest:
     """Write the tree with `others` and the sidecar that `receipt` builds from the file read back.
 
-    `receipt` also gets the digest; if it raises, nothing is written. `others` gets a mapping from the
-    tensors' paths to those read back, and the worker that compares files with trees. A checkpoint
-    identified by a prefix becomes the latest in its folder's state file.
+    A checkpoint identified by a prefix becomes the latest in its folder's state file.
+
+    Args:
+        tree: what is written.
+        target: the file, prefix or folder.
+        kind: its format.
+        how: whether to replace and to flush files, and what reports progress.
+        receipt: returns the sidecar for the digest and the checkpoint read back; if it raises, nothing is
+            written.
+        others: returns further files. It gets a mapping from the tensors' paths to those read back, and the
+            worker that compares files with trees.
+
     """
     writer = cast(WritingFormat, plugins.find("formats", kind.format).load())
     target = targets.target_stem(target, kind)

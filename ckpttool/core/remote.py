@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 def mount(text: str) -> str:
     """Mount a URL, with everything beside and under it; return its location.
 
-    No request is sent yet. Raise UsageError for a URL without a location, MissingExtraError when a
-    library is missing; a store's libraries are imported here.
+    No request is sent yet. Raise UsageError for a URL without a location, MissingExtraError when a library is
+    missing; a store's libraries are imported here.
     """
     chain = urls.normalize_chain(text)
     if chain is None:
@@ -206,10 +206,9 @@ def current_request() -> RemoteRequest:
 class WaitBudget:
     """Seconds for which a server may keep a command waiting (limit `fetch_seconds`).
 
-    Waiting uses them up. Each finished request gives one second back, as does every `fetch_rate`
-    bytes and each second without a request. A server without remaining seconds fails every request
-    at once.
-    Every request, from the DNS look-up to the last byte, with its redirects, retries and pages, is a task on
+    Waiting uses them up. Each finished request gives one second back, as does every `fetch_rate` bytes and
+    each second without a request. A server without remaining seconds fails every request at once. Every
+    request, from the DNS look-up to the last byte, with its redirects, retries and pages, is a task on
     fsspec's event loop while the caller watches the clock. So no stage and no library can block a command,
     and Ctrl-C ends it at once: the loop and its look-ups run on daemon threads.
     """

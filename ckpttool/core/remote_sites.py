@@ -115,11 +115,11 @@ def require_public_name(url: yarl.URL) -> None:
 class AddressResolver(AbstractResolver):
     """Resolver for the addresses of connections.
 
-    After a host had a public address, it is never connected to at a non-public one: its name server
-    could otherwise send the next connection to a private address (DNS rebinding).
-    A server's response (a redirect, the next page of a listing) must not reach what only this machine can:
-    its services, its network, a cloud's metadata. Addresses are checked in the look-up for the connection
-    itself, not in a separate look-up.
+    After a host had a public address, it is never connected to at a non-public one: its name server could
+    otherwise send the next connection to a private address (DNS rebinding). A server's response (a redirect,
+    the next page of a listing) must not reach what only this machine can: its services, its network, a
+    cloud's metadata. Addresses are checked in the look-up for the connection itself, not in a separate
+    look-up.
     """
 
     def __init__(self, *, public: bool) -> None:
@@ -420,10 +420,10 @@ async def _read_up_to(answer: aiohttp.ClientResponse, most: int) -> bytes:
 class Web:
     """A folder of a web server.
 
-    A named file is requested by exactly the given URL, files beside it by their names. The query and
-    the user of the URL stay in this class and never enter a location.
-    The first request for a file requests its first bytes and returns everything: its size, its ETag, and
-    whether the server supports ranges. A HEAD request would return less, and a URL signed for GET rejects it.
+    A named file is requested by exactly the given URL, files beside it by their names. The query and the user
+    of the URL stay in this class and never enter a location. The first request for a file requests its first
+    bytes and returns everything: its size, its ETag, and whether the server supports ranges. A HEAD request
+    would return less, and a URL signed for GET rejects it.
     """
 
     def __init__(self, start: str, prefix: str, query: str) -> None:

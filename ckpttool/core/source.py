@@ -737,8 +737,17 @@ def cut_array(
 ) -> Iterator[Buffer]:
     """Yield the bytes of `apply` to parts of a source's array along an axis, one after the other.
 
-    Unless the axis is the first, each part takes a slice of every row; only the first pass verifies the
-    source. What has to be unpacked or fetched is so once, into an unnamed temporary file.
+    Unless the axis is the first, each part takes a slice of every row. What has to be unpacked or fetched is
+    so once, into an unnamed temporary file.
+
+    Args:
+        source: the array's bytes, C-ordered and little-endian.
+        shape: the array's shape.
+        kind: the type of its elements.
+        axis: the axis along which the result may be computed in parts.
+        apply: a function of such a part.
+        verify: let the first pass verify the source.
+
     """
     outer, extent = math.prod(shape[:axis]), shape[axis]
     if outer > 1 and _file_run(source) is None:

@@ -206,7 +206,16 @@ class ZipWindow(NamedTuple):
 def fail(
     file: File, message: str, offset: int, *, expected: str | None = None, found: str | None = None
 ) -> NoReturn:
-    """Raise FormatError at an offset of the archive."""
+    """Raise FormatError at an offset of the archive.
+
+    Args:
+        file: the archive.
+        message: what is wrong with it.
+        offset: where, in bytes from the start of the file.
+        expected: what the record should have there.
+        found: what it has.
+
+    """
     raise FormatError(message, file=file.path, offset=offset, expected=expected, found=found)
 
 
@@ -650,10 +659,10 @@ class ZipArchive:
 def read_zip(file: File, start: int = 0, size: int | None = None) -> ZipArchive:
     """Return the archive's members; raise FormatError unless all records agree.
 
-    `start` and `size` are the archive's range in the file (an archive stored in another); members'
-    offsets are relative to the file.
-    The standard library's reader verifies all-zero checksums that were never recorded, does not compare the
-    end record's count with the entries, and takes longer to import than a checkpoint takes to list.
+    `start` and `size` are the archive's range in the file (an archive stored in another); members' offsets
+    are relative to the file. The standard library's reader verifies all-zero checksums that were never
+    recorded, does not compare the end record's count with the entries, and takes longer to import than a
+    checkpoint takes to list.
     """
     return _KEPT.read(file, start, file.size - start if size is None else size, limits.current())
 

@@ -87,9 +87,9 @@ class NameUsage:
 class PickleMachine:
     """One run over one pickle; `position` is the current offset.
 
-    `names` are all names in the pickle. Nothing is called: calls become PickleObjects.
-    Every opcode is at least one byte and does work in proportion to what it pushes or pops, so time and
-    memory are linear in the input; what the input size does not bound has a limit (ckpttool/core/limits.py).
+    `names` are all names in the pickle. Nothing is called: calls become PickleObjects. Every opcode is at
+    least one byte and does work in proportion to what it pushes or pops, so time and memory are linear in the
+    input; what the input size does not bound has a limit (ckpttool/core/limits.py).
     """
 
     __slots__ = (
@@ -929,11 +929,19 @@ def parse_pickle(
     base: int = 0,
     trailing: bool = False,
 ) -> PickleContents:
-    """Return the contents of a pickle; raise FormatError with the offset (`base` added) if invalid.
+    """Return the contents of a pickle; raise FormatError with the offset if it is invalid.
 
-    `persistent` returns the value of a persistent id; `builders` the values of known calls, by
-    dotted name. Bytes longer than `inline` are not copied but returned as StoredBytes. Bytes after
-    the pickle's end are an error unless `trailing`. Unknown calls become PickleObjects.
+    Unknown calls become PickleObjects.
+
+    Args:
+        data: the pickle's bytes.
+        persistent: returns the value of a persistent id.
+        builders: return the values of known calls, by dotted name.
+        inline: bytes longer than this are not copied but returned as StoredBytes.
+        file: the file's name, for errors.
+        base: the position of `data` in the file, in bytes.
+        trailing: bytes after the pickle's end are no error.
+
     """
     machine = PickleMachine(data, persistent, builders, inline, file, base)
     try:

@@ -72,12 +72,12 @@ def parse_fields(data: Data, schema: Schema | None = None) -> list[tuple[int, in
 
     With a schema, return only its fields, and raise FormatError for one with another wire type.
 
-    Submessages stay runs of bytes, which the caller may parse, so hostile nesting costs nothing.
-    Groups (deprecated, unused by TensorFlow) are rejected.
-    Source: protobuf.dev/programming-guides/encoding. If a field that is not repeated occurs several times,
-    the last number or string counts, and messages are merged: `merge_messages` returns their bytes one after
-    the other, which encode the merged message. A field with another wire type than its schema's is rejected;
-    protobuf's own parser would skip it as an unknown field.
+    Submessages stay runs of bytes, which the caller may parse, so hostile nesting costs nothing. Groups
+    (deprecated, unused by TensorFlow) are rejected. Source: protobuf.dev/programming-guides/encoding. If a
+    field that is not repeated occurs several times, the last number or string counts, and messages are
+    merged: `merge_messages` returns their bytes one after the other, which encode the merged message. A field
+    with another wire type than its schema's is rejected; protobuf's own parser would skip it as an unknown
+    field.
     """
     fields: list[tuple[int, int | Data]] = []
     at, stop = 0, len(data)
@@ -130,6 +130,14 @@ def iter_located_fields(
     """Yield the fields of the message between two positions, each with the position after it.
 
     A run of bytes starts its own length before that position, so it can be read from the file later.
+
+    Args:
+        data: the bytes with the message.
+        start: where the message begins.
+        stop: where it ends.
+        schema: the fields that are yielded, with their wire types.
+        count: called with 1 for every field, including those outside the schema.
+
     """
     at = start
     while at < stop:
@@ -349,11 +357,10 @@ MAX_RECORD_BYTES = 16 << 20
 def iter_records(file: File) -> Iterator[tuple[int, bytes]]:
     """Yield the records with their offsets.
 
-    Raise ChecksumError if a checksum is wrong, TruncatedError if the file ends inside a record: a
-    program that is still writing, or was killed, leaves such an end. Records of more than
-    MAX_RECORD_BYTES are skipped.
-    A record is its length (u64), the masked CRC-32C of those eight bytes, the data, and the masked CRC-32C of
-    the data, all little-endian (tensorflow/core/lib/io/record_writer.h). There is no end marker.
+    Raise ChecksumError if a checksum is wrong, TruncatedError if the file ends inside a record: a program
+    that is still writing, or was killed, leaves such an end. Records of more than MAX_RECORD_BYTES are
+    skipped. A record is its length (u64), the masked CRC-32C of those eight bytes, the data, and the masked
+    CRC-32C of the data, all little-endian (tensorflow/core/lib/io/record_writer.h). There is no end marker.
     """
     at = 0
     while at < file.size:
@@ -455,10 +462,10 @@ class ScalarEvent(NamedTuple):
 def iter_scalars(file: File, tags: Collection[str]) -> Iterator[ScalarEvent]:
     """Yield the scalars of these tags, in file order.
 
-    Raise FormatError if the records are not events, and the errors of `iter_records`.
-    An event file is a record file (TFRecord) of Event messages (tensorflow/core/util/event.proto), each with
-    a step and optionally a Summary (tensorflow/core/framework/summary.proto). A scalar is a `simple_value`,
-    written by TensorFlow 1, PyTorch and tensorboardX, or, since TensorFlow 2, a `tensor` without dimensions
+    Raise FormatError if the records are not events, and the errors of `iter_records`. An event file is a
+    record file (TFRecord) of Event messages (tensorflow/core/util/event.proto), each with a step and
+    optionally a Summary (tensorflow/core/framework/summary.proto). A scalar is a `simple_value`, written by
+    TensorFlow 1, PyTorch and tensorboardX, or, since TensorFlow 2, a `tensor` without dimensions
     (tensorflow/core/framework/tensor.proto).
     """
     names = {tag.encode(): tag for tag in tags}

@@ -60,10 +60,9 @@ class BlockHandle(NamedTuple):
 def read_table(data: bytes) -> list[TableEntry]:
     """Return every key and value of the table in order; raise FormatError if it is invalid.
 
-    Every block's checksum is verified before it is decompressed. No block may be larger than the
-    limit, neither stored nor decompressed.
-    The layout is described in LevelDB's doc/table_format.md and written by tensorflow's
-    tsl/lib/io/table_builder.cc. Positions in errors count from the start of the file.
+    Every block's checksum is verified before it is decompressed. No block may be larger than the limit,
+    neither stored nor decompressed. The layout is described in LevelDB's doc/table_format.md and written by
+    tensorflow's tsl/lib/io/table_builder.cc. Positions in errors count from the start of the file.
     """
     meta, index = parse_footer(data)
     room = _table_room(len(data))
@@ -395,10 +394,10 @@ _UNCOMPRESSED = b"\0"
 def write_table(entries: Iterable[TableEntry], stream: IO[bytes], block_bytes: int = BLOCK_BYTES) -> int:
     """Write keys and values as one table and return its size in bytes.
 
-    The keys must ascend bytewise. One block is in memory at a time. A block is closed when its
-    contents reach `block_bytes`, and before a single entry twice as large.
-    The bytes are those of TensorFlow's table builder without compression. Sources:
-    tensorflow/core/lib/io/table_builder.cc, block_builder.cc and table_options.h (today xla/tsl/lib/io).
+    The keys must ascend bytewise. One block is in memory at a time. A block is closed when its contents reach
+    `block_bytes`, and before a single entry twice as large. The bytes are those of TensorFlow's table builder
+    without compression. Sources: tensorflow/core/lib/io/table_builder.cc, block_builder.cc and
+    table_options.h (today xla/tsl/lib/io).
     """
     position = 0
     index, block = _BlockBuilder(1), _BlockBuilder(INTERVAL)

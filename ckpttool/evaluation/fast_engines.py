@@ -784,10 +784,10 @@ class TaskRules:
     """One task's rules; `before` is state from before a step that `judge` needs, [n].
 
     `fields` are the derived ones that the rules read. `contacts` means that they read `cfrc_ext`, which
-    MuJoCo computes only on request (`mj_rnePostConstraint`).
-    Every rule follows Gymnasium's arithmetic (`gymnasium/envs/mujoco/*_v4.py`, `*_v5.py`) in the same order
-    and types, so that results are equal to the last bit: actions and costs computed from them alone are
-    float32; sums run along contiguous rows, which numpy adds like a single array.
+    MuJoCo computes only on request (`mj_rnePostConstraint`). Every rule follows Gymnasium's arithmetic
+    (`gymnasium/envs/mujoco/*_v4.py`, `*_v5.py`) in the same order and types, so that results are equal to the
+    last bit: actions and costs computed from them alone are float32; sums run along contiguous rows, which
+    numpy adds like a single array.
     """
 
     observe: Callable[[Fields], tuple[np.ndarray, ...]]

@@ -172,9 +172,17 @@ def build_ledger(
 ) -> LedgerEntries:
     """Return an agent's ledger: facts used, evidence not used, facts unknown, defaults assumed.
 
-    `own` is the sidecar with the `given` facts, `known` all known facts, `sizes` the numbers of the
-    policy's observations and actions. Every command prints these entries and adds those of its own work
-    (an environment's bounds, settings of a target's optimizers).
+    Every command prints these entries and adds those of its own work (an environment's bounds, settings of a
+    target's optimizers).
+
+    Args:
+        checkpoint: what the agent was restored from.
+        binding: the agent in it.
+        own: the sidecar with the `given` facts.
+        known: all known facts.
+        sizes: numbers of the policy's observations and of its actions.
+        given: names of the facts that a user gave.
+
     """
     unknown = missing_facts(binding, own)
     left = tuple(evidence.unused_entries(checkpoint, binding, known, sizes))
@@ -1045,7 +1053,17 @@ def agent_ledger(
     tree: Tree,
     given: Collection[str] = (),
 ) -> LedgerEntries:
-    """Return the ledger of an agent with the canonical tree `tree`."""
+    """Return the ledger of an agent, whose policy's sizes are those of its canonical tree.
+
+    Args:
+        checkpoint: what the agent was restored from.
+        binding: the agent in it.
+        own: the sidecar with the `given` facts.
+        known: all known facts.
+        tree: the canonical tree.
+        given: names of the facts that a user gave.
+
+    """
     part = binding.policy or binding.parts[0]
     sizes = layer_widths(tree, part)
     front = binding.fronts.get(part.component)

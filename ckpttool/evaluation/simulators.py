@@ -38,9 +38,8 @@ Tensors = tuple["torch.Tensor", ...]
 class TensorProgram(Protocol):
     """Task as pure functions of tensors on any device; a state is several tensors [rows, ...].
 
-    `observe` and `step` read no value on the host: a GPU replays them as one graph. Actions are within
-    the bounds of `spec`. The rollout starts rows from seeds and truncates episodes at
-    `spec.max_episode_steps`.
+    `observe` and `step` read no value on the host: a GPU replays them as one graph. Actions are within the
+    bounds of `spec`. The rollout starts rows from seeds and truncates episodes at `spec.max_episode_steps`.
     The rollout runs a policy of the PyTorch backend on the same device, without a transfer between policy and
     task.
     """
@@ -158,12 +157,12 @@ def load_simulator(
 ) -> DeviceVector:
     """Call the factory and return its task with that many rows.
 
-    `device` is "cpu", "cuda", "cuda:N" or "auto". Raise UsageError if the module, the factory or an
-    attribute of its result is missing or wrong, MissingExtraError without PyTorch.
-    The factory is called with the number of rows and a torch.device. Its result has the attributes `obs_dim`,
-    `action_low` and `action_high`, and either `starts`, `observe` and `step` (a tensor program, see
-    TensorProgram) or `reset` and `step` (see Simulator). Optional are `max_episode_steps`, `versions`,
-    `notes`, `capturable` and `close`.
+    `device` is "cpu", "cuda", "cuda:N" or "auto". Raise UsageError if the module, the factory or an attribute
+    of its result is missing or wrong, MissingExtraError without PyTorch. The factory is called with the
+    number of rows and a torch.device. Its result has the attributes `obs_dim`, `action_low` and
+    `action_high`, and either `starts`, `observe` and `step` (a tensor program, see TensorProgram) or `reset`
+    and `step` (see Simulator). Optional are `max_episode_steps`, `versions`, `notes`, `capturable` and
+    `close`.
     """
     if importlib.util.find_spec("torch") is None:
         raise MissingExtraError(

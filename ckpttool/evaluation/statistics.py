@@ -144,10 +144,18 @@ def _draw_indices(n: int, resamples: int, seed: int) -> Iterator[np.ndarray]:
 def paired_interval(
     a: Values, b: Values, seed: int = 0, *, level: float = 0.95, resamples: int = RESAMPLES
 ) -> Estimate:
-    """Return the mean difference a - b, where a[i] and b[i] are episodes with the same seed.
+    """Return the mean difference a - b of episodes with the same seeds.
 
-    Pairs are resampled, which removes the effect of the shared seeds from the CI. Raise UsageError
-    unless both have the same number of values.
+    Pairs are resampled, which removes the effect of the shared seeds from the CI. Raise UsageError unless
+    both have the same number of values.
+
+    Args:
+        a: returns of one side.
+        b: returns of the other side, b[i] with the seed of a[i].
+        seed: seed of the resampling.
+        level: the share of resamples inside the interval.
+        resamples: their number.
+
     """
     if len(a) != len(b):
         raise UsageError(
@@ -230,9 +238,16 @@ def episodes_for_power(
 ) -> int | None:
     """Return how many episodes make a difference as large as this one significant with that probability.
 
-    `resampled` are the differences of means over resamples of at least two episodes. By the normal
-    approximation, z((1 + level) / 2) + z(power) standard errors must not exceed the difference. None for
-    equal or undefined means.
+    By the normal approximation, z((1 + level) / 2) + z(power) standard errors must not exceed the difference.
+    None for equal or undefined means.
+
+    Args:
+        difference: the difference of the means.
+        resampled: differences of means over resamples of at least two episodes.
+        episodes: the number of episodes of each resample.
+        level: the interval's share.
+        power: the probability.
+
     """
     from statistics import NormalDist
 

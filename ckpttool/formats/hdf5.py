@@ -89,10 +89,9 @@ class Hdf5Index:
 def read_index(base: Storage) -> Hdf5Index:
     """List the HDF5 file in `base`: a whole file as a span, or an archive member.
 
-    Raise FormatError if it is damaged, and UnsupportedError if it refers to other files (external
-    storage, external links, virtual datasets), none of which is opened.
-    docs/formats/keras_h5.md describes the layout of the file. Nothing here is a format by itself: keras_h5
-    and keras_zip interpret the datasets.
+    Raise FormatError if it is damaged, and UnsupportedError if it refers to other files (external storage,
+    external links, virtual datasets), none of which is opened. docs/formats/keras_h5.md describes the layout
+    of the file. Nothing here is a format by itself: keras_h5 and keras_zip interpret the datasets.
     """
     return _read_index(base, limits.current())
 
@@ -190,10 +189,18 @@ LISTING = Hdf5Job()
 
 
 def run_child(descriptor: int, offset: int, length: int, file: str, job: Hdf5Job = LISTING) -> dict[str, Any]:
-    """Return the output of hdf5_child.py for `length` bytes from `offset` of an open file.
+    """Return the output of hdf5_child.py for a range of an open file.
 
-    `file` is its name. Raise FormatError if the library rejects the file or crashes, LimitError if it
-    needs too much time or memory, and UnsupportedError if the file refers to other files.
+    Raise FormatError if the library rejects the file or crashes, LimitError if it needs too much time or
+    memory, and UnsupportedError if the file refers to other files.
+
+    Args:
+        descriptor: the open file.
+        offset: where the range begins, in bytes.
+        length: its length in bytes.
+        file: the file's name, for errors.
+        job: what the child does with it: list it, or compute digests.
+
     """
     allowed, most = cpu_seconds(length + max(job.most, job.declared)), limits.current()
     command = [sys.executable, "-I", "-B", "-c", _START, child_process.child_paths()]

@@ -88,9 +88,9 @@ class ConfigAudit(NamedTuple):
 def audit_json(text: object, where: str) -> ConfigAudit:
     """Check the JSON text of a configuration, wherever Keras reads one.
 
-    Text that is not JSON, not text or too large cannot be checked and is reported as such.
-    What is in keras_names.json only computes; every other name is a finding. Both Keras 3 and tf_keras may
-    read a file, so what either of them would do counts. Sources: keras/src/saving/serialization_lib.py
+    Text that is not JSON, not text or too large cannot be checked and is reported as such. What is in
+    keras_names.json only computes; every other name is a finding. Both Keras 3 and tf_keras may read a file,
+    so what either of them would do counts. Sources: keras/src/saving/serialization_lib.py
     (`deserialize_keras_object`, `_retrieve_class_or_fn`), keras/src/layers/core/lambda_layer.py,
     keras/src/export/tfsm_layer.py, keras/src/layers/preprocessing,
     tf_keras/src/saving/legacy/serialization.py.
@@ -453,10 +453,10 @@ def layer_variables(
 ) -> tuple[KerasVariable, ...] | None:
     """Return a layer's stored variables in order; None if class and settings do not determine them.
 
-    Without settings, the count must be unambiguous. A batch normalisation with three variables lacks
-    gamma or beta, and the file does not record which: that one is UNNAMED.
-    A layer saves its trainable variables in creation order, then the others, as `vars/0`, `vars/1` ...
-    (keras/src/layers/layer.py, save_own_variables). The names are those assigned by the classes in `build`
+    Without settings, the count must be unambiguous. A batch normalisation with three variables lacks gamma or
+    beta, and the file does not record which: that one is UNNAMED. A layer saves its trainable variables in
+    creation order, then the others, as `vars/0`, `vars/1` ... (keras/src/layers/layer.py,
+    save_own_variables). The names are those assigned by the classes in `build`
     (keras/src/layers/core/dense.py, normalization/*.py, rnn/*.py, convolutional/*.py ...).
     """
     if cls is None:
@@ -513,8 +513,8 @@ _NOTES = 64
 class KerasConfig(NamedTuple):
     """The class and settings of one object; empty for an unknown object.
 
-    `foreign` marks a class that is not Keras's own (see has_foreign_class).
-    Sources: keras/src/saving/serialization_lib.py (Keras 3: `module`, `class_name`, `config`),
+    `foreign` marks a class that is not Keras's own (see has_foreign_class). Sources:
+    keras/src/saving/serialization_lib.py (Keras 3: `module`, `class_name`, `config`),
     keras/src/legacy/saving/serialization.py (Keras 1 and 2: `class_name`, `config`; a Keras 1 Sequential's
     config is a list).
     """

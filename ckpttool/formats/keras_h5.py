@@ -110,10 +110,10 @@ _ATTRIBUTE = 64512
 def pieces(tree: Tree, *, root: str | None = None) -> tuple[OutputFile, ...]:
     """Return the single `.weights.h5` file for the tree; raise UnsupportedError if it cannot be stored.
 
-    `root` is the attribute that holds the model, for trees of a tf.train.Checkpoint.
-    Source: keras/src/saving/saving_lib.py, H5IOStore: a group `vars` with an attribute `name` for every
-    object, with numbered datasets, bfloat16 as two opaque bytes with an attribute `dtype`. Groups record
-    creation order, objects have no timestamps.
+    `root` is the attribute that holds the model, for trees of a tf.train.Checkpoint. Source:
+    keras/src/saving/saving_lib.py, H5IOStore: a group `vars` with an attribute `name` for every object, with
+    numbered datasets, bfloat16 as two opaque bytes with an attribute `dtype`. Groups record creation order,
+    objects have no timestamps.
     """
     places = place_tree(tree, root)
     for path, leaf in tree.tensors():
@@ -302,12 +302,12 @@ class KerasPlacement(NamedTuple):
 def place_tree(tree: Tree, root: str | None = None) -> KerasPlacement:
     """Return the place of every leaf; raise UnsupportedError for the first leaf without one.
 
-    A tree that was read from a `.weights.h5` keeps its places. In any other tree, modules become groups
-    by their attributes, and numbered modules become the layers of a Sequential model. With `root`, the
-    model is the subtree under that attribute, and tf.train.Checkpoint's own save counter is omitted.
-    Without such an attribute, a checkpoint of one network becomes that network's file, and its
-    optimizer `optimizer`: `model.load_weights` can load the output of `Checkpoint(net=model, opt=opt)`.
-    Source: keras/src/saving/saving_lib.py, _save_state and _save_container_state.
+    A tree that was read from a `.weights.h5` keeps its places. In any other tree, modules become groups by
+    their attributes, and numbered modules become the layers of a Sequential model. With `root`, the model is
+    the subtree under that attribute, and tf.train.Checkpoint's own save counter is omitted. Without such an
+    attribute, a checkpoint of one network becomes that network's file, and its optimizer `optimizer`:
+    `model.load_weights` can load the output of `Checkpoint(net=model, opt=opt)`. Source:
+    keras/src/saving/saving_lib.py, _save_state and _save_container_state.
     """
     for path, value in tree.plain():
         raise UnsupportedError(
@@ -635,9 +635,9 @@ def archive_claims(probe: Probe) -> str | None:
 def read_archive(location: str) -> Checkpoint:
     """List the model; read the configuration as data, without looking up or running anything in it.
 
-    Raise FormatError if archive or weights are damaged, UnsupportedError if the weights are pickled.
-    Source: keras/src/saving/saving_lib.py, _save_model_to_fileobj. The HDF5 file is stored uncompressed, so
-    leaves are spans of the archive; its CRC-32 is verified once, when the first leaf is read.
+    Raise FormatError if archive or weights are damaged, UnsupportedError if the weights are pickled. Source:
+    keras/src/saving/saving_lib.py, _save_model_to_fileobj. The HDF5 file is stored uncompressed, so leaves
+    are spans of the archive; its CRC-32 is verified once, when the first leaf is read.
     """
     file = File.stamp(location)
     archive = archives.read_zip(file)

@@ -39,10 +39,10 @@ def list_model(
 ) -> FileListing:
     """Return the model in the datasets; `config` and `optimizer` are additional information on it.
 
-    Raise FormatError if attributes name weights that do not exist.
-    Three layouts: `h5` (Keras 1 and 2: attributes name layers and weights), `weights.h5` (Keras 3: groups of
-    numbered variables), and `datasets` (any other h5 file). A model's configuration, if the file has one, is
-    read as data; no class named in it is looked up.
+    Raise FormatError if attributes name weights that do not exist. Three layouts: `h5` (Keras 1 and 2:
+    attributes name layers and weights), `weights.h5` (Keras 3: groups of numbered variables), and `datasets`
+    (any other h5 file). A model's configuration, if the file has one, is read as data; no class named in it
+    is looked up.
     """
     found = keras_config.audit_attributes(index)
     return replace(
@@ -240,11 +240,10 @@ _WRITER = frozenset(("backend", "keras_version", "model_config", "training_confi
 def is_legacy(index: Hdf5Index) -> bool:
     """Return whether Keras 1 or 2 wrote the file: its root, or its group of weights, names the layers.
 
-    Other programs use the attribute `layer_names` too. Keras always adds its version, or to the group of
-    each layer the names of its weights; without both, the file is listed as plain datasets.
-    Source: keras/src/legacy/saving/legacy_h5_format.py, save_weights_to_hdf5_group,
-    load_attributes_from_hdf5_group, save_optimizer_weights_to_hdf5_group; in tf_keras
-    tf_keras/src/saving/legacy/hdf5_format.py.
+    Other programs use the attribute `layer_names` too. Keras always adds its version, or to the group of each
+    layer the names of its weights; without both, the file is listed as plain datasets. Source:
+    keras/src/legacy/saving/legacy_h5_format.py, save_weights_to_hdf5_group, load_attributes_from_hdf5_group,
+    save_optimizer_weights_to_hdf5_group; in tf_keras tf_keras/src/saving/legacy/hdf5_format.py.
     """
     root, inside = index.groups[""], index.groups.get("model_weights")
     named = [group for group in (root, inside) if group is not None and _named(group)]
@@ -723,7 +722,16 @@ def dataset_leaf(
     of: Path | None = None,
     slot: str | None = None,
 ) -> Leaf:
-    """Return a dataset as a leaf."""
+    """Return a dataset as a leaf.
+
+    Args:
+        dataset: its bytes, type and shape; its path is the leaf's key.
+        role: what the leaf is in the model.
+        trainable: whether an optimizer may change it; None if unknown.
+        of: the path of the variable whose slot it is.
+        slot: the kind of that slot.
+
+    """
     return Leaf(dataset.dtype, dataset.shape, dataset.source, dataset.path, role, of, slot, trainable)
 
 
@@ -798,10 +806,10 @@ def optimizer_leaves(
 ) -> tuple[dict[Path, Leaf], bool]:
     """Return an optimizer's leaves, and whether every slot was matched to its variable.
 
-    `trained` are the trained variables in the optimizer's order, None if that order is unknown. Counts
-    and shapes must agree exactly; otherwise no slot is assigned to a variable.
-    Keras 3 numbers them in creation order: iteration, learning rate, then one round after another over the
-    trained variables (keras/src/optimizers/base_optimizer.py, build and add_optimizer_variables, and
+    `trained` are the trained variables in the optimizer's order, None if that order is unknown. Counts and
+    shapes must agree exactly; otherwise no slot is assigned to a variable. Keras 3 numbers them in creation
+    order: iteration, learning rate, then one round after another over the trained variables
+    (keras/src/optimizers/base_optimizer.py, build and add_optimizer_variables, and
     keras/src/optimizers/*.py). tf_keras 2.11 and later does the same without a learning rate
     (tf_keras/src/optimizers/*.py).
     """
@@ -1000,11 +1008,11 @@ def leaves_by_count(
 ) -> dict[Path, Leaf] | None:
     """Return an optimizer's leaves, or None if its slots have names or do not fit the variables.
 
-    `trained` are in the model's order. Counts and shapes must agree exactly.
-    Source: keras/optimizers.py of Keras 2.0 to 2.3 and tensorflow/python/keras/optimizers.py of TensorFlow
-    1.4 to 1.13: `get_updates` sets `self.weights = [self.iterations] + ms + vs + vhats` and the like, each
-    list over the model's trainable weights. RMSprop, Adagrad and Adadelta have no iteration there. An Adam
-    without amsgrad has vhats of one zero each since 2.1; SGD has its moments even without momentum.
+    `trained` are in the model's order. Counts and shapes must agree exactly. Source: keras/optimizers.py of
+    Keras 2.0 to 2.3 and tensorflow/python/keras/optimizers.py of TensorFlow 1.4 to 1.13: `get_updates` sets
+    `self.weights = [self.iterations] + ms + vs + vhats` and the like, each list over the model's trainable
+    weights. RMSprop, Adagrad and Adadelta have no iteration there. An Adam without amsgrad has vhats of one
+    zero each since 2.1; SGD has its moments even without momentum.
     """
     settings = [each for each in datasets if not each[1].shape]
     slots = [each for each in datasets if each[1].shape]

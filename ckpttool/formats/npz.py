@@ -55,8 +55,8 @@ _SHORT = 4096
 def read(location: str) -> Checkpoint:
     """List the arrays; data that needs unpickling is named and never decoded.
 
-    Raise FormatError if archive, headers and bytes are inconsistent.
-    Sources: numpy/lib/_npyio_impl.py (`savez`, `NpzFile`), numpy/lib/_format_impl.py.
+    Raise FormatError if archive, headers and bytes are inconsistent. Sources: numpy/lib/_npyio_impl.py
+    (`savez`, `NpzFile`), numpy/lib/_format_impl.py.
     """
     file = File.stamp(location)
     others: tuple[str, ...] = ()
@@ -166,9 +166,9 @@ class _NpzMember(NamedTuple):
 def pieces(tree: Tree) -> tuple[OutputFile]:
     """Return the single `.npz` file for the tree.
 
-    Raise UnsupportedError, before anything is written, for a tensor type that NumPy lacks.
-    Sources: numpy/lib/_npyio_impl.py (`_savez`), numpy/lib/_format_impl.py. The output loads with
-    `numpy.load(file, allow_pickle=False)`.
+    Raise UnsupportedError, before anything is written, for a tensor type that NumPy lacks. Sources:
+    numpy/lib/_npyio_impl.py (`_savez`), numpy/lib/_format_impl.py. The output loads with `numpy.load(file,
+    allow_pickle=False)`.
     """
     members = {path: made for path, leaf in tree.items() if (made := _plan_member(path, leaf)) is not None}
     others = [alias.path for _, aliases in tree.aliases.items() for alias in aliases]

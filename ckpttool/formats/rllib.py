@@ -53,10 +53,10 @@ def claims(probe: Probe) -> str | None:
 def read(location: str) -> Checkpoint:
     """List every policy's weights, its optimizer's variables, filters, counters and settings.
 
-    What unpickling would call is listed as a record and named in a note. Raise UnsupportedError for
-    other forms than pickles (msgpack, PyTorch), FormatError for damage.
-    Source: ray/rllib/utils/checkpoints.py in github.com/ray-project/ray (the history of versions above
-    CHECKPOINT_VERSION, `get_checkpoint_info`, `Checkpointable`).
+    What unpickling would call is listed as a record and named in a note. Raise UnsupportedError for other
+    forms than pickles (msgpack, PyTorch), FormatError for damage. Source: ray/rllib/utils/checkpoints.py in
+    github.com/ray-project/ray (the history of versions above CHECKPOINT_VERSION, `get_checkpoint_info`,
+    `Checkpointable`).
     """
     with locate_errors(file=location):
         listed, files = _list_folder(location) if filesystem.isdir(location) else _list_file(location)
@@ -306,10 +306,10 @@ _BOX = Global("gymnasium.spaces.box", "Box")
 def pieces(tree: Tree) -> tuple[OutputFile, ...]:
     """Return the files of an RLModule's folder; raise UnsupportedError for any other tree.
 
-    libraries/rllib.py describes the content of such a tree.
-    Sources, in github.com/ray-project/ray: rllib/utils/checkpoints.py (`Checkpointable.save_to_path`,
-    `from_checkpoint`), rllib/core/rl_module/rl_module.py (`get_ctor_args_and_kwargs`). The pickles name
-    RLlib's classes, and call gymnasium's Box with its two arrays.
+    libraries/rllib.py describes the content of such a tree. Sources, in github.com/ray-project/ray:
+    rllib/utils/checkpoints.py (`Checkpointable.save_to_path`, `from_checkpoint`),
+    rllib/core/rl_module/rl_module.py (`get_ctor_args_and_kwargs`). The pickles name RLlib's classes, and call
+    gymnasium's Box with its two arrays.
     """
     made = tree.get(CLASS)
     if not isinstance(made, ValueLeaf) or not isinstance(made.value, Record):

@@ -71,9 +71,9 @@ def claims(probe: Probe) -> str | None:
 def read(location: str) -> Checkpoint:
     """List the content of every state_dict of the agent, and under `data` its settings and spaces.
 
-    What unpickling would call is listed as a record and named in a note. Raise FormatError if the parts
-    are inconsistent, UnsupportedError if a nested archive is compressed.
-    Source: github.com/DLR-RM/stable-baselines3, stable_baselines3/common/save_util.py (`save_to_zip_file`,
+    What unpickling would call is listed as a record and named in a note. Raise FormatError if the parts are
+    inconsistent, UnsupportedError if a nested archive is compressed. Source:
+    github.com/DLR-RM/stable-baselines3, stable_baselines3/common/save_util.py (`save_to_zip_file`,
     `load_from_zip_file`, `data_to_json`). Serialized objects in a file are never run.
     """
     with locate_errors(file=location):
@@ -351,10 +351,9 @@ _PROGRAM = child_process.child_program(
 def pieces(tree: Tree) -> tuple[OutputFile]:
     """Return the single file, which the library writes in a separate process.
 
-    Raise MissingExtraError if the library is not installed, UnsupportedError if the tree is not one of
-    its agents (see libraries/sb3.py).
-    The process gets a folder with `request.json` (what to build, and where each tensor's bytes are) and
-    `tensors.bin`, and writes `agent.zip` there.
+    Raise MissingExtraError if the library is not installed, UnsupportedError if the tree is not one of its
+    agents (see libraries/sb3.py). The process gets a folder with `request.json` (what to build, and where
+    each tensor's bytes are) and `tensors.bin`, and writes `agent.zip` there.
     """
     requested = build_request(tree)
     package = requested["package"]
@@ -503,12 +502,11 @@ def sb2_claims(probe: Probe) -> str | None:
 def read_sb2(location: str) -> Checkpoint:
     """List the agent's variables, by name, and under `data` its settings and spaces.
 
-    What unpickling would call is listed as a record and named in a note. Raise FormatError if archive,
-    arrays and names are inconsistent.
-    Sources, in github.com/hill-a/stable-baselines: stable_baselines/common/base_class.py
-    (`_save_to_file_zip`, `_save_to_file_cloudpickle`, `_load_from_file`) and
-    stable_baselines/common/save_util.py (`data_to_json`, `params_to_bytes`). Serialized objects in a file are
-    never run.
+    What unpickling would call is listed as a record and named in a note. Raise FormatError if archive, arrays
+    and names are inconsistent. Sources, in github.com/hill-a/stable-baselines:
+    stable_baselines/common/base_class.py (`_save_to_file_zip`, `_save_to_file_cloudpickle`,
+    `_load_from_file`) and stable_baselines/common/save_util.py (`data_to_json`, `params_to_bytes`).
+    Serialized objects in a file are never run.
     """
     file = File.stamp(location)
     zipped = file.read(0, min(2, file.size)) == b"PK"
@@ -679,11 +677,11 @@ _POLICY_CLASS = (_DATA, key("policy"))
 def sb2_pieces(tree: Tree) -> tuple[OutputFile]:
     """Return the single zip file; raise UnsupportedError if the tree is not an agent of the library.
 
-    libraries/sb2.py describes the content of such a tree.
-    Sources, in github.com/hill-a/stable-baselines: stable_baselines/common/base_class.py
-    (`_save_to_file_zip`, `_load_from_file`), stable_baselines/common/save_util.py (`data_to_json`,
-    `params_to_bytes`). Values that JSON cannot hold become a pickle that names a class of the library, or
-    calls gym's Box with its two arrays (gym/spaces/box.py), which every version of gym supports.
+    libraries/sb2.py describes the content of such a tree. Sources, in github.com/hill-a/stable-baselines:
+    stable_baselines/common/base_class.py (`_save_to_file_zip`, `_load_from_file`),
+    stable_baselines/common/save_util.py (`data_to_json`, `params_to_bytes`). Values that JSON cannot hold
+    become a pickle that names a class of the library, or calls gym's Box with its two arrays
+    (gym/spaces/box.py), which every version of gym supports.
     """
     policy = tree.get(_POLICY_CLASS)
     if not isinstance(policy, ValueLeaf) or not isinstance(policy.value, Record):

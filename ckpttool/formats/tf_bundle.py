@@ -833,19 +833,22 @@ def plan_shards(
 ) -> ShardPlan:
     """Return the shards and the index of a tree; the shards must be filled before the index.
 
-    With `graph`, store objects as tf.train.Checkpoint does (see tf_object_graph.plan_graph);
-    `counter` is the `save_counter` for a tree that has none and does not come from TensorFlow's
-    objects. Without `graph`, store variables by name as TensorFlow 1 does. A shard is closed before
-    it exceeds `shard_bytes` (default: 2 GiB), and a tensor is never split; `shards` requests that
-    many shards of about equal size. `between` is the prefix of a checkpoint that may already exist:
-    empty shards are added, and an index that lists the shards under names of a larger, unused count,
-    so that a set with the same names can be replaced by way of it (see
-    atomic_write.write_atomically).
+    Raise UnsupportedError, before anything is written, for values that are not tensors, for types that
+    TensorFlow lacks, and for two tensors with the same name. Sources:
+    tensorflow/core/util/tensor_bundle/tensor_bundle.cc (BundleWriter, WriteStringTensor, WriteVariantTensor)
+    and tensorflow/core/protobuf/tensor_bundle.proto.
 
-    Raise UnsupportedError, before anything is written, for values that are not tensors, for types
-    that TensorFlow lacks, and for two tensors with the same name.
-    Sources: tensorflow/core/util/tensor_bundle/tensor_bundle.cc (BundleWriter, WriteStringTensor,
-    WriteVariantTensor) and tensorflow/core/protobuf/tensor_bundle.proto.
+    Args:
+        tree: the tensors.
+        graph: store objects as tf.train.Checkpoint does (see tf_object_graph.plan_graph), else variables by
+            name as TensorFlow 1 does.
+        shards: number of shards of about equal size.
+        shard_bytes: size before which a shard is closed (default: 2 GiB); a tensor is never split.
+        counter: the `save_counter` for a tree that has none and does not come from TensorFlow's objects.
+        between: the prefix of a checkpoint that may already exist: empty shards are added, and an index that
+            lists the shards under names of a larger, unused count, so that a set with the same names can be
+            replaced by way of it (see atomic_write.write_atomically).
+
     """
     items = _list_items(_add_save_counter(tree, counter if graph else None), graph=graph)
     dealt = [

@@ -267,10 +267,9 @@ def is_v1_file(path: str) -> bool:
 def checkpoint_at(location: str, names: frozenset[str]) -> SaverCheckpoint | None:
     """Return the checkpoint with exactly this prefix; `names` are the names in its folder.
 
-    Raise UsageError if shards of two V1 checkpoints have the prefix.
-    Two formats use this, so that exactly one of them claims a path. Sources:
-    tensorflow/python/checkpoint/checkpoint_management.py (checkpoint_exists, latest_checkpoint) and
-    tensorflow/python/training/saver.py (names of shards).
+    Raise UsageError if shards of two V1 checkpoints have the prefix. Two formats use this, so that exactly
+    one of them claims a path. Sources: tensorflow/python/checkpoint/checkpoint_management.py
+    (checkpoint_exists, latest_checkpoint) and tensorflow/python/training/saver.py (names of shards).
     """
     base = os.path.basename(location)
     if f"{base}.index" in names:
@@ -682,11 +681,11 @@ class _SlotReading(NamedTuple):
 def find_slots(shapes: Mapping[str, Shape]) -> dict[str, NamedSlot]:
     """Return the slots among the variables, by name; `shapes` are the shapes of all variables.
 
-    The variable of a slot exists and has the same shape (a scalar slot can belong to any variable).
-    It may itself be a slot, as in the moving average of a moment. If a name can be split in two ways,
-    the scope of the optimizer's other slots decides; otherwise the longer variable name.
-    A slot is named `[SCOPE/]VARIABLE/NAME[_N]`: SCOPE is the variable scope around the call that created it,
-    NAME the optimizer's name, and _N counts the variable's slots with that name in the order of creation
+    The variable of a slot exists and has the same shape (a scalar slot can belong to any variable). It may
+    itself be a slot, as in the moving average of a moment. If a name can be split in two ways, the scope of
+    the optimizer's other slots decides; otherwise the longer variable name. A slot is named
+    `[SCOPE/]VARIABLE/NAME[_N]`: SCOPE is the variable scope around the call that created it, NAME the
+    optimizer's name, and _N counts the variable's slots with that name in the order of creation
     (tensorflow/python/training/slot_creator.py, create_slot; optimizer.py, _zeros_slot). Keras's optimizers
     of TensorFlow 2 write `SCOPE/OPTIMIZER/VARIABLE/KIND` (keras/optimizers/optimizer_v2/optimizer_v2.py,
     add_slot).
@@ -816,10 +815,9 @@ Fields = dict[str, list[Any]]
 def read(file: str) -> Fields:
     """Return the message in a file: the values of each field in order, text byte for byte (latin-1).
 
-    Raise FormatError if it is larger or nested deeper than the limits, or not text of this kind.
-    Source: protobuf.dev/reference/protobuf/textformat-spec. A field is `name: value` or `name { ... }` (a
-    colon before the brace is allowed), fields end at white space, a comma or a semicolon; bytes use C's
-    escapes.
+    Raise FormatError if it is larger or nested deeper than the limits, or not text of this kind. Source:
+    protobuf.dev/reference/protobuf/textformat-spec. A field is `name: value` or `name { ... }` (a colon
+    before the brace is allowed), fields end at white space, a comma or a semicolon; bytes use C's escapes.
     """
     most = limits.current().state_bytes
     data = filesystem.read_bytes(file, 0, most + 1)

@@ -67,8 +67,8 @@ Graph = list[ObjectNode]
 def parse_graph(data: bytes) -> Graph:
     """Decode a TrackableObjectGraph; node 0 is the root.
 
-    Raise FormatError for an id without a node, LimitError for too many objects, edges and values.
-    Field numbers: tensorflow/core/protobuf/trackable_object_graph.proto.
+    Raise FormatError for an id without a node, LimitError for too many objects, edges and values. Field
+    numbers: tensorflow/core/protobuf/trackable_object_graph.proto.
     """
     left = limits.current().graph_parts
     messages = [protobuf.as_message(value) for _, value in _fields(data, left, _GRAPH)]
@@ -516,9 +516,8 @@ ATTRIBUTE = "OBJECT_CONFIG_JSON"
 def module_container(data: bytes) -> Container | None:
     """Return the module that a configuration describes; None if it has no class.
 
-    Raise FormatError if it is not a JSON object.
-    TensorFlow up to 1.13 saved, with every object that has a `get_config`, a string attribute
-    OBJECT_CONFIG_JSON: `{"class_name": CLASS, "config": CONFIG}`
+    Raise FormatError if it is not a JSON object. TensorFlow up to 1.13 saved, with every object that has a
+    `get_config`, a string attribute OBJECT_CONFIG_JSON: `{"class_name": CLASS, "config": CONFIG}`
     (Checkpointable._gather_saveables_for_checkpoint in tensorflow/python/training/checkpointable/base.py;
     tensorflow/python/util/serialization.py). Later versions keep the constant but write nothing. The JSON is
     only read as data: no class is looked up, and nothing in it is run.
@@ -849,12 +848,11 @@ _LISTS = frozenset(("model_variables",))
 def paths_in_lists(graph: Graph, tree: ObjectTree) -> dict[int, Path]:
     """Return the path, by full name, of every variable found only in such a list: `LIST/NAME/OF/VARIABLE`.
 
-    A list counts if it is a child of the root (or is called model_variables), contains only
-    variables, and their names come from more than one module. Variables with the same name also keep
-    their index.
-    TF-Agents' PolicySaver saves `model_variables`, all variables of a policy in one list, without edges to
-    the networks that contain them (tf_agents/policies/policy_saver.py). `model_variables/3` is not
-    informative; the variable's own name is.
+    A list counts if it is a child of the root (or is called model_variables), contains only variables, and
+    their names come from more than one module. Variables with the same name also keep their index. TF-Agents'
+    PolicySaver saves `model_variables`, all variables of a policy in one list, without edges to the networks
+    that contain them (tf_agents/policies/policy_saver.py). `model_variables/3` is not informative; the
+    variable's own name is.
     """
     if not graph or is_optimizer(graph[0]):
         return {}
@@ -908,13 +906,12 @@ _ROUNDS = 16
 def plan_graph(tree: Tree) -> tuple[Graph, dict[Path, str]]:
     """Return the graph and the keys, in its order, under which TensorFlow restores a tree of tensors.
 
-    A leaf keeps its key if that belongs to one of TensorFlow's objects; other leaves get a key from
-    their path. Reading gives each leaf the same path again; an alias that would become the canonical
-    path is left out. Raise UnsupportedError if two leaves have the same path.
-    A path's steps are the edges from the root, with one object for each prefix of a path. All paths of a leaf
-    lead to one variable; other objects are not merged, even if one had two paths in the source tree:
-    TensorFlow restores such an object through either path (tensorflow/python/checkpoint/restore.py,
-    CheckpointPosition.bind_object).
+    A leaf keeps its key if that belongs to one of TensorFlow's objects; other leaves get a key from their
+    path. Reading gives each leaf the same path again; an alias that would become the canonical path is left
+    out. Raise UnsupportedError if two leaves have the same path. A path's steps are the edges from the root,
+    with one object for each prefix of a path. All paths of a leaf lead to one variable; other objects are not
+    merged, even if one had two paths in the source tree: TensorFlow restores such an object through either
+    path (tensorflow/python/checkpoint/restore.py, CheckpointPosition.bind_object).
     """
     slots = edgeless_slots(tree)
     keys = assign_keys(tree, slots)

@@ -377,11 +377,10 @@ def module_containers(
 ) -> dict[Path, Container]:
     """Return a "module" for every object whose class the graph names, by its path.
 
-    Objects on the way to a leaf have the path used by the leaf; others (layers without weights) have
-    the shortest path.
-    Keras describes a layer in JSON: until 2.4 in the object's own `metadata`, later in keras_metadata.pb
-    beside saved_model.pb (tf_keras/protobuf/saved_metadata.proto). JSON is read as data: no class is looked
-    up.
+    Objects on the way to a leaf have the path used by the leaf; others (layers without weights) have the
+    shortest path. Keras describes a layer in JSON: until 2.4 in the object's own `metadata`, later in
+    keras_metadata.pb beside saved_model.pb (tf_keras/protobuf/saved_metadata.proto). JSON is read as data: no
+    class is looked up.
     """
     places = dict(_objects_on_paths(tree, graph))
     found: dict[Path, Container] = {}
@@ -484,12 +483,11 @@ class _ListedGraph:
 def read(location: str) -> Checkpoint:
     """List the variables of the SavedModel in the folder `location`, with the facts from its graph.
 
-    If a graph is damaged, absent or too large, only its facts are missing, and a note explains why.
-    Damaged variables are a FormatError, as in any tensor bundle, and so are variables of the graph
-    that are missing from the folder.
-    The folder layout is defined in tensorflow/python/saved_model/constants.py. The graph is read as data,
-    never run: it contains the names of the variables, whether they are trained, and the signatures that use
-    them.
+    If a graph is damaged, absent or too large, only its facts are missing, and a note explains why. Damaged
+    variables are a FormatError, as in any tensor bundle, and so are variables of the graph that are missing
+    from the folder. The folder layout is defined in tensorflow/python/saved_model/constants.py. The graph is
+    read as data, never run: it contains the names of the variables, whether they are trained, and the
+    signatures that use them.
     """
     folder = _SavedModelLister(location)
     graphs = _graphs(folder)

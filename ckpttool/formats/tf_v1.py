@@ -44,10 +44,10 @@ def redirected(probe: Probe, location: str) -> str | None:
 def read(location: str) -> Checkpoint:
     """List the file, or all shards of the pattern; indexes and names are read, values are not.
 
-    Raise TruncatedError if a shard is missing: only the shard itself lists its contents.
-    The format is defined in tensorflow/core/util/tensor_slice_writer.h and tensor_slice_reader.cc; the table
-    in encodings/sstable.py. It was the Saver's only form before TensorFlow 0.12, and `SaverDef.V1` still
-    writes it.
+    Raise TruncatedError if a shard is missing: only the shard itself lists its contents. The format is
+    defined in tensorflow/core/util/tensor_slice_writer.h and tensor_slice_reader.cc; the table in
+    encodings/sstable.py. It was the Saver's only form before TensorFlow 0.12, and `SaverDef.V1` still writes
+    it.
     """
     shards = tf_common.v1_shards(location)
     opened = [_open_shard(path) for path in (_require_shards(shards) if shards is not None else (location,))]

@@ -81,9 +81,8 @@ def read(location: str) -> Checkpoint:
     """List every tensor from the metadata, and every other value; shards are not read in full.
 
     Raise NotFoundError without metadata, TruncatedError if an item extends past the end of its shard,
-    FormatError if the metadata are invalid. A missing shard is a note, and an error on reading.
-    Source: torch/distributed/checkpoint/filesystem.py (`_FileSystemWriter`), metadata.py and
-    default_planner.py.
+    FormatError if the metadata are invalid. A missing shard is a note, and an error on reading. Source:
+    torch/distributed/checkpoint/filesystem.py (`_FileSystemWriter`), metadata.py and default_planner.py.
     """
     names = sorted(name for name in Probe(location).names if _METADATA.fullmatch(name))
     # A pipe with the name of a file is never opened.
@@ -313,8 +312,8 @@ def _fail(message: str, *, found: str | None = None) -> NoReturn:
 def nested_paths(names: Iterable[str], planned: Mapping[str, Steps]) -> dict[str, Path]:
     """Return every name's path; a name without recorded nesting stays at the top, unchanged.
 
-    Raise FormatError if two names have the same path, or one is nested inside another.
-    Source: torch/distributed/checkpoint/_nested_dict.py (flatten_state_dict) and _traverse.py (set_element).
+    Raise FormatError if two names have the same path, or one is nested inside another. Source:
+    torch/distributed/checkpoint/_nested_dict.py (flatten_state_dict) and _traverse.py (set_element).
     """
     found = {name: _nested_path(planned.get(name, (name,))) for name in names}
     taken = set(found.values())
@@ -663,8 +662,8 @@ def plan_shards(tree: Tree, *, shard_bytes: int = SHARD_BYTES) -> ShardPlan:
     """Return the shards `__N_0.distcp`, one for each rank, and `.metadata`.
 
     Raise UnsupportedError, before anything is written, for a tree that is no dict, for two entries with the
-    same name, and for values that a torch pickle cannot contain.
-    Sources: torch/distributed/checkpoint/filesystem.py (`_write_item`), metadata.py and _traverse.py
+    same name, and for values that a torch pickle cannot contain. Sources:
+    torch/distributed/checkpoint/filesystem.py (`_write_item`), metadata.py and _traverse.py
     (`traverse_state_dict`: a list without tensors and dicts is one value, as is any tuple).
     """
     entries = _list_entries(tree)

@@ -49,8 +49,8 @@ def claims(probe: Probe) -> str | None:
 def read(location: str) -> Checkpoint:
     """List every tensor and value of the file; nothing named in its pickles is imported or called.
 
-    Raise FormatError if pickles and storages do not match.
-    Source: torch/serialization.py (_legacy_save, _legacy_load).
+    Raise FormatError if pickles and storages do not match. Source: torch/serialization.py (_legacy_save,
+    _legacy_load).
     """
     file = File.stamp(location)
     with locate_errors(file=location):
@@ -64,9 +64,8 @@ PROTOCOL = 1001
 def list_legacy(file: File, offset: int, length: int) -> FileListing:
     """List every tensor and value of the stream; nothing named in its pickles is imported or called.
 
-    Storages are not read. Raise FormatError if pickles and storages do not match.
-    Source: torch/serialization.py (_legacy_save, _legacy_load); torch/csrc/serialization.cpp for the
-    storages.
+    Storages are not read. Raise FormatError if pickles and storages do not match. Source:
+    torch/serialization.py (_legacy_save, _legacy_load); torch/csrc/serialization.cpp for the storages.
     """
     if not offset and archives.is_tar_header(file.read(0, min(length, archives.BLOCK))):
         # torch checks for a tar archive before its stream (serialization.py, _legacy_load).
@@ -263,9 +262,9 @@ _REBUILD = "torch._utils._rebuild_tensor_v2"
 def list_tar(file: File) -> FileListing:
     """List every tensor and value of the archive; nothing is extracted, imported or called.
 
-    Raise FormatError if its members do not match.
-    Source: torch/serialization.py of those releases (_save) and legacy_load in current ones;
-    torch/csrc/generic/serialization.cpp for the numbers of a tensor (THPTensor_(writeMetadataRaw)).
+    Raise FormatError if its members do not match. Source: torch/serialization.py of those releases (_save)
+    and legacy_load in current ones; torch/csrc/generic/serialization.cpp for the numbers of a tensor
+    (THPTensor_(writeMetadataRaw)).
     """
     members = {
         name: ByteStream(file, s.offset, s.offset + s.length) for name, s in archives.read_tar(file).items()
@@ -449,10 +448,9 @@ def pickle_claims(probe: Probe) -> str | None:
 def read_pickle(location: str) -> Checkpoint:
     """List every array and value of the pickle; nothing named in it is imported or called.
 
-    Calls that unpickling would make are listed as records and in a note. Raise FormatError if the
-    pickle is damaged.
-    Source: Lib/pickle.py and Lib/pickletools.py in CPython for the stream; encodings/pickle_values.py lists
-    the sources for NumPy's pickled arrays.
+    Calls that unpickling would make are listed as records and in a note. Raise FormatError if the pickle is
+    damaged. Source: Lib/pickle.py and Lib/pickletools.py in CPython for the stream;
+    encodings/pickle_values.py lists the sources for NumPy's pickled arrays.
     """
     file = File.stamp(location)
     with locate_errors(file=location):
@@ -528,8 +526,8 @@ class EmbeddedStorages:
 def list_embedded(file: File, offset: int, length: int) -> FileListing:
     """List what torch.save wrote into `length` bytes from `offset` of the file.
 
-    Raise FormatError if the bytes are not in a form that torch writes.
-    Source: torch/storage.py (`TypedStorage.__reduce__`, `_load_from_bytes`: torch.save without the zip form).
+    Raise FormatError if the bytes are not in a form that torch writes. Source: torch/storage.py
+    (`TypedStorage.__reduce__`, `_load_from_bytes`: torch.save without the zip form).
     """
     head = file.read(offset, min(pickle_signatures.STREAM_LENGTH, length))
     if head.startswith(pickle_signatures.ZIP):

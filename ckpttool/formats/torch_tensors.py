@@ -221,6 +221,15 @@ def build_view(
     """Return the tensor; raise FormatError unless it fits within its storage.
 
     Source: torch/_utils.py (_rebuild_tensor, _rebuild_tensor_v2, _rebuild_tensor_v3, set_tensor_metadata).
+
+    Args:
+        storage: the flat buffer.
+        dtype: the element type.
+        offset: position of the first element in the storage, in elements.
+        shape: the extent of each axis, as the pickle has it: not yet checked.
+        strides: steps between elements along each axis, not yet checked either.
+        requires_grad: whether torch trains it.
+
     """
     if (
         type(offset) is not int
@@ -338,11 +347,10 @@ TENSOR_BUILDERS: dict[str, Builder] = {
 class CompositeTensor(StatefulTensor):
     """A tensor assembled from several tensors.
 
-    `kind` is torch's name of the layout or scheme, `main` the part that contains the elements: it has
-    the name of the whole, and is a parameter if the whole is.
-    Sources: torch/_utils.py (_rebuild_qtensor, _rebuild_sparse_tensor, _rebuild_nested_tensor,
-    _rebuild_meta_tensor_no_storage, _rebuild_device_tensor_from_numpy), torch/_tensor.py
-    (_reduce_ex_internal).
+    `kind` is torch's name of the layout or scheme, `main` the part that contains the elements: it has the
+    name of the whole, and is a parameter if the whole is. Sources: torch/_utils.py (_rebuild_qtensor,
+    _rebuild_sparse_tensor, _rebuild_nested_tensor, _rebuild_meta_tensor_no_storage,
+    _rebuild_device_tensor_from_numpy), torch/_tensor.py (_reduce_ex_internal).
     """
 
     kind: str

@@ -85,13 +85,12 @@ class _OptimizerState:
 def assign_slot_owners(tree: Tree) -> OwnedTree:
     """Return the tree with `Leaf.of` for every slot whose parameter is identified by name or by order.
 
-    Order is used only for an optimizer with a single group, if exactly one network has the same
-    number of parameters, with the shapes of the slots.
-    torch numbers the parameters of an optimizer through its groups, in the order in which they were passed to
-    it; `module.parameters()` has the order of the module's state_dict without its buffers
-    (torch/optim/optimizer.py, state_dict(); torch/nn/modules/module.py, _save_to_state_dict). Optimizers
-    created from `named_parameters()` store names in `param_names` (since torch 2.6), distributed ones use
-    names instead of numbers (torch/distributed/checkpoint/state_dict.py).
+    Order is used only for an optimizer with a single group, if exactly one network has the same number of
+    parameters, with the shapes of the slots. torch numbers the parameters of an optimizer through its groups,
+    in the order in which they were passed to it; `module.parameters()` has the order of the module's
+    state_dict without its buffers (torch/optim/optimizer.py, state_dict(); torch/nn/modules/module.py,
+    _save_to_state_dict). Optimizers created from `named_parameters()` store names in `param_names` (since
+    torch 2.6), distributed ones use names instead of numbers (torch/distributed/checkpoint/state_dict.py).
     """
     optimizers = _find_optimizer_states(tree)
     if not optimizers or len(optimizers) > _MOST:
@@ -200,9 +199,9 @@ def is_object(state: object) -> TypeGuard[dict[str, Any]]:
 def number_slots(state: dict[str, Any]) -> dict[Any, Any]:
     """Return such an object's slots by the parameter numbers that state_dict() would assign.
 
-    Return them unchanged if they belong to other parameters than those in the groups.
-    Source: torch/optim/optimizer.py (state_dict, __getstate__): a state_dict numbers parameters through all
-    groups; in the object itself the parameters are the keys of the slots.
+    Return them unchanged if they belong to other parameters than those in the groups. Source:
+    torch/optim/optimizer.py (state_dict, __getstate__): a state_dict numbers parameters through all groups;
+    in the object itself the parameters are the keys of the slots.
     """
     slots: dict[Any, Any] = state["state"]
     if type(next(iter(slots), None)) is not Tensor:
@@ -554,7 +553,15 @@ def list_pickle(
 ) -> FileListing:
     """Return the tree of a pickle whose storages have been located, with notes for the user.
 
-    `big` marks big-endian storages; `classes` contains the attributes of some classes.
+    Args:
+        pickled: the pickle's value and names.
+        writer: the program that wrote the file.
+        big: storages are big-endian.
+        integrity: which checksums the file has.
+        notes: sentences about the file, after those about the tree.
+        details: facts about the file for the listing.
+        classes: parameters and buffers of some classes.
+
     """
     walk = TorchWalk(big=big, size=pickled.end, classes=classes)
     found = assign_slot_owners(walk.tree(pickled.value))

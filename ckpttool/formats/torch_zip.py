@@ -116,8 +116,8 @@ class TorchArchive(Protocol):
 def list_archive(archive: TorchArchive) -> FileListing:
     """List every tensor and value of the archive; nothing named in the pickle is imported or called.
 
-    Raise FormatError if archive, pickle and storages do not match.
-    Source: torch/serialization.py (_save, _load), caffe2/serialize/inline_container.cc.
+    Raise FormatError if archive, pickle and storages do not match. Source: torch/serialization.py (_save,
+    _load), caffe2/serialize/inline_container.cc.
     """
     top = torch_tree.find_top_folder(archive.members, archive.file.path)
     _require_small(archive, top)
@@ -269,11 +269,10 @@ _SETS = ("builtins.set", "builtins.frozenset")
 def pieces(tree: Tree) -> tuple[OutputFile]:
     """Return the single file that contains the tree.
 
-    Leaves with a known `trainable` become Parameters, other tensors plain ones; NumPy arrays become
-    tensors; aliases share one storage. Raise UnsupportedError, before anything is written, for values
-    that a torch pickle cannot contain.
-    Source: torch/serialization.py (_save), torch/_tensor.py (_reduce_ex_internal). The file can be loaded
-    with `weights_only=True` and with `mmap=True`.
+    Leaves with a known `trainable` become Parameters, other tensors plain ones; NumPy arrays become tensors;
+    aliases share one storage. Raise UnsupportedError, before anything is written, for values that a torch
+    pickle cannot contain. Source: torch/serialization.py (_save), torch/_tensor.py (_reduce_ex_internal). The
+    file can be loaded with `weights_only=True` and with `mmap=True`.
     """
     plan = PicklePlan(tree)
     pickle = dumps(plan.value(plan.root))
@@ -697,8 +696,8 @@ def set_claims(probe: Probe) -> str | None:
 def read_set(location: str) -> Checkpoint:
     """List all files of the set as one tree: each file's entries under its member's name.
 
-    Native keys are `actor:l1.weight`. The format of each file is recognised from its bytes.
-    Source of the names: github.com/sfujim/TD3, TD3.py, `TD3.save`; copies of it store two critics separately
+    Native keys are `actor:l1.weight`. The format of each file is recognised from its bytes. Source of the
+    names: github.com/sfujim/TD3, TD3.py, `TD3.save`; copies of it store two critics separately
     (`PREFIX_critic_1`) and also save the targets.
     """
     from ckpttool.formats.detect import open_checkpoint

@@ -238,11 +238,11 @@ _NAMES = {ours: theirs for theirs, ours in ACTIVATIONS.items()}
 def build_config(binding: RecognizedAgent, agent: Tree) -> dict[str, Any]:
     """Return the configuration as stored in JSON.
 
-    Raise UnsupportedError for networks that the library's encoders cannot represent, UsageError if the
-    action bounds are unknown.
-    Sources, in github.com/takuseno/d3rlpy: d3rlpy/base.py (`LearnableConfigWithShape`, `LearnableConfig`),
-    d3rlpy/models/encoders.py (`VectorEncoderFactory`), d3rlpy/preprocessing, d3rlpy/optimizers/optimizers.py.
-    Fields created by a factory are required; the library fills in the others.
+    Raise UnsupportedError for networks that the library's encoders cannot represent, UsageError if the action
+    bounds are unknown. Sources, in github.com/takuseno/d3rlpy: d3rlpy/base.py (`LearnableConfigWithShape`,
+    `LearnableConfig`), d3rlpy/models/encoders.py (`VectorEncoderFactory`), d3rlpy/preprocessing,
+    d3rlpy/optimizers/optimizers.py. Fields created by a factory are required; the library fills in the
+    others.
     """
     parts = {part.title: part for part in binding.parts}
     sizes = list_kernel_shapes(parts["actor"], agent)
@@ -337,12 +337,11 @@ _PLAIN = LayerNames(_HIDDEN, "_fc")
 def plan(binding: RecognizedAgent, agent: Tree, settings: Settings) -> Plan:
     """Plan d3rlpy's dict of state_dicts: TD3's or DDPG's, SAC's, or BC's for a policy alone.
 
-    Missing targets are copied from the online networks, missing optimizers start with their defaults.
-    Raise UnsupportedError for networks or an action map that the library's modules cannot represent.
-    Sources, in github.com/takuseno/d3rlpy: d3rlpy/torch_utility.py (`Checkpointer`: every module and
-    optimizer of the algorithm is required), ddpg_impl.py, sac_impl.py and bc_impl.py in
-    d3rlpy/algos/qlearning/torch (`Modules`), encoders.py and policies.py in d3rlpy/models/torch (names),
-    d3rlpy/optimizers/optimizers.py.
+    Missing targets are copied from the online networks, missing optimizers start with their defaults. Raise
+    UnsupportedError for networks or an action map that the library's modules cannot represent. Sources, in
+    github.com/takuseno/d3rlpy: d3rlpy/torch_utility.py (`Checkpointer`: every module and optimizer of the
+    algorithm is required), ddpg_impl.py, sac_impl.py and bc_impl.py in d3rlpy/algos/qlearning/torch
+    (`Modules`), encoders.py and policies.py in d3rlpy/models/torch (names), d3rlpy/optimizers/optimizers.py.
     """
     return plan_torch_file(_choose_table(binding), binding, agent, settings)
 

@@ -208,9 +208,8 @@ def read_keras_steps(document: Mapping[str, Any]) -> tuple[ChainStep, ...] | Non
     """Return the steps of a Keras model's configuration, None if it lists no layers.
 
     `document` is the one written by `model.save`: `class_name`, `config`. A model that is not a chain has an
-    unknown step.
-    Sources: keras/src/models/sequential.py and functional.py (`layers` in the order of their use),
-    keras/src/layers/**; torch/nn/modules/container.py (Sequential applies its parts in the order of
+    unknown step. Sources: keras/src/models/sequential.py and functional.py (`layers` in the order of their
+    use), keras/src/layers/**; torch/nn/modules/container.py (Sequential applies its parts in the order of
     `_modules`).
     """
     if not is_described(document):

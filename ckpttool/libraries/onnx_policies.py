@@ -96,11 +96,10 @@ class _OnnxLayer:
 def plan_state_dict(checkpoint: Checkpoint) -> tuple[Plan, tuple[LayerOption, ...]]:
     """Return the plan from a model's constants to a state_dict, and the kinds that only the graph shows.
 
-    Raise MappingError if it has no layers.
-    Sources: onnx/docs/Operators.md (the inputs of each operator); torch/onnx/utils.py and
-    torch/onnx/_internal (names of nodes are paths of modules: `/actor/actor.0/Gemm`), tf2onnx (names of
-    TensorFlow's operations). Exporters may transpose, rename or concatenate weights, so the operator, not the
-    name, determines a weight's orientation.
+    Raise MappingError if it has no layers. Sources: onnx/docs/Operators.md (the inputs of each operator);
+    torch/onnx/utils.py and torch/onnx/_internal (names of nodes are paths of modules: `/actor/actor.0/Gemm`),
+    tf2onnx (names of TensorFlow's operations). Exporters may transpose, rename or concatenate weights, so the
+    operator, not the name, determines a weight's orientation.
     """
     model = onnx.read_model(checkpoint.files[0])
     reader = _OnnxLayerFinder(checkpoint.tree, model)

@@ -271,9 +271,15 @@ class TorchStates(_OptimizerStates):
         top: Path,
         number: int = 0,
     ) -> Plan:
-        """Return the plan of the optimizer as Keras's object at `top`, for variables in the rows' order.
+        """Return the plan of the optimizer as Keras's object, for variables in the rows' order.
 
-        `number` distinguishes several optimizers in the names of their variables.
+        Args:
+            state: the source's optimizer.
+            rows: the trained variables in the target's order.
+            paths: the source's path of each weight by its name.
+            top: the path of the object.
+            number: distinguishes several optimizers in the names of their variables.
+
         """
         weights, twice = self._weights(state, rows, paths)
         title = display(top)
@@ -295,7 +301,16 @@ class TorchStates(_OptimizerStates):
         top: Path,
         added: Collection[Name] = (),
     ) -> Plan:
-        """Return the plan of the optimizer's PyTorch state_dict at `top`, for parameters in that order."""
+        """Return the plan of the optimizer's PyTorch state_dict, for parameters in the rows' order.
+
+        Args:
+            state: the source's optimizer.
+            rows: the trained parameters in the target's order.
+            paths: the source's path of each weight by its name.
+            top: the path of the state_dict.
+            added: not used: second biases have separate state.
+
+        """
         del added  # second biases have separate state
         weights = self._trained_moves(state, rows, paths)
         return self._plan(state, self.settings.of(state.name, display(top)), weights, top)
@@ -552,9 +567,15 @@ class KerasStates(_OptimizerStates):
         top: Path,
         added: Collection[Name] = (),
     ) -> Plan:
-        """Return the plan of the optimizer's PyTorch state_dict at `top`, for parameters in their order.
+        """Return the plan of the optimizer's PyTorch state_dict, for parameters in the rows' order.
 
-        `added` are the names of tensors that the source does not have, e.g. second recurrent biases.
+        Args:
+            state: the source's optimizer.
+            rows: the trained parameters in the target's order.
+            paths: the source's path of each weight by its name.
+            top: the path of the state_dict.
+            added: names of tensors that the source does not have, e.g. second recurrent biases.
+
         """
         weights, more, doubled = self._weights(state, rows, paths, added)
         facts = {**self._first_rate(state), **self._configured(state.top), **self.settings.of(state.name)}
@@ -576,7 +597,16 @@ class KerasStates(_OptimizerStates):
         top: Path,
         number: int = 0,
     ) -> Plan:
-        """Return the plan of the optimizer as Keras's object at `top`, for variables in the rows' order."""
+        """Return the plan of the optimizer as Keras's object, for variables in the rows' order.
+
+        Args:
+            state: the source's optimizer.
+            rows: the trained variables in the target's order.
+            paths: the source's path of each weight by its name.
+            top: the path of the object.
+            number: not used: variables keep their names.
+
+        """
         del number  # variables keep their names
         facts = {**self._configured(state.top), **self.settings.of(state.name)}
         # Keras stores a constant learning rate as a variable, but not the rate of a schedule.

@@ -723,12 +723,11 @@ def find_only_order(
 ) -> list[int] | None:
     """Return the numbers of named parameters in the only order with these shapes, None if not unique.
 
-    With `numbered`, submodules such as `fc1` and `fc2` are ordered by their numbers; those whose names
-    are numbers always are.
-    `parameters()` yields a module's own parameters, then those of its submodules, one submodule at a time
-    (torch/nn/modules/module.py, `named_parameters`). A weight comes before its bias in the modules of
-    torch.nn; submodules whose names differ in a number only (`0`, `1`; `fc1`, `fc2`) come in the order of the
-    numbers.
+    With `numbered`, submodules such as `fc1` and `fc2` are ordered by their numbers; those whose names are
+    numbers always are. `parameters()` yields a module's own parameters, then those of its submodules, one
+    submodule at a time (torch/nn/modules/module.py, `named_parameters`). A weight comes before its bias in
+    the modules of torch.nn; submodules whose names differ in a number only (`0`, `1`; `fc1`, `fc2`) come in
+    the order of the numbers.
     """
     # A module: its parameters' numbers by name, and its submodules by a tuple of their name.
     root: dict[Any, Any] = {}
@@ -830,11 +829,11 @@ def bind_torch_optimizers(
 ) -> tuple[list[BoundOptimizer], list[str], list[str]]:
     """Assign each optimizer to the network that it trains; return the states, notes, and assumptions.
 
-    `networks` are the parameters of each in their order, `names` the weights' canonical paths.
-    Names decide (`param_names`). Without names PyTorch's own rule does: param_groups list the parameters in
-    the order of the module, which the shapes of all slots must confirm, and only one network or one choice of
-    parameters may fit (torch/optim/optimizer.py, state_dict()). A file that sorts its tensors by name, as
-    safetensors does, loses that order: then only one module order may fit (`find_only_order`).
+    `networks` are the parameters of each in their order, `names` the weights' canonical paths. Names decide
+    (`param_names`). Without names PyTorch's own rule does: param_groups list the parameters in the order of
+    the module, which the shapes of all slots must confirm, and only one network or one choice of parameters
+    may fit (torch/optim/optimizer.py, state_dict()). A file that sorts its tensors by name, as safetensors
+    does, loses that order: then only one module order may fit (`find_only_order`).
     """
     states: list[BoundOptimizer] = []
     notes: list[str] = []

@@ -53,12 +53,11 @@ def plan(binding: RecognizedAgent, agent: Tree, settings: Settings) -> Plan:
 
     SAC's module is for inference only, without Q-functions, unless these encode observation and action
     separately, as RLlib's do. Raise UnsupportedError for a policy whose standard deviation does not depend on
-    the observation, UsageError if the action bounds are unknown.
-    Sources, in github.com/ray-project/ray: rllib/algorithms/sac/sac_catalog.py (a Q-function encodes
-    observation and action separately before it concatenates them, so it is not an MLP; a module for inference
-    has none), rllib/algorithms/ppo/ppo_catalog.py, rllib/core/rl_module/default_model_config.py (one list of
-    sizes for all encoders, heads of one layer), rllib/core/models/torch/heads.py
-    (`log_std_clip_param_const`).
+    the observation, UsageError if the action bounds are unknown. Sources, in github.com/ray-project/ray:
+    rllib/algorithms/sac/sac_catalog.py (a Q-function encodes observation and action separately before it
+    concatenates them, so it is not an MLP; a module for inference has none),
+    rllib/algorithms/ppo/ppo_catalog.py, rllib/core/rl_module/default_model_config.py (one list of sizes for
+    all encoders, heads of one layer), rllib/core/models/torch/heads.py (`log_std_clip_param_const`).
     """
     ppo = write.has_value_network(binding)
     critics = [part for part in binding.parts if part.streams and part.title in _Q_MODULES]

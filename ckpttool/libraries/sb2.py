@@ -125,11 +125,10 @@ def plan(binding: RecognizedAgent, agent: Tree, settings: Settings) -> Plan:
     """Plan a file for `TD3.load`, `SAC.load` or `DDPG.load`, depending on the agent's kind.
 
     Raise UnsupportedError for networks or an action map that the library's policies cannot represent,
-    UsageError if the action bounds are unknown.
-    Sources in github.com/hill-a/stable-baselines: stable_baselines/td3/policies.py, sac/policies.py,
-    ddpg/policies.py (scopes, and one list of sizes for all networks), sac/sac.py (`log_ent_coef` is a
-    variable only with `ent_coef` "auto"), common/base_class.py (`load`: all other settings have their
-    defaults).
+    UsageError if the action bounds are unknown. Sources in github.com/hill-a/stable-baselines:
+    stable_baselines/td3/policies.py, sac/policies.py, ddpg/policies.py (scopes, and one list of sizes for all
+    networks), sac/sac.py (`log_ent_coef` is a variable only with `ent_coef` "auto"), common/base_class.py
+    (`load`: all other settings have their defaults).
     """
     kind = "sac" if write.is_gaussian(binding) else "td3" if write.count_critics(binding) > 1 else "ddpg"
     made = copy_shared_tensors(
@@ -344,14 +343,14 @@ _HIDDEN = 2
 def recognise(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: ARG001  # the file's name is no evidence
     """Return the recognised agent of a file with the library's variables.
 
-    A file without variable names is recognised if the variables fit the networks of the policy's class,
-    which is the library's own, or in shape those of DQN or of an on-policy algorithm.
-    Sources in github.com/hill-a/stable-baselines: stable_baselines/td3/policies.py, sac/policies.py and
-    ddpg/policies.py for the networks (64 and 64 units, ReLU; `policy_kwargs` may change both);
-    common/math_util.py, `unscale_action`, for the action: tanh, from [-1, 1] to [low, high]. The layer norm
-    is that of tensorflow/contrib/layers/python/layers/layers.py, whose epsilon is 1e-12. Optimizers are not
-    saved. deepq/policies.py: a dueling network has two separate chains, `action_value` and `state_value`, and
-    hidden layers with ReLU. common/policies.py (`mlp_extractor`, tanh) and common/distributions.py
+    A file without variable names is recognised if the variables fit the networks of the policy's class, which
+    is the library's own, or in shape those of DQN or of an on-policy algorithm. Sources in
+    github.com/hill-a/stable-baselines: stable_baselines/td3/policies.py, sac/policies.py and ddpg/policies.py
+    for the networks (64 and 64 units, ReLU; `policy_kwargs` may change both); common/math_util.py,
+    `unscale_action`, for the action: tanh, from [-1, 1] to [low, high]. The layer norm is that of
+    tensorflow/contrib/layers/python/layers/layers.py, whose epsilon is 1e-12. Optimizers are not saved.
+    deepq/policies.py: a dueling network has two separate chains, `action_value` and `state_value`, and hidden
+    layers with ReLU. common/policies.py (`mlp_extractor`, tanh) and common/distributions.py
     (`proba_distribution_from_latent`: `pi`, its `logstd`, and `q`, which only ACER's training uses);
     common/base_class.py, `predict`: a mean is clipped to the bounds. Before the option net_arch all hidden
     layers of the policy came before those of the value.

@@ -506,8 +506,8 @@ NamedTensors = Mapping[str, Path]
 def find_encoder(tree: Tree, component: str, unplaced: tuple[str, ...]) -> PolicyEncoder | None:
     """Return the encoder before a policy's layers; None if there is none or it is unknown.
 
-    `unplaced` are the names of the policy's tensors that are not in its layers.
-    Sources in github.com/DLR-RM/stable-baselines3: stable_baselines3/common/torch_layers.py (NatureCNN, whose
+    `unplaced` are the names of the policy's tensors that are not in its layers. Sources in
+    github.com/DLR-RM/stable-baselines3: stable_baselines3/common/torch_layers.py (NatureCNN, whose
     convolutions have strides 4, 2 and 1; CombinedExtractor, which concatenates the parts of a Dict in the
     space's order and flattens all but images), common/preprocessing.py (`preprocess_obs`: images are divided
     by 255), common/vec_env/vec_transpose.py (policies receive images with the channels first). LSTM:
@@ -731,12 +731,12 @@ _MISSING = unknown_fact(
 def companions(location: str) -> list[str]:
     """Return the files that RL-Zoo, callbacks and the hub store beside an agent, the nearest first.
 
-    Statistics come before the settings that require them.
-    Sources in github.com/DLR-RM/rl-baselines3-zoo: rl_zoo3/exp_manager.py (`_save_config`,
-    `save_trained_model`: `<folder>/<env>/vecnormalize.pkl`, `config.yml`, `args.yml`), rl_zoo3/utils.py
-    (`get_saved_hyperparams`: what `normalize` means). stable_baselines3/common/callbacks.py,
-    CheckpointCallback (`_checkpoint_path`); common/vec_env/vec_normalize.py for how statistics are used. On
-    the hub the file is called vec_normalize.pkl.
+    Statistics come before the settings that require them. Sources in github.com/DLR-RM/rl-baselines3-zoo:
+    rl_zoo3/exp_manager.py (`_save_config`, `save_trained_model`: `<folder>/<env>/vecnormalize.pkl`,
+    `config.yml`, `args.yml`), rl_zoo3/utils.py (`get_saved_hyperparams`: what `normalize` means).
+    stable_baselines3/common/callbacks.py, CheckpointCallback (`_checkpoint_path`);
+    common/vec_env/vec_normalize.py for how statistics are used. On the hub the file is called
+    vec_normalize.pkl.
     """
     folder, name = os.path.split(os.path.normpath(location))
     stem = os.path.splitext(name)[0]
@@ -1027,11 +1027,10 @@ _LOG_ALPHA = (attr(schema.TEMPERATURE), attr("log_alpha"))
 def plan(binding: RecognizedAgent, agent: Tree, settings: Settings) -> Plan:
     """Plan a file of TD3, DDPG, SAC, PPO, A2C, DQN or QR-DQN for the library's own `load`.
 
-    Missing targets are copied from the online networks. Raise UnsupportedError for networks or an
-    action map that the library's policies cannot represent, UsageError if the action space is unknown.
-    Sources in github.com/DLR-RM/stable-baselines3: stable_baselines3/td3/policies.py, sac/policies.py
-    (modules and their order), common/torch_layers.py (`create_mlp`: a layer, its activation, ...),
-    ddpg/ddpg.py (one critic).
+    Missing targets are copied from the online networks. Raise UnsupportedError for networks or an action map
+    that the library's policies cannot represent, UsageError if the action space is unknown. Sources in
+    github.com/DLR-RM/stable-baselines3: stable_baselines3/td3/policies.py, sac/policies.py (modules and their
+    order), common/torch_layers.py (`create_mlp`: a layer, its activation, ...), ddpg/ddpg.py (one critic).
     """
     if has_q_policy(binding):
         writing, policy = _make_q_table(binding, agent)
@@ -1362,8 +1361,8 @@ _CLASSES = ((("policy_class",), "policy"), (("policy_kwargs", _EXTRACTOR_CLASS),
 def recognise(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: ARG001  # the file's name is no evidence
     """Return the recognised agent of a file written by an algorithm's `save`, or of a policy saved alone.
 
-    Networks other than MLPs are only listed; a policy for discrete actions is not run.
-    Sources in github.com/DLR-RM/stable-baselines3: stable_baselines3/td3/policies.py, sac/policies.py and
+    Networks other than MLPs are only listed; a policy for discrete actions is not run. Sources in
+    github.com/DLR-RM/stable-baselines3: stable_baselines3/td3/policies.py, sac/policies.py and
     common/policies.py (ContinuousCritic, ActorCriticPolicy) for the networks; common/policies.py,
     `BasePolicy.predict` and `unscale_action`, for the action: a squashed one is mapped from [-1, 1] to [low,
     high], others are clipped to the bounds. sac/policies.py, Actor: with gSDE the mean is clipped to

@@ -784,9 +784,16 @@ class RecognizedAgent:
     ) -> RecognizedAgent:
         """Return the binding of an agent that takes the discrete action with the best output.
 
-        The file does not list the actions: the last layer has `outputs` for each. If it is 1, an environment
-        of as many actions shows whether they are one choice or several. `scores` and `support` are those of
-        Choices, and `where` contains their number.
+        The file does not list the actions: the last layer has `outputs` for each.
+
+        Args:
+            tree: the canonical tree, whose last layer counts the actions.
+            scores: what the outputs are (Choices).
+            support: values of the atoms, where outputs are logits of these.
+            outputs: numbers for each action. If it is 1, an environment of as many actions shows whether they
+                are one choice or several.
+            where: what contains their number.
+
         """
         facts = self.facts.without_lack("action bounds", "action map")._replace(head="argmax")
         binding = replace(self, facts=facts).with_q_policies(scores)

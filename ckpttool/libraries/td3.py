@@ -301,13 +301,12 @@ _MEMBER = deferred.compile(r"actor|cri?tic")
 def recognize_fujimoto(tree: Tree, name: str) -> RecognizedAgent | None:
     """Return the recognised agent of a set of files, or of one actor or critic file.
 
-    A set has the authors' layer names; a single file is identified by its name (`..._critic`), and
-    without such a name six layers are a critic.
-    Source: github.com/sfujim/TD3, TD3.py, `TD3.save` and the classes Actor and Critic: an action is
-    max_action (one number) times tanh; the critic keeps Q1 in l1..l3 and Q2 in l4..l6; targets and the update
-    counter are not saved. In DDPG.py the action enters the critic at l2. github.com/sfujim/TD3_BC, main.py,
-    normalises observations with the dataset's mean and std, which it does not save. Copies of the program
-    store two critics in separate files (`_critic_1`) and save the targets.
+    A set has the authors' layer names; a single file is identified by its name (`..._critic`), and without
+    such a name six layers are a critic. Source: github.com/sfujim/TD3, TD3.py, `TD3.save` and the classes
+    Actor and Critic: an action is max_action (one number) times tanh; the critic keeps Q1 in l1..l3 and Q2 in
+    l4..l6; targets and the update counter are not saved. In DDPG.py the action enters the critic at l2.
+    github.com/sfujim/TD3_BC, main.py, normalises observations with the dataset's mean and std, which it does
+    not save. Copies of the program store two critics in separate files (`_critic_1`) and save the targets.
     """
     stored = [str(step.value) for path in tree for step in path if _AUTHORS_LAYER.fullmatch(str(step.value))]
     if not stored:

@@ -72,12 +72,12 @@ def plan_variable_names(tree: Tree, settings: Settings) -> Plan:
     """Return the plan from an object graph to variables known by name, with readable paths.
 
     `settings` are optimizer settings from a sidecar. State of other optimizers keeps its path. Each of
-    several optimizers has its own scope, as if created there
-    (tensorflow/python/training/slot_creator.py): powers at `SCOPE/beta1_power`, moments at
-    `SCOPE/VARIABLE/Adam`, so that the names identify their optimizer.
-    Adam's moments are stored beside their variables, and the powers of its betas are computed from its update
-    count. RMSProp's and Momentum's slots are stored there too; Momentum's do not include the learning rate in
-    TensorFlow 1 (sources: tensorflow/python/training/{adam,rmsprop,momentum}.py, slot_creator.py).
+    several optimizers has its own scope, as if created there (tensorflow/python/training/slot_creator.py):
+    powers at `SCOPE/beta1_power`, moments at `SCOPE/VARIABLE/Adam`, so that the names identify their
+    optimizer. Adam's moments are stored beside their variables, and the powers of its betas are computed from
+    its update count. RMSProp's and Momentum's slots are stored there too; Momentum's do not include the
+    learning rate in TensorFlow 1 (sources: tensorflow/python/training/{adam,rmsprop,momentum}.py,
+    slot_creator.py).
     """
     found = list(_list_optimizers(tree))
     names = {path: tree.names[path] for path, _ in tree.tensors()}
@@ -263,10 +263,10 @@ def plan_variable_objects(tree: Tree) -> Plan:
     """Return the plan from variables known by name to an object graph: each keeps its path.
 
     Adam's moments become slot variables of an optimizer, named after the scope of its beta powers, or
-    `optimizer` if they have none. Moments that cannot be assigned to one pair of powers stay where they
-    are. The slots of other optimizers become slot variables of one named after the scope around them.
-    By name, Adam's moments are `VARIABLE/Adam` and `VARIABLE/Adam_1` beside two powers of its betas; as an
-    object it owns them. Adam's object here is the one that tf.train.Checkpoint saves for a
+    `optimizer` if they have none. Moments that cannot be assigned to one pair of powers stay where they are.
+    The slots of other optimizers become slot variables of one named after the scope around them. By name,
+    Adam's moments are `VARIABLE/Adam` and `VARIABLE/Adam_1` beside two powers of its betas; as an object it
+    owns them. Adam's object here is the one that tf.train.Checkpoint saves for a
     tf.compat.v1.train.AdamOptimizer: children beta1_power and beta2_power, slot variables m and v
     (tensorflow/python/training/adam.py, tensorflow/python/training/optimizer.py).
     """

@@ -58,12 +58,12 @@ _NOTE = "observation statistics are in the sidecar"
 class StatisticsRow(NamedTuple):
     """The paths of mean, var, std and count ([obs_dim] each except count), and their conversion.
 
-    `owner` is "critic_" for statistics of a critic's observations, which are only copied. `shape` is
-    the tensors' shape (-1 is obs_dim); `epsilon`, `outside` and `clip` are those of
-    ObservationNormalizer. If they are `required`, an agent without statistics gets neutral ones, and
-    one whose statistics cannot be represented is refused.
-    The same numbers give another function if epsilon is placed elsewhere or clipping differs. Then they are
-    recomputed to preserve the function, or stored only in the sidecar if that is impossible.
+    `owner` is "critic_" for statistics of a critic's observations, which are only copied. `shape` is the
+    tensors' shape (-1 is obs_dim); `epsilon`, `outside` and `clip` are those of ObservationNormalizer. If
+    they are `required`, an agent without statistics gets neutral ones, and one whose statistics cannot be
+    represented is refused. The same numbers give another function if epsilon is placed elsewhere or clipping
+    differs. Then they are recomputed to preserve the function, or stored only in the sidecar if that is
+    impossible.
     """
 
     places: Mapping[str, Path]
@@ -614,10 +614,10 @@ _OUTPUTS = "the policy's outputs are the logits of its actions' probabilities"
 def plan_torch_file(writing: WritingTable, binding: RecognizedAgent, agent: Tree, settings: Settings) -> Plan:
     """Plan a torch file from the table.
 
-    Missing targets are copied from the online networks. Raise UnsupportedError for networks,
-    Q-functions or an action map that the library's classes cannot represent.
-    A layout chooses the rows that fit the agent (one Q-function or two, a Gaussian policy or not) and passes
-    them in the order of its files. Entries without a row are unused and listed.
+    Missing targets are copied from the online networks. Raise UnsupportedError for networks, Q-functions or
+    an action map that the library's classes cannot represent. A layout chooses the rows that fit the agent
+    (one Q-function or two, a Gaussian policy or not) and passes them in the order of its files. Entries
+    without a row are unused and listed.
     """
     require_support(writing, binding, agent)
     rows = place_rows(writing, binding, agent)
@@ -796,12 +796,19 @@ def plan_object_graph(
     form: str | None = None,
     counted: str = "int64",
 ) -> Plan:
-    """Plan a TensorFlow tree from the table.
+    """Plan a TensorFlow tree from the table; raise UnsupportedError as `plan_torch_file` does.
 
-    Optimizers are written in the given form, or omitted without one; the agent's own counters become
-    `counted`. Raise UnsupportedError as `plan_torch_file` does.
     Paths are edges from the checkpoint's root, layer names have slashes, and numeric segments are list
     indices.
+
+    Args:
+        writing: the table of names.
+        binding: the source's agent.
+        agent: its canonical tree.
+        settings: optimizer settings.
+        form: the form of optimizers; None omits them.
+        counted: the type of the agent's own counters.
+
     """
     require_support(writing, binding, agent)
     placed = _index_lists(place_rows(writing, binding, agent))

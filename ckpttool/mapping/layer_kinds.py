@@ -97,16 +97,14 @@ class LayerKind:
     """One way in which a framework stores one kind of layer.
 
     Without `reading`, the weights' own rules are used; it may return rows of optional tensors that the layer
-    does not have. Writing is the inverse of reading tensors of the
-    `shapes` that a canonical layer has in the framework, unless `writing` does more; `multiplier` is the
-    canonical kernel whose last axis is the number in the facts for that. `also` is a condition besides
-    names and ranks. `form` names the variant if a framework has several; "" is the one that is
-    written. `modules` is a pattern for the module's name if that distinguishes the kind from another.
-    `asked` means that the kind is used only if an option or the file selects it; `refused` is the
-    reason why it is not converted.
-    The canonical form has TensorFlow's orientation and keeps every distinction of the stored forms: a
-    recurrent cell has two biases and its gates have one order, the three projections of an attention are
-    three matrices.
+    does not have. Writing is the inverse of reading tensors of the `shapes` that a canonical layer has in the
+    framework, unless `writing` does more; `multiplier` is the canonical kernel whose last axis is the number
+    in the facts for that. `also` is a condition besides names and ranks. `form` names the variant if a
+    framework has several; "" is the one that is written. `modules` is a pattern for the module's name if that
+    distinguishes the kind from another. `asked` means that the kind is used only if an option or the file
+    selects it; `refused` is the reason why it is not converted. The canonical form has TensorFlow's
+    orientation and keeps every distinction of the stored forms: a recurrent cell has two biases and its gates
+    have one order, the three projections of an attention are three matrices.
     """
 
     name: str
@@ -990,8 +988,7 @@ BIASES = ("bias_input", "bias_recurrent")
 class _CellForm(NamedTuple):
     """Storage form of a cell: names of kernels and biases, form of biases.
 
-    Biases are one for both, two in a row ("long",
-    as in cuDNN), two rows ("rows"), or two tensors ("apart").
+    Biases are one for both, two in a row ("long", as in cuDNN), two rows ("rows"), or two tensors ("apart").
     The canonical form uses Keras's order of gates (LSTM i, f, g, o; GRU z, r, h), a kernel [in, gates *
     units], a recurrent kernel [units, gates * units] and two biases, which a GRU must keep separate and an
     LSTM adds. Sources: keras/src/layers/rnn/lstm.py, gru.py, simple_rnn.py;

@@ -240,9 +240,9 @@ _FORMS_OF_AGENTS = frozenset(("", "sonnet", "noisy"))
 def candidate_kinds(group: Mapping[str, Leaf], framework: str, module: str = "") -> tuple[LayerKind, ...]:
     """Return every kind of layer that these tensors of one module can be, including refused ones.
 
-    If the module's name determines the kind, return only that kind.
-    Canonical names and orientations are TensorFlow's if it has one: dense kernel [in, out]. A kind is
-    recognised by the names and ranks of the tensors in a module, never by a shape alone.
+    If the module's name determines the kind, return only that kind. Canonical names and orientations are
+    TensorFlow's if it has one: dense kernel [in, out]. A kind is recognised by the names and ranks of the
+    tensors in a module, never by a shape alone.
     """
     fitting = _fitting_kinds(framework, tuple((name, leaf.dtype, leaf.shape) for name, leaf in group.items()))
     named = [kind for kind in fitting if kind.modules is not None and re.fullmatch(kind.modules, module)]
@@ -433,14 +433,18 @@ def find_modules(
 ) -> Iterator[Layer]:
     """Yield the modules in tree order, with layers of several child modules combined.
 
-    `described` contains, for tensors of whole modules, the facts from the file about their module.
-    `named` returns whether an option states the kind of a name: then `fc1_weight` is a tensor of the
-    layer `fc1`.
-
-    `requested` lists by kind the modules for which a kind is requested that is not recognised by itself.
     Sources: torch/nn/modules/rnn.py (one module contains `weight_ih_l0`, `weight_ih_l0_reverse`,
     `weight_ih_l1`); keras/src/layers/attention/multi_head_attention.py (`_query_dense`, ..., called `query`,
     ... and `attention_output`); keras/src/layers/rnn/rnn.py and bidirectional.py (`cell`, `forward_layer`).
+
+    Args:
+        tree: the tensors.
+        framework: the one whose names they have.
+        requested: by kind that is not recognised by itself, whether it is requested for a module.
+        described: for tensors of whole modules, the facts from the file about their module.
+        named: returns whether an option states the kind of a name: then `fc1_weight` is a tensor of the layer
+            `fc1`.
+
     """
     found = _modules_by_name(tree, framework, named or (lambda _: False))
     composed: dict[_At, Layer] = {}
@@ -801,14 +805,18 @@ def find_layers(
 ) -> tuple[Layer, ...]:
     """Return the layers of a framework's tree in order; tensors of unknown kinds are omitted.
 
-    `composed` are kinds of several modules that are recognised without being requested. `described`
-    contains, for tensors of whole modules, the facts from the file about their module. Without
-    `classes`, an unknown class does not prevent tensors from being read as a layer: between two
-    models of the same framework this has no effect.
+    Raise UsageError for an option that matches no layer, or a kind that a layer cannot be. If several kinds
+    fit, a layer carries all of them: an option or the file decides (`Choice`), never a guess from shapes.
 
-    Raise UsageError for an option that matches no layer, or a kind that a layer cannot be.
-    If several kinds fit, a layer carries all of them: an option or the file decides (`Choice`), never a guess
-    from shapes.
+    Args:
+        tree: the tensors.
+        framework: the one whose names they have.
+        given: the user's options.
+        described: for tensors of whole modules, the facts from the file about their module.
+        classes: an unknown class prevents tensors from being read as a layer. Between two models of the same
+            framework it has no effect.
+        composed: kinds of several modules that are recognised without being requested.
+
     """
     requested: dict[str, Callable[[str], bool]] = {
         name: partial(_matches_choice, [choice for choice in given if choice.kind == name])
@@ -1025,11 +1033,16 @@ def convert_layer(
     facts: LayerFacts | None = None,
     between: Mapping[str, Rule] = MappingProxyType({}),
 ) -> LayerConversion:
-    """Return the conversion of a layer, read as `source` and written as `target`.
+    """Return the conversion of a layer; raise MappingError if the target has no such layer.
 
-    `facts` contains facts about the target (its own shapes, ...), by default the facts about the
-    layer; `between` are rules for canonical tensors in between. Raise MappingError if the target has
-    no such layer.
+    Args:
+        tree: the source.
+        layer: the layer.
+        source: the kind as which it is read.
+        target: the kind as which it is written.
+        facts: facts about the target (its own shapes, ...), by default those about the layer.
+        between: rules for canonical tensors in between.
+
     """
     refused = source.refused or target.refused
     if refused is not None:

@@ -770,7 +770,16 @@ def is_cut(rule: Rule) -> bool:
 
 
 def constant_tensor(dtype: str, shape: Shape, value: float, name: str = "", role: Role = "parameter") -> Leaf:
-    """Return a tensor filled with one number: a value that one framework stores and the other implies."""
+    """Return a tensor filled with one number: a value that one framework stores and the other implies.
+
+    Args:
+        dtype: the element type.
+        shape: the shape.
+        value: the number.
+        name: the stored name.
+        role: what the tensor is in the model.
+
+    """
     import numpy as np
 
     return Leaf(dtype, shape, Inline(np.full(shape, value, dtypes.numpy_dtype(dtype)).tobytes()), name, role)

@@ -532,16 +532,21 @@ def solve(
     given: Sequence[tuple[str, str]] = (),
     accept_order: bool = False,
 ) -> Solution:
-    """Return the source for each target.
+    """Return the source for each target; raise UsageError for a name in `given` that does not exist.
 
-    `in_order` means that the source lists its layers in the order of creation; otherwise only numbers
-    in names give an order. `given` are pairs of source and target names of modules or layers. With
-    `accept_order`, the order decides if no other evidence does. Raise UsageError for a name in
-    `given` that does not exist.
     Names are compared from the root: modules with the same name are one scope, and its contents match nothing
     outside. Remaining layers are matched by a unique fit of kind and shape, by words common to both sides, by
     modules whose other layers are matched, and by numbers that count the layers on both sides. The order in
     which the two sides list layers is not evidence: it decides only if the user accepts it.
+
+    Args:
+        sources: the layers of the source.
+        targets: the layers that are to be filled.
+        in_order: the source lists its layers in the order of creation; otherwise only numbers in names give
+            an order.
+        given: pairs of source and target names of modules or layers.
+        accept_order: the order decides if no other evidence does.
+
     """
     return _Solver(sources, targets, in_order=in_order, accept_order=accept_order).solved(given)
 

@@ -278,8 +278,13 @@ def visit_paths(
 ) -> Iterator[LiveValue]:
     """Yield the values that `own` returns of the root and of every object that may be entered, by every path.
 
-    After `most` values only new objects are entered. Of an object inside itself, `repeated` yields the own
-    values once more.
+    Args:
+        root: the object at the top.
+        own: returns an object's values.
+        enter: whether an object's own values are visited.
+        most: the number of values after which only new objects are entered.
+        repeated: of an object inside itself, yield the own values once more.
+
     """
     left, above = most, set[int]()
     entered: dict[int, Any] = {}  # keeps the objects: the id of a deleted one may be reused
@@ -316,9 +321,16 @@ def walk_values(
 ) -> Iterator[LiveValue]:
     """Yield every value under `root` by every path, in the order of `tf.Module._flatten`.
 
-    See flatten_with_path; with `most` -1, no object is entered twice.
-    Source: tensorflow/python/module/module.py (_flatten_module). An object reached again from within itself
-    yields its own leaves once more and is not followed further.
+    See flatten_with_path. Source: tensorflow/python/module/module.py (_flatten_module). An object reached
+    again from within itself yields its own leaves once more and is not followed further.
+
+    Args:
+        root: the object at the top.
+        enter: whether an object's attributes are visited.
+        recursive: also visit the attributes of objects below the root.
+        order: the key by which attributes are sorted; by default their names.
+        most: the number of values after which only new objects are entered; with -1, none is entered twice.
+
     """
 
     def own(visit: LiveValue) -> Iterator[LiveValue]:

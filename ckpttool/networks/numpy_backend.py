@@ -60,11 +60,10 @@ _IN_PLACE: dict[str, Function] = {
 def build_chain(network: Network, lower: Callable[[Layer], Function]) -> Run | None:
     """Return a chain as one function of its input, using `lower` elsewhere; None for other graphs.
 
-    The outputs of the last dense layer and the layers after it are new at every call: callers may keep
-    them. The function is not thread-safe.
-    The arithmetic is that of the separate layers, to the last bit; only the allocations are avoided. From
-    1,024 rows of 256 numbers on this reduced the time to a third, because the system reclaims blocks of that
-    size.
+    The outputs of the last dense layer and the layers after it are new at every call: callers may keep them.
+    The function is not thread-safe. The arithmetic is that of the separate layers, to the last bit; only the
+    allocations are avoided. From 1,024 rows of 256 numbers on this reduced the time to a third, because the
+    system reclaims blocks of that size.
     """
     if not is_chain(network):
         return None

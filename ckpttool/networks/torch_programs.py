@@ -49,9 +49,8 @@ _failed_graphs: list[torch.cuda.CUDAGraph] = []
 class CudaRunner:
     """Run a function of device tensors on host arrays, with one wait per call.
 
-    The first call of a batch shape runs kernel by kernel, without buffers; the second captures a
-    graph, which later calls replay. A shape whose capture fails keeps running kernel by kernel, with a
-    RuntimeWarning.
+    The first call of a batch shape runs kernel by kernel, without buffers; the second captures a graph, which
+    later calls replay. A shape whose capture fails keeps running kernel by kernel, with a RuntimeWarning.
     Launching a small network's kernels one by one takes longer than running them; a captured graph is one
     launch (https://docs.pytorch.org/docs/stable/notes/cuda.html, "CUDA Graphs"). Imported only where there is
     a GPU.

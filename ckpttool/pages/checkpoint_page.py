@@ -930,10 +930,18 @@ def gather_contents(
     layout: str | None = None,
     progress: Progress = ignore_progress,
 ) -> ReportContents:
-    """Read the checkpoint at the path, and its differences from `other`.
+    """Read the checkpoint at the path, and its differences from `other`; raise any error of reading.
 
-    Raise any error of opening and reading. At most one tensor of each checkpoint is in memory at a
-    time.
+    At most one tensor of each checkpoint is in memory at a time.
+
+    Args:
+        path: the checkpoint.
+        other: the one that it is compared with.
+        inputs: files of results that the page shows.
+        glob: a pattern for the paths of tensors.
+        layout: the layout of the first checkpoint.
+        progress: called with the bytes read so far, and all.
+
     """
     evaluations = read_evaluations(inputs.evaluations)
     listing = summary(path, glob, layout)
@@ -990,7 +998,7 @@ def _read_tensors(
         if (made := pictures.add(names[at], values)) is not None:
             heat_maps[names[at]] = made
 
-    values = compute_stats(listing.checkpoint, listing.binding, glob, progress, seen=add_heat_map)
+    values = compute_stats(listing.checkpoint, listing.binding, glob, progress, observe=add_heat_map)
     return values, TensorReadings({each.path: each for each in values.tensors}, heat_maps)
 
 

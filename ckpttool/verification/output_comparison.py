@@ -70,12 +70,21 @@ def measure_parity(
     *,
     exact: np.ndarray | None = None,
 ) -> Parity:
-    """Return how far two outputs for `given` are from each other and from the float64 result.
+    """Return how far two outputs are from each other and from the float64 result.
 
-    Without a `tolerance`, B may be `own` times as far off as A, or within rounding. `exact` is the
-    network's float64 output, if known.
     The error of both is measured against a float64 reference in numpy: a conversion is correct when B's error
     is no larger than that of A's own framework, give or take rounding.
+
+    Args:
+        title: the network's name.
+        network: what is computed in float64.
+        given: the inputs.
+        outputs: A's and B's.
+        tolerance: how far B may be off, relative to the output's scale; without one, `own` times as far as A,
+            or within rounding.
+        own: the factor of A's error.
+        exact: the network's float64 output, if known.
+
     """
     if exact is None:
         exact = run_network(numpy_backend.build(network.cast("float64")), to_float64(given))
@@ -193,9 +202,8 @@ def verify_outputs(source: Agent, written: Checkpoint, target: str, recorded: Si
     """Compare the source with the output for `target`, read again, its layout recognised again.
 
     `recorded` is the sidecar to be written beside it. Raise DiffersError if a network computes something
-    else.
-    Both sides run in numpy, in float64: that tests the mapping without starting a framework. `verify` shows
-    how the frameworks themselves run the two files.
+    else. Both sides run in numpy, in float64: that tests the mapping without starting a framework. `verify`
+    shows how the frameworks themselves run the two files.
     """
     written = replace(written, path=target)
     binding = recognize_checkpoint(written)
@@ -263,10 +271,17 @@ class OutputNames:
 def pair_outputs(
     a: Outputs, b: Outputs, hows: set[str], layouts: Sequence[str], assumed: list[str]
 ) -> tuple[list[OutputNames], list[str]]:
-    """Return the outputs that belong together, and those that B lacks; append assumptions.
+    """Return the outputs that belong together, and those that B lacks.
 
-    Names decide if all of one side's occur on the other, else the order. `hows` are the moves of the
-    inputs' channels, `layouts` where each side's convolutions have channels.
+    Names decide if all of one side's occur on the other, else the order.
+
+    Args:
+        a: A's outputs by name.
+        b: B's.
+        hows: the moves of the inputs' channels.
+        layouts: where each side's convolutions have channels.
+        assumed: gets the assumptions.
+
     """
     if {*a} <= {*b} or {*b} <= {*a}:
         rows = [(name, name) for name in a if name in b]
@@ -446,6 +461,14 @@ def measure_output(
     own float64 run shows how far A is. If both runs exist, they must agree within float32 rounding of the
     output: they show differences that float32 hides. Infinite numbers and NaN must be at the same places,
     integers and truth values must be equal.
+
+    Args:
+        name: the output's name.
+        outputs: A's and B's.
+        exact: both sides' float64 runs, None where there is none.
+        rounding: what rounding may cost.
+        tolerance: how far B may be off, relative to the output's scale; None for the rule.
+
     """
     a, b = outputs
     if a.shape != b.shape or not a.size:

@@ -208,8 +208,15 @@ def prove_outputs(
     """Run the source and the filled model on the same inputs and return the comparison.
 
     Raise ModelMismatchError if an output differs, and the error of the user's code that builds the source's
-    model. A source that cannot run for another reason is reported as such, with the `command` that compares
-    the outputs.
+    model. A source that cannot run for another reason is reported as such.
+
+    Args:
+        checkpoint: the source.
+        target: the filled model and its process.
+        request: the source's model, part and permissions.
+        progress: called with the steps that are done, and all.
+        command: the command that compares the outputs, reported where the source cannot run.
+
     """
     if (reason := prevented(checkpoint, request)) is not None:
         return ModelProof(reason, command)

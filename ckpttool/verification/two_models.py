@@ -400,7 +400,16 @@ class ModelClient:
         exact: bool,
         given: np.ndarray | None = None,
     ) -> tuple[np.ndarray, ...]:
-        """Return the outputs of a captured call with these changes; nothing if it fails."""
+        """Return the outputs of a captured call with changes of its layer; nothing if it fails.
+
+        Args:
+            call: the layer's path, and the number of the call.
+            tensors: new values of the layer's tensors by name.
+            settings: new values of the layer's attributes.
+            exact: compute in float64.
+            given: the call's first input instead of the captured one.
+
+        """
         if given is not None:
             self.write("change-given.npy", given)
         files = {}
