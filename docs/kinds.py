@@ -9,7 +9,7 @@ from ckpttool.core import Inline, Leaf, Path, Shape, Tree, attr, display, key
 from ckpttool.core.kinds import ACTIVATION_KINDS, ACTIVATIONS, LAYER_TYPES, SETTINGS
 from ckpttool.core.optimizers import FAMILIES, UNCONVERTED, VELOCITY
 from ckpttool.mapping import Plan, apply_plan, conversion_by_kinds
-from ckpttool.mapping.layers import KINDS
+from ckpttool.mapping.kind_table import KINDS
 
 HEAD = """# Layer kinds
 

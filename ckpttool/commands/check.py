@@ -16,9 +16,8 @@ from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.code_references import CodeReference
 from ckpttool.core.deferred import NamedTuple, dataclass
 from ckpttool.core.errors import CkpttoolError, UnsupportedError, UsageError, from_system_error
-from ckpttool.core.text import describe_record, format_count
+from ckpttool.core.text import describe_record, format_count, render_record
 from ckpttool.core.tree import Leaf, Path
-from ckpttool.core.tree_views import render_record
 from ckpttool.formats import detect
 from ckpttool.libraries.recognize import recognize_checkpoint
 from ckpttool.listing import audit

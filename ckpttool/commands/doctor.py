@@ -22,9 +22,8 @@ from ckpttool.core.errors import (
     abbreviate_list,
 )
 from ckpttool.core.sidecar import LedgerEntries, LedgerEntry
-from ckpttool.core.text import describe_record, format_count
+from ckpttool.core.text import describe_record, format_count, render_record
 from ckpttool.core.tree import display
-from ckpttool.core.tree_views import render_record
 from ckpttool.core.urls import format_command
 from ckpttool.evaluation import evidence, playing, restore
 from ckpttool.evaluation.agent_facts import NO_FACTS, AgentFacts

@@ -13,9 +13,8 @@ from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.deferred import NamedTuple, dataclass
 from ckpttool.core.dtypes import np
 from ckpttool.core.errors import CkpttoolError
-from ckpttool.core.text import compile_glob, describe_record, no_match_error
+from ckpttool.core.text import compile_glob, describe_record, no_match_error, render_record
 from ckpttool.core.tree import Leaf, Path, ValueLeaf, json_value
-from ckpttool.core.tree_views import render_record
 from ckpttool.formats.detect import open_checkpoint
 from ckpttool.libraries.recognize import recognize_checkpoint
 from ckpttool.libraries.schema import RecognizedAgent

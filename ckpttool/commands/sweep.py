@@ -23,8 +23,7 @@ from ckpttool.core.errors import (
     UsageError,
     WorkerError,
 )
-from ckpttool.core.text import clean, describe_record, format_count
-from ckpttool.core.tree_views import render_record
+from ckpttool.core.text import clean, describe_record, format_count, render_record
 from ckpttool.encodings import protobuf
 from ckpttool.evaluation.agent_facts import NO_FACTS, AgentFacts
 from ckpttool.evaluation.gymnasium_engine import EnvSpec

@@ -22,8 +22,7 @@ from ckpttool.core.deferred import dataclass
 from ckpttool.core.digests import digest_checkpoint
 from ckpttool.core.errors import MappingError, UnsupportedError, UsageError
 from ckpttool.core.sidecar import LedgerEntries, LedgerEntry
-from ckpttool.core.text import describe_record, format_count
-from ckpttool.core.tree_views import render_record
+from ckpttool.core.text import describe_record, format_count, render_record
 from ckpttool.evaluation.agent_facts import NO_FACTS, AgentFacts
 from ckpttool.evaluation.agent_networks import (
     available_backend,

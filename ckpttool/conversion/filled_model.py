@@ -43,7 +43,8 @@ from ckpttool.libraries.optimizer_states import ConvertedOptimizers, OptimizerSe
 from ckpttool.mapping import user_rules
 from ckpttool.mapping.fill_model import MatchOptions
 from ckpttool.mapping.flattening import format_order_option, list_open_orders
-from ckpttool.mapping.layers import Layer, LayerOption, find_layers
+from ckpttool.mapping.layer_kinds import LayerOption
+from ckpttool.mapping.layers import Layer, find_layers
 from ckpttool.mapping.rules import Cast, Move, rule_steps
 from ckpttool.networks.worker import ModelSpec
 from ckpttool.verification.proof import (

@@ -37,9 +37,8 @@ from ckpttool.core.errors import CkpttoolError, MappingError, UnsupportedError, 
 from ckpttool.core.kinds import LAYER_TYPES, list_kinds
 from ckpttool.core.sidecar import LedgerEntries, OmittedTensor, Sidecar
 from ckpttool.core.source import Shape
-from ckpttool.core.text import compile_glob, describe_record, format_count
+from ckpttool.core.text import compile_glob, describe_record, format_count, render_record
 from ckpttool.core.tree import Container, Leaf, Path, Role, Tree, ValueLeaf, attr, display
-from ckpttool.core.tree_views import render_record
 from ckpttool.evaluation import evidence, restore
 from ckpttool.formats import onnx
 from ckpttool.formats.detect import ensure_open, open_checkpoint
@@ -68,14 +67,8 @@ from ckpttool.mapping.fill_model import (
     Skeleton,
 )
 from ckpttool.mapping.flattening import list_open_orders
-from ckpttool.mapping.layers import (
-    DENSE_OUT_IN,
-    LINEAR_IN_OUT,
-    OWN_CALL,
-    LayerOption,
-    ModuleInfo,
-    find_layers,
-)
+from ckpttool.mapping.layer_kinds import LayerOption
+from ckpttool.mapping.layers import DENSE_OUT_IN, LINEAR_IN_OUT, OWN_CALL, ModuleInfo, find_layers
 from ckpttool.mapping.rules import MappingReport, MoveList, canonical_tree
 from ckpttool.mapping.solver import Ambiguity, FillResult, LayerMatch, Misfit
 from ckpttool.networks import live_trees, model_child

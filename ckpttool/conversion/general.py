@@ -21,6 +21,7 @@ from ckpttool.core.errors import abbreviate_list
 from ckpttool.core.source import Shape
 from ckpttool.core.tree import Alias, Container, Leaf, Path, Tree, ValueLeaf, display, key
 from ckpttool.evaluation import restore
+from ckpttool.libraries.optimizer_entries import OPTIMIZER, path_texts
 from ckpttool.libraries.optimizer_states import (
     KerasStates,
     OptimizerSettings,
@@ -28,9 +29,10 @@ from ckpttool.libraries.optimizer_states import (
     TorchStates,
     trained_order,
 )
-from ckpttool.libraries.optimizers_read import OPTIMIZER, BoundOptimizer, path_texts
+from ckpttool.libraries.optimizers_read import BoundOptimizer
 from ckpttool.mapping import wrappers
-from ckpttool.mapping.layers import LayerOption, ModuleInfo, Name, numbered_kinds, propose_options
+from ckpttool.mapping.layer_kinds import LayerOption, Name
+from ckpttool.mapping.layers import ModuleInfo, numbered_kinds, propose_options
 from ckpttool.mapping.rules import (
     KEEP,
     SEQUENTIAL_EDGES,

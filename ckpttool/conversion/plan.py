@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from ckpttool.conversion import averages, parts, reverse, targets
+from ckpttool.conversion import parts, reverse, targets
 from ckpttool.conversion.optimizer_options import OptimizerOptions
 from ckpttool.conversion.options import ConversionRequest
 from ckpttool.conversion.preparation import PreparedTree, prepare_tree
@@ -23,13 +23,12 @@ from ckpttool.core.deferred import NamedTuple, dataclass, field
 from ckpttool.core.errors import CkpttoolError, MappingError, UnsupportedError, UsageError, abbreviate_list
 from ckpttool.core.sidecar import LedgerEntries, OmittedTensor, Sidecar
 from ckpttool.core.source import Inline
-from ckpttool.core.text import describe_record, format_count
+from ckpttool.core.text import describe_record, format_count, render_record
 from ckpttool.core.tree import Container, Leaf, Path, Tree, ValueLeaf, attr, display, key
-from ckpttool.core.tree_views import render_record
 from ckpttool.evaluation import restore
 from ckpttool.evaluation.restore import require_layers, with_names, with_records
-from ckpttool.libraries import optimizer_settings, optimizers_read, recognize, schema
-from ckpttool.libraries.optimizers_read import OPTIMIZER, WITHOUT, is_scheduled
+from ckpttool.libraries import optimizer_entries, optimizer_settings, recognize, schema
+from ckpttool.libraries.optimizer_entries import OPTIMIZER, WITHOUT, is_scheduled
 from ckpttool.libraries.recognize import KERAS_FORMATS
 from ckpttool.libraries.schema import (
     NO_LAYOUT,
@@ -232,7 +231,7 @@ def _without_unfit_optimizers(
     unused, moved = {*made.report.unused}, {move.source for move in made.moves}
     unfit: dict[Path, list[Path]] = {}
     gone: set[Path] = set()
-    for top, own in optimizers_read.list_optimizers(ready.tree).items():
+    for top, own in optimizer_entries.list_optimizers(ready.tree).items():
         lost = [path for path in own if ready.names[path] in unused]
         slots = any(path in moved and _is_slot(ready.tree[path]) for path in own)
         whole = slots and all(_is_slot(ready.tree[path]) for path in lost)
@@ -243,6 +242,8 @@ def _without_unfit_optimizers(
             gone.update(own)
     if not unfit:
         return made
+    from ckpttool.conversion import averages
+
     tree = averages.select_entries(ready.tree, {p: leaf for p, leaf in ready.tree.items() if p not in gone})
     wanted = planner.request.options
     try:
@@ -286,6 +287,8 @@ def _prepare(checkpoint: Checkpoint, request: ConversionRequest, known: Sidecar 
     tree, lost = (checkpoint.tree, ()) if part is None else parts.select_part(checkpoint.tree, part)
     chosen: tuple[str, ...] = ()
     if weights is not None:
+        from ckpttool.conversion import averages
+
         tree, chosen = averages.choose_weights(tree, weights)
     if request.no_optimizers:
         tree, without = parts.without_optimizers(tree)
@@ -411,7 +414,7 @@ def _report(
     report = MappingReport(report_moves(ready, target, plan.moves), unused, plan.missing, plan.assumed, notes)
     if not unused or plan.missing:
         return report
-    optimizers = optimizers_read.list_optimizers(ready.tree).values()
+    optimizers = optimizer_entries.list_optimizers(ready.tree).values()
     state = {ready.names[path] for own in optimizers for path in own}
     return replace(report, remedy="--optimizer none") if state.issuperset(unused) else report
 
@@ -828,10 +831,12 @@ def _is_kept(
 
 def axes_note(checkpoint: Checkpoint, tree: Tree, request: ConversionRequest) -> str | None:
     """Return a note on arrays that keep their axes because their framework is unknown."""
+    ours = optimizer_settings.format_framework(request.kind.format)
+    if ours == NUMPY or request.options.from_ is not None:
+        return None
     from ckpttool.mapping import orientation
 
-    ours = optimizer_settings.format_framework(request.kind.format)
-    if checkpoint.format not in orientation.NEUTRAL or ours == NUMPY or request.options.from_ is not None:
+    if checkpoint.format not in orientation.NEUTRAL:
         return None
     matrices = [path for path, leaf in tree.tensors() if len(leaf.shape) > 1 and "float" in leaf.dtype]
     native = optimizer_settings.format_framework(checkpoint.format)

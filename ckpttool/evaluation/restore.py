@@ -34,11 +34,11 @@ from ckpttool.core.sidecar import LedgerEntries, LedgerEntry, Sidecar, Topic
 from ckpttool.core.source import File, Inline, MissingShard
 from ckpttool.core.tree import Leaf, Path, Tree, ValueLeaf, attr, display
 from ckpttool.core.urls import format_command
-from ckpttool.evaluation import evidence, stored_settings
+from ckpttool.evaluation import evidence
 from ckpttool.evaluation.agent_facts import GIVEN, NO_FACTS, AgentFacts
 from ckpttool.formats.detect import ensure_open, find_location, open_checkpoint
 from ckpttool.formats.probe import Format
-from ckpttool.libraries import layer_connections, recognize, schema, single_networks
+from ckpttool.libraries import recognize, schema, single_networks
 from ckpttool.libraries.recognize import recognize_checkpoint, recognize_tree
 from ckpttool.libraries.schema import (
     NETWORKS,
@@ -51,7 +51,6 @@ from ckpttool.libraries.schema import (
     RecognizedAgent,
     layer_widths,
 )
-from ckpttool.mapping.layers import propose_options
 from ckpttool.mapping.rules import MoveList, canonical_tree
 
 if TYPE_CHECKING:
@@ -698,6 +697,8 @@ def no_layers_error(tree: Tree, framework: str) -> MappingError:
     tensors = [f"{tree.names[path]} {list(leaf.shape)}" for path, leaf in weights or tree.tensors()]
     if what is None and not weights:
         what = "counters and other values"
+    from ckpttool.mapping.layers import propose_options
+
     options = propose_options(tree, framework, [path for path, _ in weights]) if what is None else ()
     if options:
         hint = f"use {' '.join(options[:_MOST_OPTIONS])} to convert them as layers"
@@ -930,6 +931,8 @@ def build_agent(
 
     Given `facts` override the sidecar's and the files'; a note names each contradiction.
     """
+    from ckpttool.libraries import layer_connections
+
     require_layers(binding, own.sidecar, sidecar.sidecar_path(checkpoint.path))
     recorded = own.sidecar
     choices = None if recorded is None else schema.known_choices(recorded)
@@ -1032,6 +1035,8 @@ def with_records(binding: RecognizedAgent, tree: Tree, checkpoint: Checkpoint) -
 
     These are observation statistics, activations recorded in a graph or configuration, and settings.
     """
+    from ckpttool.libraries import layer_connections
+
     part = binding.policy
     if part is not None and binding.layout != NO_LAYOUT and part.component not in binding.fronts:
         width, _ = layer_widths(select_network_leaves(tree, binding), part)
@@ -1040,6 +1045,8 @@ def with_records(binding: RecognizedAgent, tree: Tree, checkpoint: Checkpoint) -
     part = binding.policy
     if part is None or binding.layout == NO_LAYOUT:
         return binding
+    from ckpttool.evaluation import stored_settings
+
     return stored_settings.apply_stored_settings(
         binding, tree, layer_widths(select_network_leaves(tree, binding), part)[1]
     )

@@ -27,7 +27,7 @@ from ckpttool.core.errors import (
 from ckpttool.core.source import Buffer, File, Inline, Source, Span
 from ckpttool.core.tree import Container, Leaf, Path, Record, Role, Tree, ValueLeaf, attr, key
 from ckpttool.encodings import protobuf
-from ckpttool.formats import tf_common, torch_roles
+from ckpttool.formats import tensor_bytes, torch_roles
 from ckpttool.formats.probe import Probe
 
 NAME = "onnx"
@@ -51,9 +51,8 @@ def claims(probe: Probe) -> str | None:
     """
     if probe.kind != "file" or not probe.head:
         return None
-    tag = probe.head[0]
-    begins = tag & 7 in (protobuf.VARINT, protobuf.BYTES) and tag >> 3 in _TEXTS | _NUMBERS | {_GRAPH}
-    if not begins:
+    number, wire = probe.head[0] >> 3, probe.head[0] & 7
+    if number not in {protobuf.VARINT: _NUMBERS, protobuf.BYTES: _TEXTS | {_GRAPH}}.get(wire, ()):
         return None
     return probe.path if probe.name.endswith(SUFFIX) or _reaches_graph(probe.head) else None
 
@@ -885,7 +884,7 @@ class _ConstantLister:
             return ValueLeaf(Record(_RECORD, f"{title}{list(tensor.dims)[:64]}"))
         if tensor.segmented:
             raise UnsupportedError("segmented tensors are not supported", offset=tensor.start)
-        count = tf_common.count_elements(tensor.dims)
+        count = tensor_bytes.count_elements(tensor.dims)
         role = _role(path, row, tensor, count, constant=constant)
         native = "/".join(str(step.value) for step in path)
         return Leaf(row.name, tensor.dims, self._source(tensor, row, count), native, role)

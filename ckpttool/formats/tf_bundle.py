@@ -44,15 +44,8 @@ from ckpttool.encodings.protobuf import Message
 from ckpttool.formats import tf_common, tf_object_graph
 from ckpttool.formats.name_roles import role_by_name
 from ckpttool.formats.probe import OutputFile, Probe, Shard, ShardPlan, shard_pieces
-from ckpttool.formats.tensor_bytes import iter_exact
-from ckpttool.formats.tf_common import (
-    Extent,
-    VariableInfo,
-    assemble_slices,
-    count_elements,
-    slice_box,
-    tree_by_name,
-)
+from ckpttool.formats.tensor_bytes import count_elements, iter_exact
+from ckpttool.formats.tf_common import Extent, VariableInfo, assemble_slices, slice_box, tree_by_name
 from ckpttool.formats.tf_object_graph import KEY, MARK, Graph
 
 NAME = "tensor_bundle"

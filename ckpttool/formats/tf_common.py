@@ -23,16 +23,7 @@ from ckpttool.core.errors import (
     abbreviate_list,
     locate_errors,
 )
-from ckpttool.core.source import (
-    LARGE,
-    Buffer,
-    File,
-    Shape,
-    Source,
-    StreamedArray,
-    combine_parts,
-    cuts,
-)
+from ckpttool.core.source import LARGE, Buffer, File, Shape, Source, StreamedArray, combine_parts, cuts
 from ckpttool.core.tree import Leaf, Path, PathStep, Role, Tree
 from ckpttool.encodings import protobuf
 from ckpttool.encodings.protobuf import Message
@@ -402,9 +393,6 @@ def checkpoint_order(base: str) -> tuple[str, int]:
 
 # tensorflow/core/framework/tensor_shape.h: TensorShape::MaxDimensions.
 MAX_RANK = 254
-# numpy's limit.
-READABLE_RANK = 64
-MAX_ELEMENTS = 1 << 58  # of 16 bytes at most, so that sizes in bytes stay below 2^63
 
 # TensorShapeProto: dim, unknown_rank; Dim: size; TensorSliceProto: extent; Extent: start, length.
 _SHAPE, _DIM = Message({2: protobuf.MESSAGES, 3: protobuf.INT}), Message({1: protobuf.INT})
@@ -446,19 +434,6 @@ def parse_shape(data: bytes) -> tuple[int, ...]:
             "the tensor has too many dimensions", expected=f"at most {MAX_RANK}", found=str(len(dims))
         )
     return dims
-
-
-@functools.lru_cache(maxsize=1024)
-def count_elements(dims: tuple[int, ...]) -> int:
-    """Return the number of elements of a shape; reject more dimensions or elements than an array can have."""
-    if len(dims) > READABLE_RANK:
-        raise UnsupportedError(
-            "the tensor has too many dimensions", expected=f"at most {READABLE_RANK}", found=str(len(dims))
-        )
-    # An extent of 0 must not hide an overflow: [2^62, 2^62, 0] fits no array either.
-    if math.prod(extent or 1 for extent in dims) >= MAX_ELEMENTS:
-        raise FormatError("the tensor has more elements than a file can hold", found=f"shape {list(dims)}")
-    return math.prod(dims)
 
 
 def parse_slice(data: bytes) -> tuple[Extent, ...]:

@@ -16,7 +16,7 @@ from ckpttool.core.source import Buffer, File, Shape, Source, UnreadableSource
 from ckpttool.encodings import protobuf, sstable
 from ckpttool.encodings.protobuf import Message
 from ckpttool.encodings.sstable import BlockHandle, SStable
-from ckpttool.formats import tf_common
+from ckpttool.formats import tensor_bytes, tf_common
 from ckpttool.formats.probe import Probe
 from ckpttool.formats.tf_common import Extent, VariableInfo, tree_by_name
 
@@ -321,7 +321,7 @@ def _gather_slices(wholes: dict[str, _TensorSlices], name: str, meta: SliceMeta,
         raise FormatError("unknown TensorFlow data type", found=f"number {meta.dtype}")
     if dtype.name not in FIELDS:
         raise UnsupportedError(f"V1 checkpoints cannot store values of type {dtype.name}")
-    tf_common.count_elements(meta.shape)
+    tensor_bytes.count_elements(meta.shape)
     whole = wholes.setdefault(name, _TensorSlices(dtype.name, meta.shape, []))
     if (whole.dtype, whole.shape) != (dtype.name, meta.shape):
         raise FormatError(
@@ -337,7 +337,7 @@ def _gather_slices(wholes: dict[str, _TensorSlices], name: str, meta: SliceMeta,
         block = table.block_of(key)
         if block is None:
             raise FormatError("a slice of the tensor is missing from the table", found=str(cut))
-        elements = tf_common.count_elements(shape)
+        elements = tensor_bytes.count_elements(shape)
         if elements > _DENSEST * block.size:
             raise FormatError(
                 "the tensor has more elements than its block can hold",

@@ -15,7 +15,7 @@ from ckpttool.formats.keras_config import MODELS, KerasConfig, config_of, is_des
 from ckpttool.formats.tf_common import format_object
 from ckpttool.graphs.torchscript_code import is_number
 from ckpttool.libraries.recognize import TORCH_CLASSES, PickledModule
-from ckpttool.mapping.layers import Name
+from ckpttool.mapping.layer_kinds import Name
 
 _CONFIGURATION = "the model's configuration"
 

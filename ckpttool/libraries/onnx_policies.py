@@ -6,23 +6,19 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from ckpttool.core import deferred
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.deferred import NamedTuple, dataclass, field
-from ckpttool.core.errors import (
-    MappingError,
-    abbreviate_list,
-)
+from ckpttool.core.errors import MappingError, abbreviate_list
 from ckpttool.core.kinds import gate_order
 from ckpttool.core.tree import Container, Leaf, Path, Tree, ValueLeaf, key
 from ckpttool.formats import onnx
 from ckpttool.formats.onnx import OnnxModel, OnnxNode
 from ckpttool.graphs.onnx import module_of_node, split_scope
 from ckpttool.libraries.activation_orders import with_orders
-from ckpttool.mapping.layer_kinds import LayerFacts
-from ckpttool.mapping.layers import LayerOption, describe_table
+from ckpttool.mapping.layer_kinds import LayerFacts, LayerOption
+from ckpttool.mapping.layers import describe_table
 from ckpttool.mapping.rules import (
     KEEP,
     TRANSPOSE,
@@ -36,10 +32,6 @@ from ckpttool.mapping.rules import (
     chain_rules,
     slice_rule,
 )
-
-if TYPE_CHECKING:
-    pass
-
 
 _TORCH = deferred.compile(
     r"(?:(.*)[./])?(weight|bias|running_mean|running_var|(?:weight|bias)_[ih]h_l\d+(?:_reverse)?)"

@@ -37,23 +37,25 @@ from ckpttool.core.tree import (
     key,
 )
 from ckpttool.libraries import optimizers_read, schema
-from ckpttool.libraries.optimizers_read import (
+from ckpttool.libraries.optimizer_entries import (
     ITERATIONS,
     OPTIMIZER,
     POWERS,
     WITHOUT,
+    has_rate,
+    list_keras_optimizers,
+    list_torch_optimizers,
+    path_texts,
+)
+from ckpttool.libraries.optimizers_read import (
     BoundOptimizer,
     CanonicalOptimizer,
     OptimizerMoves,
     Setting,
     StoredOptimizer,
     bind_torch_optimizers,
-    has_rate,
-    list_keras_optimizers,
-    list_torch_optimizers,
-    path_texts,
 )
-from ckpttool.mapping.layers import Name
+from ckpttool.mapping.layer_kinds import Name
 from ckpttool.mapping.rules import (
     KEEP,
     Move,

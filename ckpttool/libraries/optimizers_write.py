@@ -18,14 +18,8 @@ from ckpttool.core.optimizers import (
 )
 from ckpttool.core.tree import Container, Leaf, Path, Tree, ValueLeaf, attr, display, index, key
 from ckpttool.libraries import schema
-from ckpttool.libraries.optimizers_read import (
-    PLACES,
-    WITHOUT,
-    CanonicalOptimizer,
-    Setting,
-    is_state,
-    make_zero_tensor,
-)
+from ckpttool.libraries.optimizer_entries import WITHOUT
+from ckpttool.libraries.optimizers_read import PLACES, CanonicalOptimizer, Setting, is_state, make_zero_tensor
 from ckpttool.mapping.rules import (
     KEEP,
     Cast,

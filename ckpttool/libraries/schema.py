@@ -1037,8 +1037,8 @@ def read_recurrent_layers(
 
 def _read_cell(group: Group, framework: str) -> tuple[str, Iterable[TensorMapping]] | None:
     """Return the kind of one layer and the mapping of its tensors to canonical ones."""
+    from ckpttool.mapping.kind_table import candidate_kinds
     from ckpttool.mapping.layer_kinds import TensorMapping
-    from ckpttool.mapping.layers import candidate_kinds
 
     if framework == "tensorflow" and "bias" not in group:
         return None  # only the bias shape shows when a GRU resets

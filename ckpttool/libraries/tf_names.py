@@ -19,13 +19,8 @@ from ckpttool.formats import tf_object_graph
 from ckpttool.formats.tf_bundle import tree_from_graph
 from ckpttool.formats.tf_common import VariableInfo
 from ckpttool.formats.tf_object_graph import MARK, slot_optimizer, slot_path
-from ckpttool.libraries.optimizers_read import (
-    KERAS_SETTINGS,
-    POWERS,
-    keras_class,
-    make_zero_tensor,
-    path_texts,
-)
+from ckpttool.libraries.optimizer_entries import KERAS_SETTINGS, POWERS, path_texts
+from ckpttool.libraries.optimizers_read import keras_class, make_zero_tensor
 from ckpttool.mapping.rules import (
     KEEP,
     Label,

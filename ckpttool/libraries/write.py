@@ -27,8 +27,8 @@ from ckpttool.libraries.schema import (
     list_kernel_shapes,
     matches_action_map,
 )
+from ckpttool.mapping.kind_table import SPELLING
 from ckpttool.mapping.layer_kinds import LayerKind, WeightSpec
-from ckpttool.mapping.layers import SPELLING
 from ckpttool.mapping.rules import (
     KEEP,
     TRANSPOSE,

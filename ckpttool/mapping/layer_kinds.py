@@ -7,9 +7,8 @@ from functools import partial
 from itertools import combinations
 from math import prod
 from types import MappingProxyType
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from ckpttool.core.activations import AxisOrder, Parts
 from ckpttool.core.deferred import NamedTuple, dataclass, field
 from ckpttool.core.errors import MappingError
 from ckpttool.core.kinds import count_gates, gate_order
@@ -28,8 +27,13 @@ from ckpttool.mapping.rules import (
     constant_tensor,
 )
 
+if TYPE_CHECKING:
+    from ckpttool.core.activations import AxisOrder, Parts
+
+
 NOTHING: Mapping[str, Leaf] = MappingProxyType({})
 Group = Mapping[str, Leaf]
+Name = tuple[str, ...]
 
 
 class WeightSpec(NamedTuple):
@@ -89,6 +93,17 @@ class LayerFacts(NamedTuple):
 
 
 NO_FACTS = LayerFacts()
+
+
+class LayerOption(NamedTuple):
+    """An option for the layers whose names match a pattern: their kind, or other facts."""
+
+    pattern: str
+    fits: Callable[[str], bool]
+    kind: str | None = None
+    facts: LayerFacts = NO_FACTS
+
+
 Reading = Callable[[Group, LayerFacts], LayerMapping]
 
 

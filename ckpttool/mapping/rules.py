@@ -10,7 +10,6 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ckpttool.core import deferred, dtypes
-from ckpttool.core.activations import WeightUse
 from ckpttool.core.deferred import NamedTuple, dataclass, field
 from ckpttool.core.errors import MappingError
 from ckpttool.core.source import (
@@ -40,6 +39,8 @@ from ckpttool.core.tree import (
 
 if TYPE_CHECKING:
     import numpy as np
+
+    from ckpttool.core.activations import WeightUse
 
 
 # A tile has as many rows as fill four cache lines of the result, and this many columns: 256 KiB.

@@ -24,11 +24,13 @@ from ckpttool.core.tree import (
     key,
     path_to_json,
 )
-from ckpttool.mapping.layers import ModuleInfo, Name, class_info
+from ckpttool.mapping.layer_kinds import Name
 from ckpttool.mapping.rules import KEEP, Move, Plan
 
 if TYPE_CHECKING:
     import numpy as np
+
+    from ckpttool.mapping.layers import ModuleInfo
 
 
 # torch/optim/swa_utils.py, AveragedModel: its own buffer is a sibling of the wrapped module.
@@ -475,6 +477,8 @@ def describe_modules(tree: Tree) -> dict[Path, ModuleInfo]:
 
     Settings are the object's plain values, with a tuple of numbers (`stride`) as a list.
     """
+    from ckpttool.mapping.layers import class_info
+
     settings: dict[Path, dict[str, Any]] = {}
     for path, leaf in tree.plain():
         if len(path) > 1 and path[-1].kind == "index":

@@ -18,8 +18,8 @@ from ckpttool.core.errors import MappingError, abbreviate_list
 from ckpttool.core.kinds import SETTINGS, find_family
 from ckpttool.core.source import Inline
 from ckpttool.core.tree import Leaf
+from ckpttool.mapping.kind_table import candidate_kinds
 from ckpttool.mapping.layer_kinds import LayerFacts
-from ckpttool.mapping.layers import candidate_kinds
 from ckpttool.mapping.rules import merge_parts
 from ckpttool.networks.tracing import ROOT
 from ckpttool.verification.computations import Term, iter_activations, name_computations, without_border

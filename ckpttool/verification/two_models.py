@@ -21,8 +21,7 @@ from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.code_references import CLASSES, CODE, UNKNOWN, filter_verdict
 from ckpttool.core.deferred import NamedTuple, dataclass, field
 from ckpttool.core.errors import CkpttoolError, MappingError, UnsupportedError, UsageError, abbreviate_list
-from ckpttool.core.text import describe_record
-from ckpttool.core.tree_views import render_record
+from ckpttool.core.text import describe_record, render_record
 from ckpttool.evaluation.agent_facts import NO_FACTS, AgentFacts
 from ckpttool.evaluation.agent_networks import available_backend, build_agent_network, require_facts
 from ckpttool.evaluation.restore import recognize_playable_agent, restore_agent
