@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable
 
 from ckpttool.browser.listing import BrowserListing, list_for_browser
-from ckpttool.commands.diff import AUTO
+from ckpttool.conversion.alignment import AUTO
 from ckpttool.core.urls import format_command
 from ckpttool.core.errors import MissingExtraError, UsageError
 

@@ -18,12 +18,13 @@ from ckpttool.browser.lines import (
 )
 from ckpttool.browser.listing import AliasRow, BrowserListing, Row
 from ckpttool.browser.numbers import TensorNumbers, column_lines
-from ckpttool.commands.stats import ChangedEntry, Entry, Moments
+from ckpttool.conversion.alignment import ChangedEntry, Entry
 from ckpttool.core.text import format_count, format_size
 from ckpttool.core.tree import Leaf, json_value
 from ckpttool.listing.modules import ModuleSummary, describe_module_kind
 from ckpttool.listing.rows import TensorRow
 from ckpttool.verification.array_differences import ArrayDifference
+from ckpttool.verification.moments import Moments
 
 # Numbers of both sides, or None while they are being read.
 Read = Sequence[TensorNumbers | None] | None

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from ckpttool.commands import inspect
-from ckpttool.commands.diff import AUTO, CheckpointAlignment, align_checkpoints
-from ckpttool.commands.stats import Entry
+from ckpttool.conversion.alignment import AUTO, CheckpointAlignment, Entry, align_checkpoints
 from ckpttool.conversion.reconversion import DiffSide
 from ckpttool.core.deferred import dataclass
 from ckpttool.core.errors import UsageError

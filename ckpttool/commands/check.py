@@ -9,7 +9,6 @@ from collections.abc import Generator, Iterator, Sequence
 from typing import Any
 
 from ckpttool.commands import stats
-from ckpttool.commands.processes import count_jobs, pause_collection, run_tasks
 from ckpttool.core import code_references, filesystem, plugins, urls
 from ckpttool.core.atomic_write import Progress, ignore_progress
 from ckpttool.core.checkpoint import Checkpoint
@@ -30,8 +29,9 @@ from ckpttool.listing.candidates import (
     find_unclaimed_code,
 )
 from ckpttool.listing.findings import Finding, data_only_command, unjudged_findings, weightless_findings
+from ckpttool.listing.processes import count_jobs, pause_collection, run_tasks
 from ckpttool.listing.shape_record import ShapeRecord, find_drift
-from ckpttool.verification import array_differences
+from ckpttool.verification import array_differences, moments
 
 _SHOWN = 8
 
@@ -385,9 +385,9 @@ def read_values(leaf: Leaf) -> array_differences.Values | None:
 def _describe_nonfinite(path: Path, leaf: Leaf) -> str:
     values = read_values(leaf)
     # Every piece is read, because checksums are verified after the last one.
-    if values is None or min(map(stats.is_finite, array_differences.iter_values(values)), default=True):
+    if values is None or min(map(moments.is_finite, array_differences.iter_values(values)), default=True):
         return ""
-    known = stats.compute_moments(values)
+    known = moments.compute_moments(values)
     counts = [
         f"{n:,} {word}" for n, word in stats.count_nonfinite([str(step.value) for step in path], leaf, known)
     ]

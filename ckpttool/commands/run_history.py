@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 
 from ckpttool.commands.doctor import examine_agent
-from ckpttool.commands.processes import count_jobs, pause_collection, run_tasks
-from ckpttool.commands.stats import compute_stats, euclidean_norm
+from ckpttool.commands.stats import compute_stats
 from ckpttool.core import deferred, filesystem, urls
 from ckpttool.core.atomic_write import Progress, WorkerThread, ignore_progress
 from ckpttool.core.checkpoint import Checkpoint
@@ -35,8 +34,10 @@ from ckpttool.listing import training_counters
 from ckpttool.listing.contents import CheckpointSummary, summarize_recognized
 from ckpttool.listing.findings import Finding
 from ckpttool.listing.paths import CheckpointEntry, expand_paths
+from ckpttool.listing.processes import count_jobs, pause_collection, run_tasks
 from ckpttool.listing.training_counters import step_columns, step_in_name
 from ckpttool.verification.array_differences import Values, iter_values
+from ckpttool.verification.moments import euclidean_norm
 
 # Folders that hold one checkpoint each, by training step: `checkpoint-500/`, `global_step1000/`. Other
 # numbers may count seeds or runs.

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ckpttool.conversion import targets
 from ckpttool.conversion.reverse import ReverseRecord
-from ckpttool.core import text
+from ckpttool.core import sidecar, text
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.deferred import NamedTuple
 from ckpttool.core.digests import Digest, digest_checkpoint
@@ -28,6 +29,8 @@ from ckpttool.mapping.rules import MappingReport
 
 if TYPE_CHECKING:
     from ckpttool.conversion.plan import ConversionPlan
+    from ckpttool.evaluation.restore import Agent
+
 
 # Policy facts recorded in a model's configuration or code, not in its weights.
 _RECORDED = frozenset(("activations", "head", "epsilon", "action_low", "action_high", "choices", "norm"))
@@ -304,3 +307,16 @@ def _residue_entries(made: ConversionPlan, unused: Sequence[str]) -> Iterator[di
         elif isinstance(value, str):
             shown["value"] = value[:_LONGEST]
         yield {"path": name, **shown}
+
+
+def converted_part(source: Agent, target: Agent) -> str | None:
+    """Return the source part or the only network that the target's receipt records, None for the whole."""
+    receipt = target.sidecar
+    if target.checkpoint.format == targets.ONNX:  # whose own graph replaces the receipt's facts
+        receipt = sidecar.load_sidecar(target.checkpoint.path)
+    recorded = None if receipt is None else receipt.source
+    part = None if recorded is None else recorded.get("part") or recorded.get("network")
+    if recorded is None or not part:
+        return None
+    is_source = recorded.get("sha256") == digest_checkpoint(source.checkpoint).sha256
+    return str(part) if is_source else None

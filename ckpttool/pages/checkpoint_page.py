@@ -11,21 +11,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ckpttool.commands.diff import align_checkpoints, compare_alignment
+from ckpttool.commands.diff import Diff, compare_alignment
 from ckpttool.commands.doctor import Diagnosis, examine_agent
 from ckpttool.commands.inspect import summary
-from ckpttool.commands.stats import (
-    ChangedEntry,
-    Diff,
-    Entry,
-    Moments,
-    Stats,
-    TensorStats,
-    compute_moments,
-    compute_stats,
-    histogram,
-    tensor_stats,
-)
+from ckpttool.commands.stats import Stats, TensorStats, compute_stats, tensor_stats
+from ckpttool.conversion.alignment import ChangedEntry, Entry, align_checkpoints
 from ckpttool.conversion.reconversion import DiffSide
 from ckpttool.core import filesystem, sidecar, text, urls
 from ckpttool.core.atomic_write import Progress, ignore_progress
@@ -68,6 +58,7 @@ from ckpttool.pages.rendering import (
     typeset_minus,
 )
 from ckpttool.verification.array_differences import ArrayDifference, Values
+from ckpttool.verification.moments import Moments, compute_moments, histogram
 
 # Bytes of all pictures on a page, less those that the row of a tensor takes from them; maximum and minimum
 # cells per picture; maximum side length.
