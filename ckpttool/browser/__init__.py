@@ -71,7 +71,6 @@ def browse(
         glob: a pattern for the paths of the entries that are shown.
         by: how entries are paired: "auto", or what `diff` offers.
         layout: the layout by which the agent of the first checkpoint is read.
-
     """
     require_terminal(path)
     if importlib.util.find_spec("textual") is None:

@@ -49,7 +49,6 @@ def detail_lines(
         entry: a tensor, value, alias or module.
         read: what has been read of the entry's values, if anything.
         cells: the width of the page.
-
     """
     lines = wrap_paragraph(entry.path or '""', cells, "head")
     if isinstance(entry, ModuleSummary):

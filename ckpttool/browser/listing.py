@@ -67,7 +67,6 @@ def list_for_browser(
         glob: a pattern for the paths of entries.
         by: how entries are paired, as in `diff`.
         layout: the layout of the agent at `path`.
-
     """
     left = _require_summary(path, None if other is not None else glob, layout)
     if other is None:

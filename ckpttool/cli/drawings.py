@@ -180,7 +180,6 @@ def render_page(
         remark: the line below the title.
         depth: the levels that are open at first; by default those that fit a screen.
         computation: what is computed, None if no file records it.
-
     """
     from ckpttool.pages.rendering import render_template, trusted_markup
 
@@ -293,7 +292,6 @@ def write_dataflow(
         layout: the layout of the agent.
         models: architectures that a checkpoint without an agent describes.
         force: replace the file.
-
     """
     from ckpttool.pages.dataflow import render_dataflow
 

@@ -833,7 +833,6 @@ def display_results(
         drawn: what the plots show.
         quiet: without progress and plots.
         as_json: only a JSON document is printed.
-
     """
     from ckpttool.cli import figures
 

@@ -263,7 +263,6 @@ def draw_learning_curve(
         curve: means and intervals by run and step.
         unit: what a step is, for the label of the axis.
         theme: colors and line styles.
-
     """
     by_path = {each.checkpoint: each.rollout.returns for each in found}
     runs = list(dict.fromkeys(point.run for point in curve))

@@ -163,7 +163,6 @@ def check(
     >>> checked = ckpttool.check(["sample_ckpts/td3_pendulum_torch"])
     >>> checked.clean, len(checked.checkpoints)
     (True, 6)
-
     """
     wanted = wanted or CheckOptions()
     if wanted.layout is not None:

@@ -124,7 +124,6 @@ def convert(
     >>> done = ckpttool.convert("sample_ckpts/td3_pendulum_tf/ckpt-15000", "agent.pt", dry_run=True)
     >>> done.written, done.report.complete, len(done.report.mapped)
     (False, True, 94)
-
     """
     return run_conversion(source, target, options or ConversionOptions(), progress)
 
@@ -173,7 +172,6 @@ def fill(
     >>> done = ckpttool.fill(agent, "l1.pt", layer, part="policy/actor/l1", dry_run=True)
     >>> done.report.complete, [entry.target for entry in done.report.mapped]
     (True, ['weight', 'bias'])
-
     """
     if not isinstance(like, str) and not hasattr(like, "factory"):
         found, hint = type(like).__name__, "ckpttool.load_into(model, path) fills a live model"

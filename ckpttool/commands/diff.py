@@ -109,7 +109,6 @@ def diff(
     >>> changes = ckpttool.diff(f"{run}/ckpt-12500.pt", f"{run}/ckpt-15000.pt", glob="actor/**")
     >>> len(changes.changed), changes.equal, changes.identical
     (6, 0, False)
-
     """
     if is_live(left) or is_live(right):
         found = align_live_model(left, right, glob=glob, by=by, layout=layout, part=part)
@@ -131,7 +130,6 @@ def align(
         glob: a pattern for the paths of entries.
         by: how entries are paired; "auto" decides by what both sides are.
         layout: the layout of the agent on the left.
-
     """
     sides = recognize_side(ensure_open(left), layout), recognize_side(ensure_open(right))
     return align_checkpoints(*sides, glob=glob, by=by)
@@ -154,7 +152,6 @@ def compare_alignment(
         progress: called with the bytes read so far, and all.
         jobs: processes that read.
         ray: address of the Ray cluster whose processes read instead.
-
     """
     if sort not in get_args(Sort):
         raise UsageError(f"unknown sort key {sort!r}", hint=suggest_choice(sort, get_args(Sort)))

@@ -162,7 +162,6 @@ def diagnose(
     >>> import ckpttool
     >>> ckpttool.doctor("sample_ckpts/td3_pendulum_tf/ckpt-15000").findings
     ()
-
     """
     if model is None and part is not None:
         raise UsageError("part can be used only with a model")

@@ -134,7 +134,6 @@ def stats(
     >>> numbers = ckpttool.stats("sample_ckpts/td3_pendulum_torch/ckpt-15000.pt", "actor/l1/weight")
     >>> numbers.finite, round(numbers.tensors[0].moments.mean, 4)
     (True, -0.0631)
-
     """
     checkpoint = open_checkpoint(path)
     return compute_stats(
@@ -164,7 +163,6 @@ def compute_stats(
         histograms: without them there are no modules either.
         jobs: processes that read.
         ray: address of the Ray cluster whose processes read instead.
-
     """
     tree = checkpoint.tree
     keep = compile_glob(glob)
@@ -220,7 +218,6 @@ def tensor_stats(name: str, path: Path, leaf: Leaf, array: Values, *, counted: b
         leaf: its type and role.
         array: its values.
         counted: also make the histogram.
-
     """
     known = compute_moments(array)
     counts = histogram(array, known) if counted else ()

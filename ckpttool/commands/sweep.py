@@ -243,7 +243,6 @@ def sweep(
     >>> played = ckpttool.sweep(["sample_ckpts/td3_pendulum_torch"], "Pendulum-v1", protocol)
     >>> len(played.evaluations), played.failed
     (6, ())
-
     """
     paths = [paths] if isinstance(paths, str) else paths
     options = EvaluationOptions(env, protocol or Protocol(), layout, facts)

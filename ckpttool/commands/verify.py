@@ -164,7 +164,6 @@ def verify(
     >>> compared = ckpttool.verify(agent, agent, whole=True)
     >>> compared.within, compared.networks[0].name, compared.contents.discrepancies
     (True, 'actor', ())
-
     """
     options = options or VerificationOptions()
     if any(options.of_training) and options.steps is None:

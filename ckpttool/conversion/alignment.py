@@ -234,7 +234,6 @@ def select_pairs(
         glob: the pattern; None keeps every entry.
         notes: sentences about the pairing for the result.
         declared: entries that only one side has because of a conversion.
-
     """
     (first, a), (second, b) = sides
     keep = compile_glob(glob)
@@ -595,7 +594,6 @@ def align_live_model(
             lacks one or if a `part` or `layout` is given.
         layout: read the checkpoint as an agent of this layout.
         part: use what lies under this path of the checkpoint.
-
     """
     if by not in (AUTO, "path", "model"):
         raise UsageError(f"a live model cannot be compared by {by}", hint="choose path or model")

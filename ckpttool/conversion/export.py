@@ -250,7 +250,6 @@ class ExportOptions:
         dry_run: report what the file would contain; write nothing.
         force: replace the target if it exists.
         sync: flush to disk before the rename.
-
     """
 
     network: str = "actor"
@@ -291,7 +290,6 @@ def export(
     >>> import ckpttool
     >>> ckpttool.export("sample_ckpts/td3_pendulum_torch/ckpt-15000.pt", "actor.onnx", dry_run=True).written
     False
-
     """
     options = options or ExportOptions()
     infer_target_word(target, ONNX)

@@ -120,7 +120,6 @@ def convert_into_model(
         like: what builds the model; a text is only the factory's name.
         options: the conversion's options.
         progress: called with the bytes written so far, and all.
-
     """
     rules = user_rules.load_rules(options.rules) if options.rules is not None else None
     matching = MatchOptions(

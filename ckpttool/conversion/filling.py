@@ -514,7 +514,6 @@ def model_source(
         known: the checkpoint's sidecar.
         source: the stated orientation of its arrays, "torch" or "tf".
         shapes: shapes of the inputs of the filled model, without the batch.
-
     """
     if checkpoint.format == onnx.NAME:
         checkpoint = onnx_policies.read_as_state_dict(checkpoint)
@@ -933,7 +932,6 @@ class FillOptions:
             MappingError.
         like_source: the code that builds the checkpoint's model ("module:factory" or a ModelSpec), to run it.
         run_code: run a checkpoint whose file contains code (SavedModel, TorchScript, Lambda layers).
-
     """
 
     layout: str | None = None
@@ -1022,7 +1020,6 @@ def load_into(
     >>> done = ckpttool.load_into(actor, "sample_ckpts/td3_pendulum_tf/ckpt-15000", part="policy/actor")
     >>> done.filled, done.matched[0].source, done.matched[0].by, done.report.mapped[0].rule
     (6, 'l1', 'name', 'transpose')
-
     """
     options = options or FillOptions()
     target = LiveModel(model, options.shapes)
@@ -1192,7 +1189,6 @@ def plan_fill(
         like_source: the code of the source's model, which a call observes.
         patterns: patterns of names of source tensors that the user leaves out.
         part: the part of the checkpoint that is the source.
-
     """
     if like_source is not None:
         given = observe_source(given, like_source, target.source_inputs(), matching.choices)

@@ -87,7 +87,6 @@ def to_tensorflow(
         file: write for a Keras weights file.
         strip: remove prefixes of wrappers from names.
         graph: name numbered layers as a Keras Sequential in an object graph does.
-
     """
     plain, sources, notes = _as_state_dicts(tree, strip=strip)
     described = describe_sources(tree, sources)
@@ -131,7 +130,6 @@ def to_objects(
         file: write a single network as the root of a Keras weights file, its optimizer as that of the model.
         name: the layout's name for an optimizer without a name in the tree.
         in_order: the layers are in model order, and the file names them by class and number.
-
     """
     found = without_copies(tree)
     plan = _ObjectsPlanner(found, (), OptimizerSettings(settings, stated))

@@ -71,7 +71,6 @@ def write_graph_code(
         calls: how a policy is called; None for another model, whose code has no function `act`.
 
     Raise UnsupportedError for what has no statement.
-
     """
     language = LANGUAGES[target]
     text = _GraphWriter(graph, plan, target).text(about)
@@ -100,7 +99,6 @@ class GraphPlan(NamedTuple):
         moves: the conversion of each leaf.
         written: the tree of the written file.
         paths: where the written file has what the moves make.
-
     """
 
     tree: Tree

@@ -39,7 +39,6 @@ def format_loading_code(
         tree: what was written to it.
         foreign: names come from another framework and may start with objects that no PyTorch model has.
         root: the source is one model's state_dict.
-
     """
     if kind.format == "pytorch_dcp":
         load = f"torch.distributed.checkpoint.load(state, checkpoint_id={python_literal(target)})"

@@ -348,7 +348,6 @@ def write_code(agent: Agent, kind: TargetKind, source: str, digests: tuple[str |
 
     Raise UnsupportedError for a network that cannot be written exactly, UsageError for a missing fact.
     The text imports only the framework, numpy, and safetensors for such files.
-
     """
     return _Writer(agent, kind).text(source, digests)
 

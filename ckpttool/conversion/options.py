@@ -88,7 +88,6 @@ class ConversionOptions:
         sync (--no-sync): Do not flush to disk before the rename (faster).
         verify (--no-verify): Skip comparing network outputs after writing.
             With the comparison, nothing is written if an output differs.
-
     """
 
     to: str | None = None

@@ -926,7 +926,6 @@ def recognize_source_agent(
         layout: the layout that the user states.
         part: the path of that part.
         known: the agent of the whole checkpoint, if already recognised.
-
     """
     if checkpoint.format == targets.ONNX:
         return recognize.recognize_checkpoint(checkpoint, layout), ()
@@ -965,7 +964,6 @@ def plan_agent_conversion(
         settings: optimizer settings known from elsewhere.
         known: the source's sidecar.
         fold: let the first layers apply the observation statistics.
-
     """
     from ckpttool.libraries import optimizers_write
 

@@ -50,7 +50,6 @@ def prepare_tree(
         part: the path of that part; its names continue those above it.
         wanted: which names and weights are changed before the mapping.
         known: the sidecar, which records what an earlier conversion removed from names.
-
     """
     names = full_names(tree, part)
     done = PreparedTree(tree, names, {}, stripped=_recorded_wrappers(known) if part is None else None)

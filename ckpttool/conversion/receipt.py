@@ -59,7 +59,6 @@ def with_policy_facts(
         own: the source's sidecar.
         part: the converted part; no facts of a part are carried over.
         model: the target fills a user's model; no facts are carried over.
-
     """
     # Recorded computations need modules that no agent of a layout needs.
     recorded, found = read_computation(checkpoint), _read_policy_facts(checkpoint, target, own.sidecar)
@@ -216,7 +215,6 @@ def conversion_receipt(
         undone: what the reverse conversion restores.
         part: the path of the converted part.
         options: the conversion's options, with which `verify --all` plans it again.
-
     """
     binding, report = made.binding, made.report
     base = own.sidecar or Sidecar("")

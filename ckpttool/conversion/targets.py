@@ -242,7 +242,6 @@ def sharded_kind(
         size: the largest size of a shard's tensors, e.g. "2GB".
         count: the number of shards, for formats that count them.
         spread: several processes write, so that there must be shards.
-
     """
     if size is None and count is None and not spread:
         return kind

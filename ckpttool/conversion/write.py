@@ -143,7 +143,6 @@ def save(
     ...     digest = ckpttool.save(tree, os.path.join(folder, "copy.safetensors"))
     >>> digest.sha256 == ckpttool.digest("sample_ckpts/td3_pendulum_torch/ckpt-15000.pt").sha256
     True
-
     """
     kind = targets.parse_target_kind(target, to)
     require_writable_target(targets.target_stem(target, kind), kind, force=force)
@@ -162,7 +161,6 @@ class WriteOptions:
         jobs: number of processes that write shards; None for this one.
         ray: address of the Ray cluster that writes them, None for processes of this machine.
         recorder: computes the digest of the sources as they are read, also by these processes.
-
     """
 
     sources: tuple[File, ...] = ()
@@ -196,7 +194,6 @@ def write_checkpoint(
             written.
         others: returns further files. It gets a mapping from the tensors' paths to those read back, and the
             worker that compares files with trees.
-
     """
     writer = cast(WritingFormat, plugins.find("formats", kind.format).load())
     target = targets.target_stem(target, kind)

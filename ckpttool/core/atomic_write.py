@@ -866,7 +866,6 @@ def require_new(
         force: it may exist.
         hint: what the error suggests if it exists.
         in_store: the caller writes objects, so that it may be a URL, whatever exists there.
-
     """
     if urls.is_url(target):
         _require_writable_store(target, force=force, in_store=in_store)
@@ -927,7 +926,6 @@ def write_atomically(
         sync: flush files and folders to disk.
         sources: the input files: ChangedError is raised unless they are still unchanged at the end.
         replaced: returns the current files of the target, so that none of them outlives a new set.
-
     """
     for output in outputs:
         require_regular(output.target if output.inside else output.file)

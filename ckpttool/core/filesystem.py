@@ -472,7 +472,6 @@ class LocalCopyCache:
             offset: the position of the data in the original and in the copy, in bytes.
             length: their number.
             data: their pieces in order.
-
         """
         copy = ScratchFile()
         done, report = 0, watch.get()
@@ -506,7 +505,6 @@ class LocalCopyCache:
             part: offset and length in bytes.
             read: returns pieces of a missing copy for `read(offset, length)`.
             note: what is reported when a remote original is read.
-
         """
         copy = self.find(place, identity, *part)
         if copy is None:
@@ -527,7 +525,6 @@ class LocalCopyCache:
             offset: the position of the bytes.
             length: their number.
             copy: the file.
-
         """
         with self._lock:
             self._kept[place, identity, offset, length] = copy

@@ -162,7 +162,6 @@ def limit_error(
         found: the amount that exceeds it; None if it is unknown.
         file: the file that requests it.
         offset: where in the file, in bytes.
-
     """
     return LimitError(
         what,

@@ -19,13 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 from urllib.parse import unquote
 
 from ckpttool.core import atomic_write, filesystem, limits, urls
-from ckpttool.core.errors import (
-    DeadlineError,
-    MissingExtraError,
-    NotFoundError,
-    UsageError,
-    suggest_choice,
-)
+from ckpttool.core.errors import DeadlineError, MissingExtraError, NotFoundError, UsageError, suggest_choice
 from ckpttool.core.filesystem import FileStat, LocalCopyCache, StoreEntry
 from ckpttool.core.plugins import STORES
 from ckpttool.core.text import format_size

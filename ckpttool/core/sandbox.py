@@ -468,7 +468,6 @@ def restrict(
         listed: folders whose names may be listed.
         devices: devices that may be read, written and controlled.
         memory: bytes of private memory; None does not limit it.
-
     """
     missing = {}  # type: dict[str, str]
     if memory is not None:
@@ -553,7 +552,6 @@ class Confinement:
         folder: the folder of the process, which its parent reads and removes.
         files: the files of the checkpoint; None does not restrict reads.
         memory: bytes of private memory.
-
     """
 
     def __init__(self, folder: str, files: Sequence[str] | None, memory: int) -> None:

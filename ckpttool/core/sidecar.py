@@ -457,7 +457,6 @@ class LedgerEntry:
         decides: whether leaving it out certainly changes the outputs; the exit status is 1 then.
         hint: what to do about it.
         beside: whether it is in another file than the checkpoint's: no conversion takes that.
-
     """
 
     use: Use

@@ -747,7 +747,6 @@ def cut_array(
         axis: the axis along which the result may be computed in parts.
         apply: a function of such a part.
         verify: let the first pass verify the source.
-
     """
     outer, extent = math.prod(shape[:axis]), shape[axis]
     if outer > 1 and _file_run(source) is None:

@@ -214,7 +214,6 @@ def fail(
         offset: where, in bytes from the start of the file.
         expected: what the record should have there.
         found: what it has.
-
     """
     raise FormatError(message, file=file.path, offset=offset, expected=expected, found=found)
 

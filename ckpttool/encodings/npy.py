@@ -164,7 +164,6 @@ def npy_source(
         shape: the array's shape.
         fortran: the first index varies fastest in the stored order.
         big: the stored elements are big-endian.
-
     """
     item = _item_width(code)
     # A complex number is two separately swapped halves, a text as many as it has characters.

@@ -941,7 +941,6 @@ def parse_pickle(
         file: the file's name, for errors.
         base: the position of `data` in the file, in bytes.
         trailing: bytes after the pickle's end are no error.
-
     """
     machine = PickleMachine(data, persistent, builders, inline, file, base)
     try:

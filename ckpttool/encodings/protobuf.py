@@ -137,7 +137,6 @@ def iter_located_fields(
         stop: where it ends.
         schema: the fields that are yielded, with their wire types.
         count: called with 1 for every field, including those outside the schema.
-
     """
     at = start
     while at < stop:

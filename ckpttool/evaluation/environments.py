@@ -204,7 +204,6 @@ def candidate_environments(
         action_dim: numbers in an action, or with `discrete` the number of choices of one action.
         bound: the largest action that the agent's files record, None without a record.
         discrete: actions are choices.
-
     """
     tasks = _DISCRETE if discrete else SIZES
     fitting = [
@@ -330,7 +329,6 @@ def adapt_observations(
     Without a requested adapter, environments that cannot be adapted are returned unchanged, and so are those
     whose version in training had another size; without a known version, a size supports the layout of a whole
     version if nothing else explains it. Raise UsageError if a requested adapter does not apply.
-
     """
     own = vector.spec.obs_dim
     wanted = obs_dim or own
@@ -501,7 +499,6 @@ def build_vector_env(
         num_envs: environments that are stepped together.
         threads: threads of the engine; None for its default.
         known: Gymnasium's registry.
-
     """
     if requested != GymVector.engine:
         entry_point = _entry_point(env_id, make_one, known)

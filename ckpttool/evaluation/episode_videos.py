@@ -137,7 +137,6 @@ def require_video_support(
         target: the video's file, whose suffix is its format.
         wanted: episode numbers, or best, worst and median.
         force: the file may exist.
-
     """
     if _suffix(target) not in video.ENCODINGS:
         raise UsageError(
@@ -167,7 +166,6 @@ def require_strip_support(
         target: the PNG file.
         wanted: episode numbers, or best, worst and median.
         force: the file may exist.
-
     """
     if _suffix(target) != ".png":
         raise UsageError("a film strip is a PNG image", file=target, hint="use a file name that ends in .png")
@@ -221,7 +219,6 @@ def record_video(
         width: width of the images in pixels, by default the environment's.
         force: replace the file.
         progress: called with the frames rendered so far, and all.
-
     """
     require_new(target, force=force)
     chosen = _choose_episodes(wanted, scored.rollout)
@@ -275,7 +272,6 @@ def record_strip(
         theme: "light" or "dark".
         force: replace the file.
         progress: called with the episodes drawn so far, and all.
-
     """
     require_new(target, force=force)
     chosen = _choose_episodes(wanted, scored.rollout)

@@ -88,7 +88,6 @@ def load_agent(
     >>> agent = ckpttool.load_agent("sample_ckpts/td3_pendulum_torch/ckpt-15000.pt")
     >>> agent.act([1.0, 0.0, 0.0]).shape
     (1,)
-
     """
     name = backend or (_NUMPY if device == "cpu" else _TORCH)
     how = Protocol(device=device, backend=name, network=network, dtype=dtype)

@@ -598,7 +598,6 @@ def play_stacked(
             same seeds.
         progress: called with the episodes finished so far, all, and the steps.
         watch: called for each playing row at every step (rollout.Watch).
-
     """
     backend = cast(Backend, plugins.find("backends", how.backend).load())
     policy = backend.build(stack_networks([entrant.network for entrant in entrants]), how.device)

@@ -181,7 +181,6 @@ def build_ledger(
         known: all known facts.
         sizes: numbers of the policy's observations and of its actions.
         given: names of the facts that a user gave.
-
     """
     unknown = missing_facts(binding, own)
     left = tuple(evidence.unused_entries(checkpoint, binding, known, sizes))
@@ -1069,7 +1068,6 @@ def agent_ledger(
         known: all known facts.
         tree: the canonical tree.
         given: names of the facts that a user gave.
-
     """
     part = binding.policy or binding.parts[0]
     sizes = layer_widths(tree, part)

@@ -311,7 +311,6 @@ def rollouts(
         play: episodes, seeds, limits and noise.
         members: policies in the stack.
         progress: called with the episodes finished so far, all, and the steps.
-
     """
     if envs.num_envs % members:
         raise UsageError(f"cannot divide {envs.num_envs} environments evenly among {members} policies")

@@ -266,7 +266,6 @@ def map_tasks(
         paths: files that the tasks use.
         jobs: processes on this machine.
         ray: address of a Ray cluster, whose processes work instead.
-
     """
     run = partial(TaskContext.current(paths, shared=ray is not None).run, work)
     if ray is not None:

@@ -155,7 +155,6 @@ def paired_interval(
         seed: seed of the resampling.
         level: the share of resamples inside the interval.
         resamples: their number.
-
     """
     if len(a) != len(b):
         raise UsageError(
@@ -247,7 +246,6 @@ def episodes_for_power(
         episodes: the number of episodes of each resample.
         level: the interval's share.
         power: the probability.
-
     """
     from statistics import NormalDist
 

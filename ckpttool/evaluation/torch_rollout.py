@@ -67,7 +67,6 @@ def play_on_device(
         play: episodes, seeds, limits and noise.
         members: policies in the stack.
         progress: called with the episodes finished so far, all, and the steps.
-
     """
     _require_inputs(policy.inputs, envs)
     try:
@@ -116,7 +115,6 @@ def play_members(
         members: policies in the stack.
         progress: called with the episodes finished so far, all, and the steps.
         graphs: replay each step as one captured graph, on CUDA.
-
     """
     interrupted = False
     with _gradient_mode(envs):

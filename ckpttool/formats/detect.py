@@ -961,7 +961,6 @@ def scan_for_code(
         plain: pickles that are known to be data for any reader (Checkpoint.plain).
         programs: report members that are programs or libraries.
         format: the format that reads the file; parts that another format would read are then reported.
-
     """
     found = _CodeScanner(arrays, plain, programs=programs)
     with found.reasons("the file"):

@@ -200,7 +200,6 @@ def run_child(descriptor: int, offset: int, length: int, file: str, job: Hdf5Job
         length: its length in bytes.
         file: the file's name, for errors.
         job: what the child does with it: list it, or compute digests.
-
     """
     allowed, most = cpu_seconds(length + max(job.most, job.declared)), limits.current()
     command = [sys.executable, "-I", "-B", "-c", _START, child_process.child_paths()]

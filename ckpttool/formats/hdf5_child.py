@@ -645,7 +645,6 @@ def main(arguments: list[str]) -> int:
     Args:
         arguments: descriptor, offset and length in bytes, seconds, the limits as a JSON object, and for
             digests the first dataset's number and the number of bytes to read.
-
     """
     descriptor, offset, length, seconds = map(int, arguments[:4])
     with limits.using(limits.Limits(**json.loads(arguments[4]))):

@@ -730,7 +730,6 @@ def dataset_leaf(
         trainable: whether an optimizer may change it; None if unknown.
         of: the path of the variable whose slot it is.
         slot: the kind of that slot.
-
     """
     return Leaf(dataset.dtype, dataset.shape, dataset.source, dataset.path, role, of, slot, trainable)
 

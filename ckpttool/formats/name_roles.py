@@ -26,7 +26,6 @@ def role_by_name(
         dtype: its element type.
         shape: its shape: counters and settings are scalars.
         setting: an optimizer contains it directly.
-
     """
     steps = [str(step.value) for step in path]
     last = steps[-1] if steps else ""

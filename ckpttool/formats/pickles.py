@@ -295,7 +295,6 @@ def load_pickle(
         base: their position in it.
         name: what stands for the file in errors if there is none.
         builders: return the values of known calls, by dotted name.
-
     """
     from ckpttool.encodings import pickle_reader
 

@@ -841,7 +841,6 @@ def plan_shards(
         between: the prefix of a checkpoint that may already exist: empty shards are added, and an index that
             lists the shards under names of a larger, unused count, so that a set with the same names can be
             replaced by way of it (see atomic_write.write_atomically).
-
     """
     items = _list_items(_add_save_counter(tree, counter if graph else None), graph=graph)
     dealt = [

@@ -229,7 +229,6 @@ def build_view(
         shape: the extent of each axis, as the pickle has it: not yet checked.
         strides: steps between elements along each axis, not yet checked either.
         requires_grad: whether torch trains it.
-
     """
     if (
         type(offset) is not int

@@ -561,7 +561,6 @@ def list_pickle(
         notes: sentences about the file, after those about the tree.
         details: facts about the file for the listing.
         classes: parameters and buffers of some classes.
-
     """
     walk = TorchWalk(big=big, size=pickled.end, classes=classes)
     found = assign_slot_owners(walk.tree(pickled.value))

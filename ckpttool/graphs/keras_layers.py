@@ -19,11 +19,7 @@ from ckpttool.core.kinds import ACTIVATION_KINDS, gate_order
 from ckpttool.core.tree import Leaf, Path, attr
 from ckpttool.formats.keras_config import ATTENTION, CELLS, config_of, has_foreign_class
 from ckpttool.graphs.builder import ACTIVATION_NODES, ModuleNodes
-from ckpttool.graphs.graph import (
-    Constant,
-    OpaqueError,
-    require,
-)
+from ckpttool.graphs.graph import Constant, OpaqueError, require
 from ckpttool.graphs.operators import UnknownValueError
 from ckpttool.mapping.rules import KEEP, TRANSPOSE, BlockOrder, Permute, Reshape, Rule, chain_rules
 

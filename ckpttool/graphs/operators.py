@@ -108,7 +108,6 @@ def operator(
         kind: "elementwise" or "movement" of entries, else "other" (see Operator).
         data: the number of inputs whose entries a movement moves; the others are positions and sizes.
         since: the first version of the operator set with this meaning.
-
     """
 
     def add(compute: Callable[..., Any]) -> Callable[..., Any]:

@@ -42,7 +42,6 @@ def quantize(
         zero: the integer of zero; its type is that of the result.
         saturate: for float8 types: 0 gives infinity or NaN beyond the largest number.
         precision: the type of the division; by default float32 at least.
-
     """
     wide = precision or (np.dtype(np.float32) if x.dtype.itemsize < 4 or x.dtype.kind in "iu" else x.dtype)
     ratio = x.astype(wide) / scale.astype(wide)

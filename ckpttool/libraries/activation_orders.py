@@ -269,7 +269,6 @@ def with_orders(
         shapes: shapes of its inputs without the batch, where the file has none.
         sources: the checkpoint paths of leaves that were computed from others.
         unknown: mark an order that cannot be evaluated as unknown, instead of as not recorded.
-
     """
     found = read_orders(checkpoint, shapes)
     if not found:

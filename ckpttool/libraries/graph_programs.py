@@ -79,7 +79,6 @@ def lower_policy(
         file: the file's name, for errors.
         half: compute types of 16 bits in float32, too.
         hint: what errors suggest.
-
     """
     return _GraphLowering(graph, file, half=half, hint=hint).policy(network)
 

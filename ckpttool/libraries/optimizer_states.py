@@ -281,7 +281,6 @@ class TorchStates(_OptimizerStates):
             paths: the source's path of each weight by its name.
             top: the path of the object.
             number: distinguishes several optimizers in the names of their variables.
-
         """
         weights, twice = self._weights(state, rows, paths)
         title = display(top)
@@ -311,7 +310,6 @@ class TorchStates(_OptimizerStates):
             paths: the source's path of each weight by its name.
             top: the path of the state_dict.
             added: not used: second biases have separate state.
-
         """
         del added  # second biases have separate state
         weights = self._trained_moves(state, rows, paths)
@@ -577,7 +575,6 @@ class KerasStates(_OptimizerStates):
             paths: the source's path of each weight by its name.
             top: the path of the state_dict.
             added: names of tensors that the source does not have, e.g. second recurrent biases.
-
         """
         weights, more, doubled = self._weights(state, rows, paths, added)
         facts = {**self._first_rate(state), **self._configured(state.top), **self.settings.of(state.name)}
@@ -607,7 +604,6 @@ class KerasStates(_OptimizerStates):
             paths: the source's path of each weight by its name.
             top: the path of the object.
             number: not used: variables keep their names.
-
         """
         del number  # variables keep their names
         facts = {**self._configured(state.top), **self.settings.of(state.name)}
@@ -766,7 +762,6 @@ def convert_optimizers(
         skeleton: the model, with the order of its parameters.
         form: the target's form ("torch", "tf" or "keras").
         settings: settings that the checkpoint lacks.
-
     """
     from ckpttool.libraries.write import merge_plans
 
@@ -961,7 +956,6 @@ def build_torch_state(
         names: the names of the model's parameters by id.
         tensor: creates a tensor with a value.
         made: the optimizers of the checkpoint, converted for the model.
-
     """
     top, written = _only_optimizer(optimizer, made)
     numbers: dict[str, tuple[int, int]] = {}

@@ -793,7 +793,6 @@ class RecognizedAgent:
             outputs: numbers for each action. If it is 1, an environment of as many actions shows whether they
                 are one choice or several.
             where: what contains their number.
-
         """
         facts = self.facts.without_lack("action bounds", "action map")._replace(head="argmax")
         binding = replace(self, facts=facts).with_q_policies(scores)

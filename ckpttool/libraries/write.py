@@ -808,7 +808,6 @@ def plan_object_graph(
         settings: optimizer settings.
         form: the form of optimizers; None omits them.
         counted: the type of the agent's own counters.
-
     """
     require_support(writing, binding, agent)
     placed = _index_lists(place_rows(writing, binding, agent))

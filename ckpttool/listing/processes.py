@@ -102,7 +102,6 @@ def map_entries(
         progress: called with the bytes of the entries that are done, and of all.
         jobs: processes on this machine.
         ray: address of a Ray cluster, whose processes work instead.
-
     """
     from ckpttool.evaluation import scheduling
 

@@ -92,7 +92,6 @@ def plan_reordering(
         kind: how the source stores it.
         ours: the orders of the target.
         frameworks: the source's and the target's.
-
     """
     axes = LAYER_TYPES[kind.name].features if kind.name in LAYER_TYPES else {}
     found = {name: leaf.shape for name, leaf in canonical_tensors(tree, layer, kind).items() if name in axes}
@@ -148,7 +147,6 @@ def arrange_parts(
         theirs: the parts of the input in the source, with the calls of the target.
         ours: the target's facts about its parts.
         kernel: the shape of the canonical kernel [..., inputs, outputs].
-
     """
     if kind.name not in ("dense", "convolution", "depthwise"):
         return made

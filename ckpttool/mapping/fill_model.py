@@ -323,7 +323,6 @@ class FillSource:
         in_order: the tree lists its layers in the order of creation.
         listed: numbers in the layers' names follow the calls of a graph.
         described: facts in the file about the module of each tensor.
-
     """
 
     tree: Tree
@@ -350,7 +349,6 @@ class MatchOptions:
         cast: round numbers to the types of the model.
         decided: pairs of layers that the outputs of both models decided (see conversion/filling_by_outputs).
         part_orders: orders of parts that the outputs of both models decided.
-
     """
 
     choices: Sequence[LayerOption] = ()

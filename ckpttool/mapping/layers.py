@@ -192,7 +192,6 @@ def find_modules(
         described: for tensors of whole modules, the facts from the file about their module.
         named: returns whether an option states the kind of a name: then `fc1_weight` is a tensor of the layer
             `fc1`.
-
     """
     found = _modules_by_name(tree, framework, named or (lambda _: False))
     composed: dict[_At, Layer] = {}
@@ -555,7 +554,6 @@ def find_layers(
         classes: an unknown class prevents tensors from being read as a layer. Between two models of the same
             framework it has no effect.
         composed: kinds of several modules that are recognised without being requested.
-
     """
     requested: dict[str, Callable[[str], bool]] = {
         name: partial(_matches_choice, [choice for choice in given if choice.kind == name])
@@ -787,7 +785,6 @@ def convert_layer(
         target: the kind as which it is written.
         facts: facts about the target (its own shapes, ...), by default those about the layer.
         between: rules for canonical tensors in between.
-
     """
     refused = source.refused or target.refused
     if refused is not None:

@@ -630,7 +630,6 @@ def checkpoint_orientation(
         native: the framework of its format.
         stated: the user's option, a word of WORDS.
         target: the framework of the output.
-
     """
     if stated is not None:
         if stated not in WORDS:

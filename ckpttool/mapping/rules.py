@@ -779,7 +779,6 @@ def constant_tensor(dtype: str, shape: Shape, value: float, name: str = "", role
         value: the number.
         name: the stored name.
         role: what the tensor is in the model.
-
     """
     import numpy as np
 
@@ -1073,7 +1072,6 @@ def sequential_names(
     Args:
         shapes: the variables of networks with their shapes in TensorFlow.
         first: number of the first layer; by default, modules before it count.
-
     """
     below: dict[tuple[str, ...], dict[str, None]] = {}
     layers: dict[tuple[str, ...], dict[str, Shape]] = {}

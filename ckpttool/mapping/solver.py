@@ -546,7 +546,6 @@ def solve(
             an order.
         given: pairs of source and target names of modules or layers.
         accept_order: the order decides if no other evidence does.
-
     """
     return _Solver(sources, targets, in_order=in_order, accept_order=accept_order).solved(given)
 

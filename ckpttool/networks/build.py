@@ -113,7 +113,6 @@ def add_lstm(
         kernel: [in, 4 * units], gates in the order i, f, g, o of Keras and PyTorch.
         recurrent: [units, 4 * units].
         bias: [4 * units].
-
     """
     hidden, cell = states
     units = len(recurrent)
@@ -150,7 +149,6 @@ def add_gru(
         biases: [3 * units] each, of the input's product and of the state's.
         reset_after: the reset gate multiplies the recurrent product, as in PyTorch and cuDNN; otherwise it
             multiplies the state before the product.
-
     """
     units, before = len(recurrent), builder.number(state)
     given = builder.add(Dense(kernel, biases[0]), builder.last)
@@ -269,7 +267,6 @@ def start_network(
         front: the encoder.
         observed: the environment's observation shapes, by input, where they differ from those of training.
         more: names and widths of further inputs.
-
     """
     inputs = [
         (s.name, _input_shape(s.shape if observed is None else observed[s.name])) for s in front.streams
@@ -298,7 +295,6 @@ def add_encoder(
         component: the network that the encoder belongs to, e.g. "actor".
         front: the encoder.
         normalise: adds the statistics of an input that is not an image.
-
     """
     joined = []
     for number, stream in enumerate(front.streams):
@@ -484,7 +480,6 @@ def policy_network(
         front: the encoder before its layers.
         observed: the environment's observation shapes where they differ from the policy's: images with
             channels last, rows as grids.
-
     """
     obs_dim, act_dim = layer_widths(agent, part)
     if wiring.choices is None:
@@ -810,7 +805,6 @@ def q_network(
         wiring: activations and normalisation.
         obs_dim: numbers in an observation.
         act_dim: numbers in an action.
-
     """
     builder = NetworkBuilder([("obs", obs_dim), ("action", act_dim)])
     first, _ = layer_widths(agent, part)

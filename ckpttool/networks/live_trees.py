@@ -284,7 +284,6 @@ def visit_paths(
         enter: whether an object's own values are visited.
         most: the number of values after which only new objects are entered.
         repeated: of an object inside itself, yield the own values once more.
-
     """
     left, above = most, set[int]()
     entered: dict[int, Any] = {}  # keeps the objects: the id of a deleted one may be reused
@@ -330,7 +329,6 @@ def walk_values(
         recursive: also visit the attributes of objects below the root.
         order: the key by which attributes are sorted; by default their names.
         most: the number of values after which only new objects are entered; with -1, none is entered twice.
-
     """
 
     def own(visit: LiveValue) -> Iterator[LiveValue]:
@@ -916,7 +914,6 @@ def flatten_with_path(
     >>> tree = ckpttool.flatten_with_path(holder, predicate=lambda value: isinstance(value, numpy.ndarray))
     >>> [(ckpttool.display(path), leaf.shape) for path, leaf in tree.items()]
     [('actor/0', (3, 64))]
-
     """
     if is_tensor(obj):
         raise UsageError("a tensor has no children", hint="flatten a list or dict that contains it")

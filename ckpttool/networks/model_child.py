@@ -522,7 +522,6 @@ class ModelRunner:
             hint: the hint of the error.
 
         Raise UsageError with the error of the first attempt if none works.
-
         """
         given = named or {f"input {place}": None for place in range(len(shapes))}
         names, dtypes = list(given), [each or "float32" for each in given.values()]

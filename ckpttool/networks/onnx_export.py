@@ -73,7 +73,6 @@ def encode_model(
         metadata: texts by name, stored in the model.
         scores: where the network ends by choosing discrete actions, the name of a further output before it:
             what it chooses by.
-
     """
     found = value_shapes(network)
     graph = _OnnxGraphBuilder(dtype_of(network), 1 if network.members == 1 else 2)

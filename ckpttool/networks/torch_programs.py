@@ -254,7 +254,6 @@ def capture_graph(
         place: the device.
         pool: memory pool to share with other graphs (torch.cuda.graph_pool_handle); None for a new one.
         warm_ups: calls before the capture.
-
     """
     pool = torch.cuda.graph_pool_handle() if pool is None else pool
     with _device_lock(place), _capture_lock, torch.cuda.device(place):

@@ -291,7 +291,6 @@ def parse_model_spec(
         shapes: shapes of the model's inputs without the batch, as text.
         python: the interpreter of the model's process, by default this one.
         option: the option that `arguments` come from, for errors.
-
     """
     return ModelSpec(
         factory,

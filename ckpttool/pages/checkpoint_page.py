@@ -932,7 +932,6 @@ def gather_contents(
         glob: a pattern for the paths of tensors.
         layout: the layout of the first checkpoint.
         progress: called with the bytes read so far, and all.
-
     """
     evaluations = read_evaluations(inputs.evaluations)
     listing = summary(path, glob, layout)

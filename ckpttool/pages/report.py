@@ -158,7 +158,6 @@ def report(
     ...     page = ckpttool.report("sample_ckpts/td3_pendulum_torch", out=os.path.join(folder, "run.html"))
     >>> len(page.contents.history.checkpoints), page.nbytes < 2_000_000
     (6, True)
-
     """
     from ckpttool.commands.run_history import RunReading, find_run
 
@@ -288,7 +287,6 @@ def write_report(
         layout: the layout of the first checkpoint.
         force: replace the file.
         progress: called with the bytes read so far, and all.
-
     """
     target = out if out is not None else default_report_name(path, other)
     require_new(target, force=force)
@@ -323,7 +321,6 @@ def write_run_report(
         layout: the layout of the run's agents.
         force: replace the file.
         progress: called with the bytes read so far, and all.
-
     """
     from ckpttool.pages.run_page import gather_run, render_run
 

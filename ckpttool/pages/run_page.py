@@ -129,7 +129,6 @@ def gather_run(
         glob: a pattern for the paths of tensors.
         layout: the layout of the run's agents.
         progress: called with the bytes read so far, and all.
-
     """
     given, films, choices = _read_results(inputs.evaluations)
     if inputs.film is not None and (problem := _film_problem(inputs.film)) is not None:

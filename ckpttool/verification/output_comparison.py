@@ -84,7 +84,6 @@ def measure_parity(
             or within rounding.
         own: the factor of A's error.
         exact: the network's float64 output, if known.
-
     """
     if exact is None:
         exact = run_network(numpy_backend.build(network.cast("float64")), to_float64(given))
@@ -281,7 +280,6 @@ def pair_outputs(
         hows: the moves of the inputs' channels.
         layouts: where each side's convolutions have channels.
         assumed: gets the assumptions.
-
     """
     if {*a} <= {*b} or {*b} <= {*a}:
         rows = [(name, name) for name in a if name in b]
@@ -468,7 +466,6 @@ def measure_output(
         exact: both sides' float64 runs, None where there is none.
         rounding: what rounding may cost.
         tolerance: how far B may be off, relative to the output's scale; None for the rule.
-
     """
     a, b = outputs
     if a.shape != b.shape or not a.size:

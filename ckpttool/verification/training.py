@@ -534,7 +534,6 @@ def compare_training(
         frameworks: that of each side's model, "agent" for a recognised agent.
         targets: the outputs that the quadratic loss uses.
         options: steps, losses and optimizers.
-
     """
     rows = zip(
         processes,

@@ -407,7 +407,6 @@ class ModelClient:
             settings: new values of the layer's attributes.
             exact: compute in float64.
             given: the call's first input instead of the captured one.
-
         """
         if given is not None:
             self.write("change-given.npy", given)

@@ -153,7 +153,6 @@ def compare_training(
         steps: updates on the same batches.
         workers: one process for each side.
         assumed: gets the assumptions.
-
     """
     prepared, notes = [], []
     for side, agent, other in (("A", a, b), ("B", b, a)):
