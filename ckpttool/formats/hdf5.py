@@ -16,7 +16,7 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from itertools import pairwise
-from typing import IO, Any, NoReturn, TypeVar
+from typing import IO, TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from ckpttool.core import dtypes, filesystem, limits
 from ckpttool.core.deferred import NamedTuple, dataclass
@@ -44,6 +44,9 @@ from ckpttool.core.source import (
     gather_bytes,
 )
 from ckpttool.formats import child_process
+
+if TYPE_CHECKING:
+    from ckpttool.formats.hdf5_listing import Hdf5Listing
 
 _IN_MEMORY = 64 << 20
 
@@ -106,7 +109,7 @@ def _read_index(base: Storage, _limits: limits.Limits) -> Hdf5Index:
     return made
 
 
-def _list_plain(base: Storage) -> dict[str, Any] | None:
+def _list_plain(base: Storage) -> Hdf5Listing | None:
     """Return the listing of a file of the form that Keras writes, without a child process."""
     if not isinstance(base, Span):
         return None
