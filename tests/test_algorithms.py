@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ckpttool.commands import algorithms, sweep
+from ckpttool.commands import algorithms
 from ckpttool.commands.algorithms import compare_algorithms, summarize_runs
 from ckpttool.core import File, TargetExistsError, UsageError
 from ckpttool.encodings import protobuf
-from ckpttool.evaluation import ranking
+from ckpttool.evaluation import ranking, score_tables
 from ckpttool.evaluation.protocol import Evaluation, Protocol
 from ckpttool.evaluation.ranking import ScoredCheckpoint
 from ckpttool.evaluation.rollout import Rollout
@@ -329,9 +329,9 @@ def test_what_holds_no_agent_is_no_checkpoint_of_a_run(tmp_path: Path) -> None:
 def test_the_table_has_a_line_per_episode(tmp_path: Path) -> None:
     scored = [played("x, y.pt", [0.1 + 0.2, -1.5], 500), played("b", [3])]
     path = tmp_path / "episodes.csv"
-    sweep.save_table(str(path), scored)
+    score_tables.save_table(str(path), scored)
     rows = list(csv.DictReader(io.StringIO(path.read_text())))
-    assert list(rows[0]) == list(sweep.COLUMNS)
+    assert list(rows[0]) == list(score_tables.COLUMNS)
     assert [float(row["return"]) for row in rows] == [0.1 + 0.2, -1.5, 3]
     assert rows[0] == {
         "checkpoint": "x, y.pt",
@@ -345,13 +345,13 @@ def test_the_table_has_a_line_per_episode(tmp_path: Path) -> None:
     }
     assert rows[2]["step"] == ""
     with pytest.raises(TargetExistsError):
-        sweep.save_table(str(path), scored)
+        score_tables.save_table(str(path), scored)
 
 
 def test_scalars_are_at_the_training_steps(tmp_path: Path) -> None:
     scored = [played("a", [1, 3], 500), played("b", [5, 5], 1000), played("c", [2], 1500)]
-    path = sweep.save_scalars(str(tmp_path / "tb"), scored, 12.0)
-    tags = (sweep.MEAN, sweep.STD, sweep.LENGTH)
+    path = score_tables.save_scalars(str(tmp_path / "tb"), scored, 12.0)
+    tags = (score_tables.MEAN, score_tables.STD, score_tables.LENGTH)
     found = {(s.tag, s.step): s.value for s in protobuf.iter_scalars(File.stamp(path), tags)}
     assert found == {
         ("eval/return_mean", 500): 2,
@@ -366,13 +366,13 @@ def test_scalars_are_at_the_training_steps(tmp_path: Path) -> None:
 
 
 def test_without_steps_checkpoints_are_counted(tmp_path: Path) -> None:
-    path = sweep.save_scalars(str(tmp_path), [played("a", [1], 500), played("b", [5])], 12.0)
-    steps = [s.step for s in protobuf.iter_scalars(File.stamp(path), [sweep.MEAN])]
+    path = score_tables.save_scalars(str(tmp_path), [played("a", [1], 500), played("b", [5])], 12.0)
+    steps = [s.step for s in protobuf.iter_scalars(File.stamp(path), [score_tables.MEAN])]
     assert steps == [0, 1]
 
 
 def test_a_folder_that_cannot_be_made_is_said(tmp_path: Path, golden: Golden) -> None:
     (tmp_path / "file").write_text("mine")
     with pytest.raises(UsageError) as caught:
-        sweep.require_folder(str(tmp_path / "file" / "tb"))
+        score_tables.require_folder(str(tmp_path / "file" / "tb"))
     golden(caught.value)

@@ -36,11 +36,11 @@ from ckpttool.browser.value_table import (
     choose_cell_format,
     format_exactly,
 )
-from ckpttool.commands.stats import Moments
 from ckpttool.core import Leaf, UsageError
 from ckpttool.core.source import LARGE
 from ckpttool.listing.modules import ModuleSummary
 from ckpttool.listing.rows import TensorRow
+from ckpttool.verification.moments import Moments
 from tests.conftest import ROOT, TF_SAMPLE, TORCH_SAMPLE, in_process, refused
 from tests.golden_texts import Golden
 

@@ -15,14 +15,13 @@ import numpy as np
 import pytest
 import yaml
 
-from ckpttool.commands import processes
 from ckpttool.commands.check import CheckOptions, _CheckTask, check
 from ckpttool.commands.stats import stats
 from ckpttool.conversion.write import save
 from ckpttool.core import Tree, WorkerError, display
 from ckpttool.evaluation import scheduling
 from ckpttool.formats import open_checkpoint
-from ckpttool.listing import candidates
+from ckpttool.listing import candidates, processes
 from ckpttool.version import __version__
 from tests.conftest import ROOT, TF_SAMPLE, TORCH_SAMPLE, Ran, in_process, refused
 from tests.golden_texts import Golden

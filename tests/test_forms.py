@@ -36,7 +36,7 @@ from ckpttool.formats import (
     tf_bundle,
     tree_by_name,
 )
-from ckpttool.libraries import optimizers_read, tf_names
+from ckpttool.libraries import optimizer_entries, tf_names
 from ckpttool.mapping import Move, Plan, apply_plan, conversion_by_kinds
 from ckpttool.mapping.rules import KEEP
 from tests.conftest import ROOT, TF_SAMPLE, TORCH_SAMPLE, in_process, refused
@@ -207,7 +207,7 @@ def test_keras_adam_becomes_tensorflow_1_adam(golden: Golden) -> None:
     assert slots(back)[f"{scope}/{kernel}/Adam"] == ("m", kernel)
     assert first(back, f"{scope}/{kernel}/Adam_1") == first(tree, "policy/critic_optimizer/_velocities/10")
     # The count of updates is in the powers, to the last bit, and beside them as Keras had it.
-    powers_of = [first(back, f"policy/critic_optimizer/{name}") for name in optimizers_read.POWERS]
+    powers_of = [first(back, f"policy/critic_optimizer/{name}") for name in optimizer_entries.POWERS]
     assert count_adam_steps(*powers_of) == first(tree, "policy/critic_optimizer/_iterations") == 14000
     golden("\n".join(plan.assumed))
     assert {move.source for move in plan.moves} == set(tree)
@@ -486,7 +486,7 @@ def test_an_agent_from_torch_by_name(tmp_path: Path) -> None:
     assert done.written
     assert not done.report.assumed  # torch's file holds the betas
     tree = open_checkpoint(str(tmp_path / "model-1")).tree
-    steps = [first(tree, f"policy/actor_optimizer/{name}") for name in optimizers_read.POWERS]
+    steps = [first(tree, f"policy/actor_optimizer/{name}") for name in optimizer_entries.POWERS]
     assert count_adam_steps(*steps) == first(tree, "policy/actor_optimizer/_iterations")
     scope, bias = "policy/actor_optimizer", "policy/actor/l2/bias"
     assert slots(tree)[f"{scope}/{bias}/Adam_1"] == ("v", bias)

@@ -14,7 +14,15 @@ from ckpttool.commands.convert import convert
 from ckpttool.commands.digest import digest
 from ckpttool.core import File, Inline, Leaf, Span, kinds
 from ckpttool.libraries import model_steps
-from ckpttool.mapping import apply_plan, conversion_by_kinds, feature_orders, kind_notes, layer_kinds, layers
+from ckpttool.mapping import (
+    apply_plan,
+    conversion_by_kinds,
+    feature_orders,
+    kind_notes,
+    kind_table,
+    layer_kinds,
+    layers,
+)
 from tests import keras_layers, tensorflow_child
 from tests.keras_layers import LAYERS
 from tests.trees import tensorflow_tree
@@ -195,7 +203,9 @@ def leaf(rank: int) -> Leaf:
     return Leaf("float32", (2,) * rank, Span(File("x", 0, 0, 0), 0, 0), "x")
 
 
-@pytest.mark.parametrize("kind", layers.KINDS, ids=lambda kind: f"{kind.framework} {kind.name} {kind.form}")
+@pytest.mark.parametrize(
+    "kind", kind_table.KINDS, ids=lambda kind: f"{kind.framework} {kind.name} {kind.form}"
+)
 def test_kinds_found_by_their_names_are_all_that_fit(kind: layer_kinds.LayerKind) -> None:
     whole = {weight.name: leaf(weight.rank) for weight in kind.weights}
     groups = [
@@ -208,12 +218,12 @@ def test_kinds_found_by_their_names_are_all_that_fit(kind: layer_kinds.LayerKind
     ]
     for group in groups:
         for framework in ("torch", "tensorflow"):
-            fitting = [each for each in layers.KINDS if each.framework == framework and each.fits(group)]
+            fitting = [each for each in kind_table.KINDS if each.framework == framework and each.fits(group)]
             plain = tuple(each for each in fitting if each.modules is None)
             usual = tuple(each for each in plain if not each.is_selected)
             # The unusual orientation of a matrix counts where a bias leaves no other.
             biased = len(group) > 1 and any(len(each.shape) == 1 for each in group.values())
-            assert layers.candidate_kinds(group, framework) == (usual or (plain if biased else ()))
+            assert kind_table.candidate_kinds(group, framework) == (usual or (plain if biased else ()))
 
 
 # The catalogue (core/kinds.py) against the frameworks' own signatures.
@@ -290,9 +300,9 @@ def test_a_kind_is_one_row(monkeypatch: pytest.MonkeyPatch) -> None:
         leaf = Leaf("float32", (5,), Inline(b""), "")
         source = tensorflow_tree({"a/gamma": np.ones(5, np.float32), "a/beta": np.ones(5, np.float32)})
         (found,) = layers.find_layers(source, "tensorflow")
-        target = found._replace(kinds=(layers.SPELLING["torch", "layer_norm"],), about=about)
+        target = found._replace(kinds=(kind_table.SPELLING["torch", "layer_norm"],), about=about)
         assert layers.narrow_kinds(
-            (layers.SPELLING["torch", "layer_norm"],), {"weight": leaf, "bias": leaf}, about
+            (kind_table.SPELLING["torch", "layer_norm"],), {"weight": leaf, "bias": leaf}, about
         )
         (sentence,) = kind_notes.describe_differences([(found, target)], foreign=True)
         assert "0.25" in sentence
@@ -311,7 +321,7 @@ def test_an_unrecorded_epsilon_is_the_one_of_the_library(names: str, library: st
     (source,) = layers.find_layers(tree, "tensorflow")
     for epsilon in (1e-3, 1e-5):
         about = layers.ModuleInfo("LayerNorm", {"eps": epsilon})
-        target = source._replace(kinds=(layers.SPELLING["torch", "layer_norm"],), about=about)
+        target = source._replace(kinds=(kind_table.SPELLING["torch", "layer_norm"],), about=about)
         sentences = [*kind_notes.describe_differences([(source, target)], foreign=True)]
         assert len(sentences) == (epsilon != default)
         assert all(library in each for each in sentences)

@@ -16,15 +16,8 @@ from ckpttool.commands.convert import convert
 from ckpttool.conversion.layer_options import parse_layer_options
 from ckpttool.conversion.write import save
 from ckpttool.core import Alias, Container, Leaf, MappingError, Tree, UsageError, WeightUse, display, key
-from ckpttool.mapping import (
-    Move,
-    Plan,
-    apply_plan,
-    conversion_by_kinds,
-    convert_layer,
-    find_layers,
-)
-from ckpttool.mapping.layers import COMPOSED, KINDS
+from ckpttool.mapping import Move, Plan, apply_plan, conversion_by_kinds, convert_layer, find_layers
+from ckpttool.mapping.kind_table import COMPOSED, KINDS
 from ckpttool.mapping.rules import KEEP, TRANSPOSE
 from tests.conftest import in_process
 from tests.golden_texts import Golden

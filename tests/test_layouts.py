@@ -11,7 +11,7 @@ import pytest
 from ckpttool import testing
 from ckpttool.core import Leaf, MappingError, Tree, UsageError, ValueLeaf, display
 from ckpttool.formats import open_checkpoint, tf_bundle
-from ckpttool.libraries import RecognizedAgent, add_targets, recognize_tree, td3
+from ckpttool.libraries import RecognizedAgent, add_targets, fujimoto, recognize_tree, td3
 from ckpttool.mapping import apply_plan
 from ckpttool.mapping.rules import canonical_tree
 from ckpttool.testing.layouts import canonical_names, contents
@@ -347,8 +347,8 @@ def test_torch_to_canonical_to_torch_is_where_it_was() -> None:
 def test_no_other_layout_takes_a_sample() -> None:
     tf_tree, torch_one = (open_checkpoint(str(p)).tree for p in (TF_SAMPLE, TORCH_SAMPLE))
     assert td3.recognize_torch(tf_tree, "x") is None
-    assert td3.recognize_fujimoto(tf_tree, "x") is None
-    assert td3.recognize_fujimoto(torch_one, "x") is None
+    assert fujimoto.recognize_fujimoto(tf_tree, "x") is None
+    assert fujimoto.recognize_fujimoto(torch_one, "x") is None
     assert td3.recognize_tf(torch_one, "x") is None
 
 

@@ -15,7 +15,7 @@ from ckpttool.evaluation import restore
 from ckpttool.evaluation.restore import select_network_leaves
 from ckpttool.formats import open_checkpoint
 from ckpttool.libraries import d3rlpy, elegantrl, rsl_rl, skrl
-from ckpttool.libraries.td3 import FASTTD3
+from ckpttool.libraries.fasttd3 import FASTTD3
 from tests import test_layout_d3rlpy as d3
 from tests import test_layout_elegantrl as elegant
 from tests import test_layout_fasttd3 as fast

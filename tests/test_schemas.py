@@ -15,7 +15,7 @@ from jsonschema import Draft202012Validator
 
 import ckpttool
 from ckpttool.commands.schemas import schema_names
-from ckpttool.commands.stats import By
+from ckpttool.conversion.alignment import By
 from ckpttool.core import Role, UsageError, code_references, dtypes, errors
 from ckpttool.core.sidecar import Scores
 from ckpttool.listing.findings import Topic

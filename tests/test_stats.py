@@ -12,9 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from ckpttool.commands import stats as moments
-from ckpttool.commands.stats import Moments, Stats, find_warning_signs, stats
+from ckpttool.commands.stats import Stats, find_warning_signs, stats
 from ckpttool.core import attr
+from ckpttool.verification import moments
+from ckpttool.verification.moments import Moments
 from tests.conftest import TF_SAMPLE, TORCH_SAMPLE, in_process, refused
 from tests.golden_texts import Golden
 from tests.test_diff import saved

@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 
 from ckpttool.commands import verify
-from ckpttool.commands.contents import RECEIPT, VerificationSide, compare_contents
 from ckpttool.commands.convert import convert
 from ckpttool.commands.diff import diff
 from ckpttool.commands.digest import digest
+from ckpttool.conversion.contents_comparison import RECEIPT, VerificationSide, compare_contents
 from ckpttool.conversion.options import ConversionOptions
 from ckpttool.conversion.write import save
 from ckpttool.core import (

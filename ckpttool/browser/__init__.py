@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable
 
 from ckpttool.browser.listing import BrowserListing, list_for_browser
-from ckpttool.commands.diff import AUTO
+from ckpttool.conversion.alignment import AUTO
 from ckpttool.core.urls import format_command
 from ckpttool.core.errors import MissingExtraError, UsageError
 
@@ -64,6 +64,13 @@ def browse(
     """Show the checkpoint at the path until the user quits; return the exit status.
 
     Raise UsageError without a terminal, MissingExtraError without textual, and any error of listing.
+
+    Args:
+        path: the checkpoint.
+        other: a checkpoint to compare it with, as `diff` does.
+        glob: a pattern for the paths of the entries that are shown.
+        by: how entries are paired: "auto", or what `diff` offers.
+        layout: the layout by which the agent of the first checkpoint is read.
     """
     require_terminal(path)
     if importlib.util.find_spec("textual") is None:

@@ -25,10 +25,11 @@ from ckpttool.browser.reader import Job, ReaderThread
 from ckpttool.browser.screens import PageScreen, ValuesScreen, textual_bindings
 from ckpttool.browser.tree_pane import TreePane
 from ckpttool.browser.value_table import CellDifference, CellSource, TensorCells
-from ckpttool.commands.stats import ChangedEntry, Moments
+from ckpttool.conversion.alignment import ChangedEntry
 from ckpttool.core.tree import Leaf
 from ckpttool.listing.modules import ModuleSummary
 from ckpttool.listing.rows import TensorRow
+from ckpttool.verification.moments import Moments
 
 # Do not read tensors while the cursor moves quickly; draw marks in batches.
 _REST_S, _TOLD_S = 0.06, 0.15

@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Literal
 
 from ckpttool.browser.listing import BrowserListing
-from ckpttool.commands.diff import CheckpointAlignment
-from ckpttool.commands.stats import ChangedEntry
+from ckpttool.conversion.alignment import ChangedEntry, CheckpointAlignment
 from ckpttool.core.errors import CkpttoolError
 from ckpttool.core.text import describe_error, format_count
 from ckpttool.core.tree import Leaf

@@ -18,12 +18,13 @@ from ckpttool.browser.lines import (
 )
 from ckpttool.browser.listing import AliasRow, BrowserListing, Row
 from ckpttool.browser.numbers import TensorNumbers, column_lines
-from ckpttool.commands.stats import ChangedEntry, Entry, Moments
+from ckpttool.conversion.alignment import ChangedEntry, Entry
 from ckpttool.core.text import format_count, format_size
 from ckpttool.core.tree import Leaf, json_value
 from ckpttool.listing.modules import ModuleSummary, describe_module_kind
 from ckpttool.listing.rows import TensorRow
 from ckpttool.verification.array_differences import ArrayDifference
+from ckpttool.verification.moments import Moments
 
 # Numbers of both sides, or None while they are being read.
 Read = Sequence[TensorNumbers | None] | None
@@ -40,7 +41,15 @@ def detail_lines(
     read: Read,
     cells: int,
 ) -> list[Line]:
-    """Return the lines about an entry, for a page of this width in cells."""
+    """Return the lines about an entry of a checkpoint, or of two.
+
+    Args:
+        listing: the checkpoint or checkpoints that are shown.
+        comparison: the values compared so far, None for a single checkpoint.
+        entry: a tensor, value, alias or module.
+        read: what has been read of the entry's values, if anything.
+        cells: the width of the page.
+    """
     lines = wrap_paragraph(entry.path or '""', cells, "head")
     if isinstance(entry, ModuleSummary):
         return [*lines, *_module_lines(comparison, entry, cells)]

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from ckpttool.commands import inspect
-from ckpttool.commands.diff import AUTO, CheckpointAlignment, align_checkpoints
-from ckpttool.commands.stats import Entry
+from ckpttool.conversion.alignment import AUTO, CheckpointAlignment, Entry, align_checkpoints
 from ckpttool.conversion.reconversion import DiffSide
 from ckpttool.core.deferred import dataclass
 from ckpttool.core.errors import UsageError
@@ -60,8 +59,14 @@ def list_for_browser(
 ) -> BrowserListing:
     """List the checkpoint at the path, paired with `other` if given; no tensor is read.
 
-    `by` selects how entries are paired, as in `diff`. Raise any error of opening, and UsageError for a
-    folder of checkpoints without a latest one.
+    Raise any error of opening, and UsageError for a folder of checkpoints without a latest one.
+
+    Args:
+        path: the checkpoint.
+        other: the one that it is paired with.
+        glob: a pattern for the paths of entries.
+        by: how entries are paired, as in `diff`.
+        layout: the layout of the agent at `path`.
     """
     left = _require_summary(path, None if other is not None else glob, layout)
     if other is None:

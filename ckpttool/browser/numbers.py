@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator, Sequence
 from ckpttool.browser.lines import BLANK, Line, TextPiece
 from ckpttool.browser.listing import Row
 from ckpttool.commands import stats
-from ckpttool.commands.stats import Moments
 from ckpttool.core.deferred import dataclass
 from ckpttool.core.errors import CkpttoolError
 from ckpttool.core.source import StreamedArray
 from ckpttool.core.text import describe_error
 from ckpttool.listing.rows import TensorRow
+from ckpttool.verification.moments import Moments, compute_moments, histogram
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +49,11 @@ def _read_streaming(
 ) -> Iterator[None]:
     moments = Moments()
     for piece in values:
-        moments += stats.compute_moments(piece)
+        moments += compute_moments(piece)
         yield
     counts: list[int] = []
     for piece in values:
-        here = stats.histogram(piece, moments)
+        here = histogram(piece, moments)
         counts = [a + b for a, b in zip(counts, here, strict=True)] if counts else list(here)
         yield
     done(TensorNumbers(moments, tuple(counts), tuple(stats.find_warning_signs(row.keys, row.leaf, moments))))

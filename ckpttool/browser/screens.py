@@ -16,7 +16,7 @@ from ckpttool.browser.panes import Bar, Page, ReaderResult
 from ckpttool.browser.reader import Job
 from ckpttool.browser.value_pane import GridPane
 from ckpttool.browser.value_table import CellSource, ValueGrid
-from ckpttool.commands.stats import Moments
+from ckpttool.verification.moments import Moments
 
 _WIDE, _WRAP, _WRAP_WIDE = 130, 5, 10
 

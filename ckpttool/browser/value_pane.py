@@ -13,14 +13,14 @@ from textual.widget import Widget
 from ckpttool.browser.lines import TextPiece, pad_text
 from ckpttool.browser.panes import HERE, STYLES, paint_line
 from ckpttool.browser.value_table import CellFormat, CellSource, ValueGrid, choose_cell_format, format_exactly
-from ckpttool.commands import stats
 from ckpttool.core.dtypes import np
 from ckpttool.core.errors import CkpttoolError
 from ckpttool.core.text import describe_error
+from ckpttool.verification import moments
 
 if TYPE_CHECKING:
     from ckpttool.browser.reader import Job
-    from ckpttool.commands.stats import Moments
+    from ckpttool.verification.moments import Moments
 
 
 # Rows and columns to read around the visible ones, so that small moves need no reading.
@@ -214,7 +214,7 @@ class GridPane(Widget, can_focus=True):
 
 def _block_moments(values: np.ndarray) -> Moments | None:
     """Return the moments of the cells read, for use while those of the whole are unknown."""
-    return stats.compute_moments(values) if values.dtype != object and values.size else None
+    return moments.compute_moments(values) if values.dtype != object and values.size else None
 
 
 def _scroll_to(first: int, at: int, seen: int) -> int:

@@ -14,8 +14,8 @@ from ckpttool.core.text import clean, shorten
 from ckpttool.core.tree import Leaf
 
 if TYPE_CHECKING:
-    from ckpttool.commands.stats import Moments
     from ckpttool.core.source import Shape
+    from ckpttool.verification.moments import Moments
 
 
 # Maximum widths by kind of value, and the minimum width; numbers are as wide as the largest needs.

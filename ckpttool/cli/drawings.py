@@ -25,13 +25,14 @@ if TYPE_CHECKING:
     from ckpttool.pages.computation import Computation
 
 
-# A graph in Graphviz's language (https://graphviz.org/doc/info/lang.html), to use Graphviz's layout.
-
 _STYLES = {"child": "solid", "alias": "dashed", "slot": "dotted"}
 
 
 def render_dot(graph: ModuleGraph) -> str:
-    """Return the digraph; backslashes and quotes, the only special characters in strings, are escaped."""
+    """Return the digraph; backslashes and quotes, the only special characters in strings, are escaped.
+
+    Graphviz's language: https://graphviz.org/doc/info/lang.html.
+    """
     lines = [
         "digraph checkpoint {",
         f"  label={_quote_lines([clean(graph.title), *map(clean, graph.notes)])};",
@@ -179,7 +180,6 @@ def render_page(
         remark: the line below the title.
         depth: the levels that are open at first; by default those that fit a screen.
         computation: what is computed, None if no file records it.
-
     """
     from ckpttool.pages.rendering import render_template, trusted_markup
 
@@ -284,7 +284,15 @@ def write_dataflow(
     *,
     force: bool = False,
 ) -> dict[str, Any]:
-    """Draw an agent's networks into a new .svg file, or the layers of `models`; return its JSON object."""
+    """Draw an agent's networks into a new .svg file, or the layers of `models`; return its JSON object.
+
+    Args:
+        found: the checkpoint.
+        target: the file.
+        layout: the layout of the agent.
+        models: architectures that a checkpoint without an agent describes.
+        force: replace the file.
+    """
     from ckpttool.pages.dataflow import render_dataflow
 
     if os.path.splitext(target)[1].lower() != ".svg":

@@ -225,15 +225,14 @@ def evaluate(
 
 def _require_output(output: OutputOptions) -> str | None:
     """Raise if a file cannot be written, before hours of playing; return the file to append results to."""
-    from ckpttool.commands import sweep
-    from ckpttool.evaluation import results_file
+    from ckpttool.evaluation import results_file, score_tables
 
     lines = None if output.out is None else results_file.results_path(output.out)
     for file in (output.out if lines is None else None, output.csv):
         if file is not None:
             require_new(file, force=output.force)
     if output.tensorboard is not None:
-        sweep.require_folder(output.tensorboard)
+        score_tables.require_folder(output.tensorboard)
     return lines
 
 
@@ -272,8 +271,7 @@ def _print_results(
 ) -> tuple[DisplayOutput, float | None]:
     """Print the results and write the files; return what was plotted, and the mean over runs."""
     from ckpttool.cli import figures
-    from ckpttool.commands import sweep
-    from ckpttool.evaluation import results_file, training_logs
+    from ckpttool.evaluation import results_file, score_tables, training_logs
 
     content = found.document()["evaluations"][0] if found.alone else found.document()
     compared_output = report_comparison(compared, output, found)
@@ -282,7 +280,7 @@ def _print_results(
     saved = output.out if output.out is not None and results_file.results_path(output.out) is None else None
     if saved is not None:
         # Before films: they take long, and can fail.
-        sweep.save_document(saved, console.render_document(content), force=output.force)
+        score_tables.save_document(saved, console.render_document(content), force=output.force)
     if not as_json and found.scored:
         notes = () if quiet else labeled_lines("note", beside.notes)
         console.print_text(
@@ -307,7 +305,7 @@ def _print_results(
     shown.failures += compared_output.failures
     whole = console.render_document({**content, **shown.document})
     if saved is not None and shown.document:
-        sweep.save_document(saved, whole, force=True)
+        score_tables.save_document(saved, whole, force=True)
     if as_json:
         console.print_text(whole)
     else:
@@ -404,7 +402,7 @@ def find_compared_runs(paths: Sequence[str], options: RunOptions, layout: str | 
 
 def report_comparison(compared: ComparedRuns, output: OutputOptions, found: Sweep) -> ComparisonOutput:
     """Return the summary of the finished evaluations, and write the requested files."""
-    from ckpttool.commands import sweep
+    from ckpttool.evaluation import score_tables
 
     printed = ComparisonOutput()
     try:
@@ -414,10 +412,10 @@ def report_comparison(compared: ComparedRuns, output: OutputOptions, found: Swee
         printed.failures.append(error)
     if output.csv is not None and found.scored:
         rows = _select_rows(found, output.top) if output.top else found.scored
-        sweep.save_table(output.csv, rows, force=output.force)
+        score_tables.save_table(output.csv, rows, force=output.force)
         printed.lines.append(f"wrote {clean(output.csv)}")
     if output.tensorboard is not None and found.scored:
-        path = sweep.save_scalars(output.tensorboard, found.scored, time.time())
+        path = score_tables.save_scalars(output.tensorboard, found.scored, time.time())
         printed.document["tensorboard"] = path
         printed.lines.append(f"wrote {clean(path)}")
     return printed
@@ -827,6 +825,14 @@ def display_results(
     """Plot in the terminal, then write the requested files.
 
     Errors are returned instead of raised, because the results already exist.
+
+    Args:
+        output: the files and plots that are requested.
+        found: the evaluations.
+        options: those of the evaluations, with which episodes are repeated for videos.
+        drawn: what the plots show.
+        quiet: without progress and plots.
+        as_json: only a JSON document is printed.
     """
     from ckpttool.cli import figures
 

@@ -255,7 +255,15 @@ def draw_learning_curve(
     unit: str = ANY_UNIT,
     theme: FigureTheme = LIGHT,
 ) -> Axes:
-    """Plot means over steps with their intervals, one line per run, and every return."""
+    """Plot means over steps with their intervals, one line per run, and every return.
+
+    Args:
+        axes: Matplotlib's axes.
+        found: the evaluations, whose returns are drawn.
+        curve: means and intervals by run and step.
+        unit: what a step is, for the label of the axis.
+        theme: colors and line styles.
+    """
     by_path = {each.checkpoint: each.rollout.returns for each in found}
     runs = list(dict.fromkeys(point.run for point in curve))
     names = _distinct_names(runs)

@@ -16,9 +16,10 @@ from ckpttool.core.errors import CkpttoolError, MissingExtraError
 
 if TYPE_CHECKING:
     from ckpttool.cli.evaluate import PlayOptions
+    from ckpttool.commands.diff import Diff
     from ckpttool.commands.doctor import Diagnosis
     from ckpttool.commands.inspect import CheckpointFolder
-    from ckpttool.commands.stats import Diff, Stats
+    from ckpttool.commands.stats import Stats
     from ckpttool.commands.sweep import Sweep
     from ckpttool.commands.verify import Verification
     from ckpttool.conversion.plan import ConversionResult

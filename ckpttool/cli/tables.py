@@ -17,16 +17,19 @@ from ckpttool.core.text import clean, format_count, shorten
 from ckpttool.core.tree import Leaf, Record, ValueLeaf
 
 if TYPE_CHECKING:
+    from ckpttool.commands.diff import Diff
     from ckpttool.commands.digest import DigestComparison
     from ckpttool.commands.doctor import Diagnosis
     from ckpttool.commands.plugin_rows import PluginRow
     from ckpttool.commands.schemas import SchemaRow
-    from ckpttool.commands.stats import ChangedEntry, Diff, Entry, Moments, Stats
+    from ckpttool.commands.stats import Stats
     from ckpttool.commands.verify import Verification
+    from ckpttool.conversion.alignment import ChangedEntry, Entry
     from ckpttool.conversion.plan import ConversionResult
     from ckpttool.core.digests import Digest
     from ckpttool.core.sidecar import LedgerEntry
     from ckpttool.mapping.rules import MappingReport
+    from ckpttool.verification.moments import Moments
     from ckpttool.verification.output_comparison import Parity
     from ckpttool.verification.proof import ModelProof
     from ckpttool.verification.training import ModelTraining

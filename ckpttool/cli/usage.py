@@ -60,7 +60,6 @@ def convert_usage_error(
         words: the arguments of the program.
         commands: the names of all commands.
         load: returns a command by its name.
-
     """
     text = str(error.format_message()).strip()
     name = _command_name(error, words, commands)

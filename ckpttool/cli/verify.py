@@ -7,13 +7,7 @@ from typing import Annotated, Any
 
 from ckpttool.cli import console, next_steps
 from ckpttool.cli.convert import PlayedAgentOptions
-from ckpttool.cli.parameters import (
-    AsJson,
-    Quiet,
-    argument,
-    make_importable,
-    use_checkpoint,
-)
+from ckpttool.cli.parameters import AsJson, Quiet, argument, make_importable, use_checkpoint
 from ckpttool.cli.progress import show_progress
 from ckpttool.core import sidecar
 from ckpttool.core.deferred import dataclass
@@ -28,7 +22,6 @@ class TrainStepOptions:
     Comparison:
         steps (N): Number of updates for --train-step.
         train_step (--train-step): Train both further and compare the weight updates.
-
     """
 
     steps: int = 100
@@ -45,7 +38,6 @@ class ModelPairOptions:
         like_b (MODULE:FACTORY): Code that builds B's model.
         like_args_a (JSON): Arguments of A's factory, '{"hidden": 256}'.
         like_args_b (JSON): Arguments of B's factory.
-
     """
 
     loss: str | None = None

@@ -9,16 +9,14 @@ from collections.abc import Generator, Iterator, Sequence
 from typing import Any
 
 from ckpttool.commands import stats
-from ckpttool.commands.processes import count_jobs, pause_collection, run_tasks
 from ckpttool.core import code_references, filesystem, plugins, urls
 from ckpttool.core.atomic_write import Progress, ignore_progress
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.code_references import CodeReference
 from ckpttool.core.deferred import NamedTuple, dataclass
 from ckpttool.core.errors import CkpttoolError, UnsupportedError, UsageError, from_system_error
-from ckpttool.core.text import describe_record, format_count
+from ckpttool.core.text import describe_record, format_count, render_record
 from ckpttool.core.tree import Leaf, Path
-from ckpttool.core.tree_views import render_record
 from ckpttool.formats import detect
 from ckpttool.libraries.recognize import recognize_checkpoint
 from ckpttool.listing import audit
@@ -31,15 +29,12 @@ from ckpttool.listing.candidates import (
     find_unclaimed_code,
 )
 from ckpttool.listing.findings import Finding, data_only_command, unjudged_findings, weightless_findings
+from ckpttool.listing.processes import count_jobs, pause_collection, run_tasks
 from ckpttool.listing.shape_record import ShapeRecord, find_drift
-from ckpttool.verification import array_differences
-
-# Record of a good checkpoint, as saved by `inspect --json`, and the differences of another one.
+from ckpttool.verification import array_differences, moments
 
 _SHOWN = 8
 
-
-# `check`: check many checkpoints before they are committed or merged.
 
 _NAMED = 100  # maximum number of skipped names in the document
 
@@ -168,7 +163,6 @@ def check(
     >>> checked = ckpttool.check(["sample_ckpts/td3_pendulum_torch"])
     >>> checked.clean, len(checked.checkpoints)
     (True, 6)
-
     """
     wanted = wanted or CheckOptions()
     if wanted.layout is not None:
@@ -390,9 +384,9 @@ def read_values(leaf: Leaf) -> array_differences.Values | None:
 def _describe_nonfinite(path: Path, leaf: Leaf) -> str:
     values = read_values(leaf)
     # Every piece is read, because checksums are verified after the last one.
-    if values is None or min(map(stats.is_finite, array_differences.iter_values(values)), default=True):
+    if values is None or min(map(moments.is_finite, array_differences.iter_values(values)), default=True):
         return ""
-    known = stats.compute_moments(values)
+    known = moments.compute_moments(values)
     counts = [
         f"{n:,} {word}" for n, word in stats.count_nonfinite([str(step.value) for step in path], leaf, known)
     ]

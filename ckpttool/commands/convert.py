@@ -12,9 +12,8 @@ from dataclasses import replace
 from operator import attrgetter
 from typing import IO, TYPE_CHECKING, Any, Unpack
 
-from ckpttool.conversion import loading_code, parts, receipt, write
+from ckpttool.conversion import parts, receipt, write
 from ckpttool.conversion.layer_options import describe_layer_options
-from ckpttool.conversion.loading_code import format_loading_code
 from ckpttool.conversion.option_keywords import takes_options
 from ckpttool.conversion.options import (
     MOVED,
@@ -69,7 +68,7 @@ from ckpttool.libraries import schema
 from ckpttool.libraries.optimizer_settings import format_framework
 from ckpttool.libraries.recognize import recognize_checkpoint, remembering
 from ckpttool.libraries.schema import layer_widths
-from ckpttool.mapping.layers import LayerOption
+from ckpttool.mapping.layer_kinds import LayerOption
 from ckpttool.version import __version__
 
 if TYPE_CHECKING:
@@ -125,7 +124,6 @@ def convert(
     >>> done = ckpttool.convert("sample_ckpts/td3_pendulum_tf/ckpt-15000", "agent.pt", dry_run=True)
     >>> done.written, done.report.complete, len(done.report.mapped)
     (False, True, 94)
-
     """
     return run_conversion(source, target, options or ConversionOptions(), progress)
 
@@ -174,7 +172,6 @@ def fill(
     >>> done = ckpttool.fill(agent, "l1.pt", layer, part="policy/actor/l1", dry_run=True)
     >>> done.report.complete, [entry.target for entry in done.report.mapped]
     (True, ['weight', 'bias'])
-
     """
     if not isinstance(like, str) and not hasattr(like, "factory"):
         found, hint = type(like).__name__, "ckpttool.load_into(model, path) fills a live model"
@@ -372,10 +369,13 @@ def _loading_code(
 ) -> tuple[str, ...]:
     """Return the code that loads the target; its names are the source's unless a layout renamed them.
 
-    There is none for objects in a store: the formats' libraries load local files.
+    There is none for objects in a store: the formats' libraries load local files. Arrays of no framework need
+    none.
     """
-    if urls.is_url(target):
+    if urls.is_url(target) or format_framework(request.kind.format) == "numpy":
         return ()
+    from ckpttool.conversion.loading_code import format_loading_code
+
     foreign = made.binding is None and format_framework(checkpoint.format) == "tensorflow"
     root = made.binding is None and not foreign and all(len(move.source) == 1 for move in made.moves)
     return format_loading_code(target, request.kind, made.tree, foreign=foreign, root=root)
@@ -397,6 +397,8 @@ def _write_code(
     code: str, target: str, request: ConversionRequest, checkpoint: Checkpoint
 ) -> tuple[str, ...]:
     """Write the code of the written networks; return the lines that use it."""
+    from ckpttool.conversion import loading_code
+
     file = str(request.options.code)
     write_file(file, code.encode(), force=request.options.force, sources=checkpoint.files)
     module = os.path.splitext(os.path.basename(file))[0]
@@ -648,9 +650,11 @@ class _TargetWriter:
 
     def _statistics(self) -> list[Output]:
         """Return the statistics file that the target's library reads beside its own file, if any."""
-        layout, binding = plugins.find("layouts", self.request.kind.layout).load(), self.plan.binding
-        options = self.request.options
-        if binding is None or options.fold_normalizer or not hasattr(layout, "statistics_beside"):
+        binding, options = self.plan.binding, self.request.options
+        if binding is None or options.fold_normalizer:
+            return []
+        layout = plugins.find("layouts", self.request.kind.layout).load()
+        if not hasattr(layout, "statistics_beside"):
             return []
         read = restore.read_metadata(binding, select_network_leaves(self.plan.ready.tree, binding))
         facts = restore.merge_metadata(self.own.sidecar, read)

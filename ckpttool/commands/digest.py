@@ -54,7 +54,7 @@ def digest(
     checkpoint = open_checkpoint(path)
     if ray is None and jobs in (None, 1):  # most runs do not need the module of processes
         return digest_checkpoint(checkpoint, progress)
-    from ckpttool.commands import processes
+    from ckpttool.listing import processes
 
     names = checkpoint.tree.names
     tensors = dict(checkpoint.tree.tensors())

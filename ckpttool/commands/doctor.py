@@ -22,9 +22,8 @@ from ckpttool.core.errors import (
     abbreviate_list,
 )
 from ckpttool.core.sidecar import LedgerEntries, LedgerEntry
-from ckpttool.core.text import describe_record, format_count
+from ckpttool.core.text import describe_record, format_count, render_record
 from ckpttool.core.tree import display
-from ckpttool.core.tree_views import render_record
 from ckpttool.core.urls import format_command
 from ckpttool.evaluation import evidence, playing, restore
 from ckpttool.evaluation.agent_facts import NO_FACTS, AgentFacts
@@ -39,8 +38,6 @@ from ckpttool.listing.audit import LoadingVerdict, judge_loading
 from ckpttool.listing.findings import Finding, data_only_command, unjudged_findings, weightless_findings
 from ckpttool.networks import live, live_trees
 from ckpttool.networks.worker import ModelSpec
-
-# `doctor` findings for a model with a checkpoint: variables that no restore would fill, and why.
 
 _MODEL_MAX_SHOWN = 4
 
@@ -108,8 +105,6 @@ def _restore_findings(
         yield Finding("model", sentence, "ckpttool.load_into(model, path) fills all of them")
 
 
-# `doctor`: problems of a checkpoint, now or when it is used, and the commands that fix them.
-
 _SHOWN = 8
 
 
@@ -167,7 +162,6 @@ def diagnose(
     >>> import ckpttool
     >>> ckpttool.doctor("sample_ckpts/td3_pendulum_tf/ckpt-15000").findings
     ()
-
     """
     if model is None and part is not None:
         raise UsageError("part can be used only with a model")

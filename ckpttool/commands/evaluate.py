@@ -44,7 +44,6 @@ def evaluate(
     >>> played = ckpttool.evaluate("sample_ckpts/td3_pendulum_torch/ckpt-15000.pt", "Pendulum-v1", protocol)
     >>> len(played.rollout.returns), bool(played.rollout.returns.min() > -500)
     (2, True)
-
     """
     how = protocol or Protocol()
     options = EvaluationOptions(env, how, layout, facts)
@@ -86,7 +85,6 @@ def video(
     ...     film = ckpttool.video(played, os.path.join(folder, "play.gif"), width=64)
     >>> film.frames, film.takes[0].equal
     (201, True)
-
     """
     scored = played if isinstance(played, Evaluation) else played.highest
     if (options := scored.options) is None:

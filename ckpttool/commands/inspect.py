@@ -9,8 +9,7 @@ from typing import Any
 from ckpttool.core import filesystem, plugins, urls
 from ckpttool.core.deferred import dataclass
 from ckpttool.core.errors import CkpttoolError
-from ckpttool.core.text import describe_record
-from ckpttool.core.tree_views import render_record
+from ckpttool.core.text import describe_record, render_record
 from ckpttool.formats.detect import open_checkpoint, resolve
 from ckpttool.libraries.schema import NO_LAYOUT
 from ckpttool.listing.contents import CheckpointSummary, summarize_checkpoint

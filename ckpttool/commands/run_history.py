@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 
 from ckpttool.commands.doctor import examine_agent
-from ckpttool.commands.processes import count_jobs, pause_collection, run_tasks
-from ckpttool.commands.stats import compute_stats, euclidean_norm
+from ckpttool.commands.stats import compute_stats
 from ckpttool.core import deferred, filesystem, urls
 from ckpttool.core.atomic_write import Progress, WorkerThread, ignore_progress
 from ckpttool.core.checkpoint import Checkpoint
@@ -35,10 +34,10 @@ from ckpttool.listing import training_counters
 from ckpttool.listing.contents import CheckpointSummary, summarize_recognized
 from ckpttool.listing.findings import Finding
 from ckpttool.listing.paths import CheckpointEntry, expand_paths
+from ckpttool.listing.processes import count_jobs, pause_collection, run_tasks
 from ckpttool.listing.training_counters import step_columns, step_in_name
 from ckpttool.verification.array_differences import Values, iter_values
-
-# The checkpoints of a run: those of one format and layout in a folder, at different training steps.
+from ckpttool.verification.moments import euclidean_norm
 
 # Folders that hold one checkpoint each, by training step: `checkpoint-500/`, `global_step1000/`. Other
 # numbers may count seeds or runs.
@@ -347,8 +346,6 @@ def _left_out(member: RunMember, kind: _Kind) -> str:
     return f"{name} ({own}) is left out: the run has checkpoints of another kind ({theirs})"
 
 
-# Norms of layers and the sizes of their updates, one tensor of two checkpoints at a time.
-
 # Bytes that wait to be hashed.
 _BACKLOG = 4 << 20
 # Checkpoints named in a note.
@@ -529,8 +526,6 @@ def _root_of_squares(values: Sequence[float | None]) -> float | None:
     return math.hypot(*known) if len(known) == len(values) else None
 
 
-# Findings of doctor over the checkpoints.
-
 # What differs between sentences about different counts: numbers, and words in singular or plural.
 _NUMBER = deferred.compile(r"-?[0-9][0-9,.]*(?:e[-+]?[0-9]+)?|\b(?:is|are|its|their|was|were|has|have)\b|s\b")
 
@@ -567,9 +562,6 @@ def _trace_findings(columns: Sequence[Sequence[Finding] | None]) -> tuple[Findin
             texts[at] = (*texts[at], each.sentence)
             fixes[key] = each.fix
     return tuple(FindingHistory(key[0], tuple(texts), fixes[key]) for key, texts in found.items())
-
-
-# The history: one pass over the checkpoints.
 
 
 @dataclass(frozen=True, slots=True)
@@ -729,7 +721,7 @@ def _read_column(
         with WorkerThread(_BACKLOG) as lane:
             recorder = DigestRecorder(checkpoint, lane)
             values = compute_stats(
-                recorder.checkpoint, binding, glob, progress, seen=drift.add, histograms=False
+                recorder.checkpoint, binding, glob, progress, observe=drift.add, histograms=False
             )
             sha256 = recorder.digest().sha256
         found = examine_agent(checkpoint, binding, values, sha256)

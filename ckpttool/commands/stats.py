@@ -2,298 +2,23 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal
+from typing import Any
 
-from ckpttool.commands import processes
-from ckpttool.core import limits, text, urls
+from ckpttool.core import limits, urls
 from ckpttool.core.atomic_write import Progress, ignore_progress
 from ckpttool.core.checkpoint import Checkpoint
-from ckpttool.core.deferred import NamedTuple, dataclass
+from ckpttool.core.deferred import dataclass
 from ckpttool.core.dtypes import np
 from ckpttool.core.errors import CkpttoolError
-from ckpttool.core.text import compile_glob, describe_record, no_match_error
-from ckpttool.core.tree import Leaf, Path, ValueLeaf, json_value
-from ckpttool.core.tree_views import render_record
+from ckpttool.core.text import compile_glob, describe_record, no_match_error, render_record
+from ckpttool.core.tree import Leaf, Path
 from ckpttool.formats.detect import open_checkpoint
 from ckpttool.libraries.recognize import recognize_checkpoint
 from ckpttool.libraries.schema import RecognizedAgent
-from ckpttool.verification.array_differences import ArrayDifference, Values, iter_values
-
-# The records of `diff`: entries that differ between two checkpoints, and by how much.
-
-By = Literal["path", "agent", "model", "conversion"]
-Sort = Literal["abs", "rel", "cosine"]
-Entry = Leaf | ValueLeaf
-
-
-class DeclaredEntry(NamedTuple):
-    """An entry that only one side has because a conversion drops or adds it: no difference.
-
-    `what` is "kept" (in the sidecar, or implied by the target), "dropped" (unmapped, and listed in the
-    receipt) or "added" (by the writer of the format).
-    """
-
-    side: Literal["left", "right"]
-    path: str
-    what: Literal["kept", "dropped", "added"]
-
-    def document(self) -> dict[str, Any]:
-        """Return the JSON object."""
-        return self._asdict()
-
-
-@dataclass(frozen=True, slots=True)
-class ChangedEntry:
-    """A tensor or value that both sides have, with different contents.
-
-    `left` and `right` are the entries, `values` the difference of tensors with equal shapes (None if
-    types or shapes are not comparable).
-    """
-
-    __repr__ = describe_record
-
-    path: str
-    left: Entry
-    right: Entry
-    values: ArrayDifference | None
-
-    @property
-    def what(self) -> Literal["kind", "shape", "dtype", "values"]:
-        """Return the first difference: "kind", "shape", "dtype" or "values"."""
-        if not (isinstance(self.left, Leaf) and isinstance(self.right, Leaf)):
-            return "values" if type(self.left) is type(self.right) else "kind"
-        if self.left.shape != self.right.shape:
-            return "shape"
-        return "dtype" if self.left.dtype != self.right.dtype else "values"
-
-    def distance(self, sort: Sort) -> tuple[bool, bool, float]:
-        """Return a sorting key with the biggest changes last: values, counters before weights, then form."""
-        weight = isinstance(self.left, Leaf) and self.left.role in ("parameter", "buffer")
-        if self.values is None:
-            return isinstance(self.left, Leaf), weight, math.inf
-        if sort == "cosine":
-            return False, weight, 2.0 if self.values.cosine is None else 1.0 - self.values.cosine
-        return False, weight, self.values.max_abs if sort == "abs" else self.values.max_rel
-
-    def document(self) -> dict[str, Any]:
-        """Return the JSON object."""
-        return {
-            "path": self.path,
-            "what": self.what,
-            "left": _entry(self.left),
-            "right": _entry(self.right),
-            "values": None if self.values is None else self.values.document(),
-        }
-
-
-@dataclass(frozen=True, slots=True)
-class Diff:
-    """Comparison of two checkpoints.
-
-    `by` is how entries are paired: by path, by meaning in agents of `layouts`, by what fills a live
-    model, or after converting one side to the other's form. `equal` counts the tensors that are
-    equal, `only_left` and `only_right` name the entries that only one has, `declared` those that a
-    conversion declares.
-    """
-
-    __repr__ = describe_record
-    _repr_html_ = render_record
-
-    left: str
-    right: str
-    formats: tuple[str, str]
-    layouts: tuple[str | None, str | None]
-    by: By
-    equal: int
-    changed: tuple[ChangedEntry, ...]
-    only_left: tuple[str, ...]
-    only_right: tuple[str, ...]
-    notes: tuple[str, ...]
-    declared: tuple[DeclaredEntry, ...] = ()
-
-    @property
-    def identical(self) -> bool:
-        """Return whether no difference was found."""
-        return not (self.changed or self.only_left or self.only_right)
-
-    @property
-    def resized(self) -> bool:
-        """Return whether any weight has another shape."""
-        weights = (each.left for each in self.changed if each.what == "shape")
-        return any(isinstance(each, Leaf) and each.role == "parameter" for each in weights)
-
-    def document(self) -> dict[str, Any]:
-        """Return the JSON document."""
-        return {
-            "left": {"path": self.left, "format": self.formats[0], "layout": self.layouts[0]},
-            "right": {"path": self.right, "format": self.formats[1], "layout": self.layouts[1]},
-            "by": self.by,
-            "identical": self.identical,
-            "equal": self.equal,
-            "changed": [each.document() for each in self.changed],
-            "only_left": list(self.only_left),
-            "only_right": list(self.only_right),
-            "declared": [each.document() for each in self.declared],
-            "notes": list(self.notes),
-        }
-
-
-def _entry(entry: Entry) -> dict[str, Any]:
-    if isinstance(entry, ValueLeaf):
-        return dict(text.replace_nonfinite(json_value(entry)))
-    return {"key": entry.key, "dtype": entry.dtype, "shape": list(entry.shape)}
-
-
-# Count, extremes, mean and spread of numbers, computed in pieces and combined.
-
-BINS = 16
-# Magnitudes from which sums of numbers may overflow; squares below its inverse lose digits.
-_LARGE = 1e280
-
-
-@dataclass(frozen=True, slots=True)
-class Moments:
-    """Statistics of `size` numbers; complex ones count by magnitude.
-
-    `low`, `high`, `mean`, `std` (of the population) and `norm` (Euclidean) cover the finite numbers,
-    NaN without any. `deviation` is the norm of the differences from the mean, `zeros`, `nans` and `infs` are
-    counts.
-    """
-
-    size: int = 0
-    low: float = math.inf
-    high: float = -math.inf
-    mean: float = 0.0
-    deviation: float = 0.0
-    zeros: int = 0
-    nans: int = 0
-    infs: int = 0
-
-    @property
-    def finite(self) -> int:
-        """The number of values that are neither NaN nor infinite."""
-        return self.size - self.nans - self.infs
-
-    @property
-    def std(self) -> float:
-        """The standard deviation of the population."""
-        return self.deviation / math.sqrt(self.finite) if self.finite else math.nan
-
-    @property
-    def norm(self) -> float:
-        """The Euclidean norm."""
-        return math.hypot(self.deviation, math.sqrt(self.finite) * self.mean)
-
-    def __add__(self, other: Moments) -> Moments:
-        """Return the combined moments (Chan, Golub and LeVeque 1979, for mean and deviation)."""
-        finite = self.finite + other.finite
-        delta = other.mean - self.mean
-        share = other.finite / finite if finite else 0.0
-        return Moments(
-            self.size + other.size,
-            min(self.low, other.low),
-            max(self.high, other.high),
-            self.mean + delta * share,
-            math.hypot(self.deviation, other.deviation, delta * math.sqrt(self.finite * share)),
-            self.zeros + other.zeros,
-            self.nans + other.nans,
-            self.infs + other.infs,
-        )
-
-    def document(self) -> dict[str, Any]:
-        """Return the JSON values; null where there are no finite numbers."""
-        known = self.finite > 0
-        values = (self.low, self.high, self.mean, self.std, self.norm)
-        names = ("min", "max", "mean", "std", "norm")
-        found: dict[str, Any] = text.replace_nonfinite(
-            {
-                "elements": self.size,
-                **{name: value if known else None for name, value in zip(names, values, strict=True)},
-                "zeros": self.zeros,
-                "nans": self.nans,
-                "infs": self.infs,
-            }
-        )
-        return found
-
-
-def compute_moments(array: Values) -> Moments:
-    """Return the float64 moments of an array of numbers or booleans."""
-    pieces = map(_piece_moments, iter_values(array))
-    return sum(pieces, next(pieces, Moments()))
-
-
-def histogram(array: Values, found: Moments) -> tuple[int, ...]:
-    """Return the count of finite numbers in each of BINS equal intervals between the extremes.
-
-    An interval contains its lower end, the last one both (numpy/lib/_histograms_impl.py).
-    """
-    if not found.finite or found.low == found.high or not math.isfinite(found.high - found.low):
-        return ()
-    edges = np.linspace(found.low, found.high, BINS + 1)
-    above = np.zeros(BINS + 1, np.int64)  # numbers from each edge up, none above the last
-    for piece in iter_values(array):
-        numbers = piece if piece.dtype.char in "fd" else _to_real(piece)
-        if found.finite < found.size:
-            numbers = numbers[np.isfinite(numbers)]
-        above[0] += numbers.size
-        for at in range(1, BINS):
-            above[at] += np.count_nonzero(numbers >= _round_up(edges[at], numbers.dtype))
-    return tuple(int(count) for count in above[:-1] - above[1:])
-
-
-def is_finite(piece: np.ndarray) -> bool:
-    """Return whether all elements are numbers, neither NaN nor infinite."""
-    return piece.dtype.kind in "iub" or bool(np.isfinite(piece).all())
-
-
-def _round_up(edge: np.float64, dtype: np.dtype) -> Any:
-    """Return the smallest number of the type that is not below the edge."""
-    rounded = dtype.type(edge)
-    return rounded if rounded >= edge else np.nextafter(rounded, dtype.type(np.inf))
-
-
-def _to_real(piece: np.ndarray) -> np.ndarray:
-    """Return a float64 copy, of complex numbers their magnitudes."""
-    return np.abs(piece) if piece.dtype.kind == "c" else piece.astype(np.float64)
-
-
-def _piece_moments(piece: np.ndarray) -> Moments:
-    # The methods of arrays call these functions through Python, which takes longer than a layer of an agent.
-    numbers = whole = _to_real(piece)
-    nans = 0
-    low, high = float(np.minimum.reduce(whole)), float(np.maximum.reduce(whole))
-    if not (math.isfinite(low) and math.isfinite(high)):
-        numbers, nans = whole[np.isfinite(whole)], int(np.isnan(whole).sum())
-        if not numbers.size:
-            return Moments(whole.size, nans=nans, infs=whole.size - nans)
-        low, high = float(numbers.min()), float(numbers.max())
-    infs = whole.size - numbers.size - nans
-    zeros = piece.size - int(np.count_nonzero(piece != 0))
-    # The sum of numbers near the largest float64 is infinite, that of their parts is not.
-    large = max(-low, high) > _LARGE
-    mean = np.add.reduce(numbers / numbers.size) if large else np.add.reduce(numbers) / numbers.size
-    mean = float(mean) + 0.0  # which is not negative zero
-    return Moments(piece.size, low, high, mean, euclidean_norm(numbers - mean), zeros, nans, infs)
-
-
-def euclidean_norm(numbers: np.ndarray) -> float:
-    """Return the norm of float64 numbers, also if their squares are above or below what float64 holds."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        # np.dot would start the threads of BLAS, whose number decides how it rounds.
-        total = float(np.add.reduce(np.square(numbers)))
-    if 1 / _LARGE < total < math.inf:
-        return math.sqrt(total)
-    largest = float(np.abs(numbers).max(initial=0.0))
-    if not 0 < largest < math.inf:
-        return largest
-    scaled = numbers / largest
-    return largest * math.sqrt(float(np.square(scaled).sum()))
-
-
-# `stats`: the values of every tensor and module, and signs of failed training.
+from ckpttool.listing import processes
+from ckpttool.verification.array_differences import Values, iter_values
+from ckpttool.verification.moments import Moments, compute_moments, histogram
 
 # Moments of squared gradients: torch's and Keras's names for those of Adam, AMSGrad and RMSprop.
 _SQUARES = frozenset(("v", "vhat", "rms", "exp_avg_sq", "max_exp_avg_sq", "square_avg", "accumulator"))
@@ -409,7 +134,6 @@ def stats(
     >>> numbers = ckpttool.stats("sample_ckpts/td3_pendulum_torch/ckpt-15000.pt", "actor/l1/weight")
     >>> numbers.finite, round(numbers.tensors[0].moments.mean, 4)
     (True, -0.0631)
-
     """
     checkpoint = open_checkpoint(path)
     return compute_stats(
@@ -422,7 +146,7 @@ def compute_stats(
     binding: RecognizedAgent | None,
     glob: str | None = None,
     progress: Progress = ignore_progress,
-    seen: Callable[[Path, Leaf, Values], None] | None = None,
+    observe: Callable[[Path, Leaf, Values], None] | None = None,
     *,
     histograms: bool = True,
     jobs: int | None = None,
@@ -430,8 +154,15 @@ def compute_stats(
 ) -> Stats:
     """Return the stats of a checkpoint already listed, with its agent.
 
-    `seen` receives the values of every tensor: an array while it is in memory, or a streamed one, and is
-    for one process. Without `histograms` they are empty, and there are no modules.
+    Args:
+        checkpoint: what is read.
+        binding: the agent in it, which names the slots of its optimizers.
+        glob: a pattern for the paths of tensors.
+        progress: called with the bytes read so far, and all.
+        observe: called in this process with each tensor's values, an array while it is in memory or a stream.
+        histograms: without them there are no modules either.
+        jobs: processes that read.
+        ray: address of the Ray cluster whose processes read instead.
     """
     tree = checkpoint.tree
     keep = compile_glob(glob)
@@ -457,8 +188,8 @@ def compute_stats(
         try:
             values = leaf.values()
             found.append(tensor_stats(tree.names[at], at, leaf, values, counted=histograms))
-            if seen is not None:
-                seen(at, leaf, values)
+            if observe is not None:
+                observe(at, leaf, values)
         except CkpttoolError as error:
             raise error.located(file=checkpoint.path, path=tree.names[at]) from error
         done += leaf.nbytes
@@ -479,7 +210,15 @@ def _entry_stats(entry: tuple[str, Path, Leaf, bool]) -> TensorStats:
 
 
 def tensor_stats(name: str, path: Path, leaf: Leaf, array: Values, *, counted: bool = True) -> TensorStats:
-    """Return the stats of one numeric tensor; the histogram only if its values are to be `counted`."""
+    """Return the stats of one numeric tensor.
+
+    Args:
+        name: how the tensor is called.
+        path: its path in the tree, which may show a slot of an optimizer.
+        leaf: its type and role.
+        array: its values.
+        counted: also make the histogram.
+    """
     known = compute_moments(array)
     counts = histogram(array, known) if counted else ()
     return TensorStats(name, leaf, known, counts, tuple(find_warning_signs(path, leaf, known, array)))

@@ -8,7 +8,6 @@ import os
 import tempfile
 from collections.abc import Iterator
 
-from ckpttool.commands import stats
 from ckpttool.commands.check import read_values
 from ckpttool.core import code_references
 from ckpttool.core.atomic_write import WorkerThread
@@ -23,6 +22,7 @@ from ckpttool.formats import tf_common, tf_object_graph
 from ckpttool.formats.detect import open_checkpoint
 from ckpttool.formats.tf_common import SlicedTensor
 from ckpttool.libraries.recognize import recognize_checkpoint
+from ckpttool.verification import moments
 
 # Digits of a digest to show: among a million tensors, two share them once in five hundred cases.
 _DIGITS = 12
@@ -164,7 +164,7 @@ def _describe_numbers(leaf: Leaf) -> str:
     if isinstance(array, np.ndarray) and leaf.size <= _FEW:
         shown = ", ".join(map(str, array.reshape(-1)))
         return f"= [{shown}]" if leaf.shape else f"= {shown}"
-    known = stats.compute_moments(array)
+    known = moments.compute_moments(array)
     found = [f"{n:,} {word}" for n, word in ((known.nans, "NaN"), (known.infs, "infinite")) if n]
     if known.finite:
         found.insert(0, f"{known.low:.4g} to {known.high:.4g}, mean {known.mean:.4g}, std {known.std:.4g}")

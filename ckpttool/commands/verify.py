@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from ckpttool.conversion.optimizer_options import NO_OPTIMIZER_OPTIONS, read_optimizer_options
 from ckpttool.conversion.option_keywords import takes_options
+from ckpttool.conversion.receipt import converted_part
 from ckpttool.core import plugins, sidecar, urls
 from ckpttool.core.atomic_write import Progress, ignore_progress
 from ckpttool.core.deferred import dataclass
 from ckpttool.core.digests import digest_checkpoint
 from ckpttool.core.errors import MappingError, UnsupportedError, UsageError
 from ckpttool.core.sidecar import LedgerEntries, LedgerEntry
-from ckpttool.core.text import describe_record, format_count
-from ckpttool.core.tree_views import render_record
+from ckpttool.core.text import describe_record, format_count, render_record
 from ckpttool.evaluation.agent_facts import NO_FACTS, AgentFacts
 from ckpttool.evaluation.agent_networks import (
     available_backend,
@@ -39,7 +39,6 @@ from ckpttool.evaluation.restore import (
     read_any_sidecar,
     recognize_playable_agent,
 )
-from ckpttool.formats import onnx
 from ckpttool.formats.detect import open_checkpoint
 from ckpttool.libraries.schema import OPTIMIZERS, RUN
 from ckpttool.networks.network import Network
@@ -64,7 +63,7 @@ from ckpttool.verification.two_models import (
 from ckpttool.verification.update_comparison import TrainStepComparison, compare_training
 
 if TYPE_CHECKING:
-    from ckpttool.commands.contents import ContentComparison, Discrepancy, VerificationSide
+    from ckpttool.conversion.contents_comparison import ContentComparison, Discrepancy, VerificationSide
     from ckpttool.networks.worker import ModelSpec
 
 
@@ -165,7 +164,6 @@ def verify(
     >>> compared = ckpttool.verify(agent, agent, whole=True)
     >>> compared.within, compared.networks[0].name, compared.contents.discrepancies
     (True, 'actor', ())
-
     """
     options = options or VerificationOptions()
     if any(options.of_training) and options.steps is None:
@@ -246,7 +244,7 @@ def _compare_networks(
     notes = [*notes, *(note for title, pair in compared.items() for note in _size_notes(title, *pair))]
     # If B lacks something of A, they differ, unless B is the conversion of a part; extra entries in B do not
     # count against it.
-    part = _part_of(a, b) if missing_networks(a, b) else None
+    part = converted_part(a, b) if missing_networks(a, b) else None
     outside = (
         [f"{title} (B was converted from {part} only)" for title in missing_networks(a, b)] if part else []
     )
@@ -286,7 +284,7 @@ def _verify_contents(
     first: str, second: str, options: VerificationOptions, progress: Progress
 ) -> Verification:
     """Compare the networks of two agents that both can run, and the complete contents."""
-    from ckpttool.commands.contents import compare_contents
+    from ckpttool.conversion.contents_comparison import compare_contents
 
     a, b = _open_side(first, options.layout, options.facts), _open_side(second, None, options.facts)
     found = Verification(
@@ -315,7 +313,7 @@ def _verify_contents(
 
 def _open_side(path: str, layout: str | None, facts: AgentFacts) -> VerificationSide:
     """Open one side; a sidecar of other weights is a discrepancy and provides no agent facts."""
-    from ckpttool.commands.contents import VerificationSide
+    from ckpttool.conversion.contents_comparison import VerificationSide
 
     checkpoint = open_checkpoint(path)
     receipt = read_any_sidecar(checkpoint)
@@ -383,19 +381,6 @@ def _measure_network(
     given = make_observations(left)
     outputs = [run_network(w.build(n), given) for w, n in zip(workers, (left, right), strict=True)]
     return measure_parity(title, left, given, (outputs[0], outputs[1]), tolerance)
-
-
-def _part_of(source: Agent, target: Agent) -> str | None:
-    """Return the source part or the only network that the target's receipt records, None for the whole."""
-    receipt = target.sidecar
-    if target.checkpoint.format == onnx.NAME:  # whose own graph replaces the receipt's facts
-        receipt = sidecar.load_sidecar(target.checkpoint.path)
-    recorded = None if receipt is None else receipt.source
-    part = None if recorded is None else recorded.get("part") or recorded.get("network")
-    if recorded is None or not part:
-        return None
-    is_source = recorded.get("sha256") == digest_checkpoint(source.checkpoint).sha256
-    return str(part) if is_source else None
 
 
 def _with_stated_settings(source: Agent, target: Agent) -> Agent:

@@ -66,8 +66,6 @@ from ckpttool.verification.output_comparison import (
 )
 from ckpttool.version import __version__
 
-# Contents of an exported file: the entries and facts in it, and the names of its parts.
-
 # A statistic or bound that becomes constants of the arithmetic before or after the layers.
 FOLDED = "folded"
 _FACTS = ("obs_dim", "action_low", "action_high", "choices", "head", "activations")
@@ -167,9 +165,6 @@ def build_metadata(made: Sidecar) -> dict[str, str]:
     return {name: value for name, value in recorded.items() if value is not None}
 
 
-# Settings that an exported network needs besides its weights; the export stores them in the file.
-
-
 def derive_export_settings(
     agent: Agent, part: AgentNetwork, env: str | None, target: str
 ) -> tuple[NetworkSettings, Sidecar, LedgerEntries]:
@@ -236,8 +231,6 @@ def _with_environment_bounds(facts: Sidecar, wiring: NetworkSettings, bounds: Ac
     return replace(facts, action_low=low, action_high=high, provenance={**facts.provenance, **origins})
 
 
-# `convert --to onnx`: export one network of an agent as a standalone model, compared before it is written.
-
 # A is NumPy here, not the framework that trained the agent. Of two correct float32 computations, one was 2.5
 # times as far from float64 as the other (a critic of FetchReach; matrix products of onnxruntime and NumPy).
 OWN_ERROR = 4.0
@@ -257,7 +250,6 @@ class ExportOptions:
         dry_run: report what the file would contain; write nothing.
         force: replace the target if it exists.
         sync: flush to disk before the rename.
-
     """
 
     network: str = "actor"
@@ -298,7 +290,6 @@ def export(
     >>> import ckpttool
     >>> ckpttool.export("sample_ckpts/td3_pendulum_torch/ckpt-15000.pt", "actor.onnx", dry_run=True).written
     False
-
     """
     options = options or ExportOptions()
     infer_target_word(target, ONNX)

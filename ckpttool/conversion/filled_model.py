@@ -43,7 +43,8 @@ from ckpttool.libraries.optimizer_states import ConvertedOptimizers, OptimizerSe
 from ckpttool.mapping import user_rules
 from ckpttool.mapping.fill_model import MatchOptions
 from ckpttool.mapping.flattening import format_order_option, list_open_orders
-from ckpttool.mapping.layers import Layer, LayerOption, find_layers
+from ckpttool.mapping.layer_kinds import LayerOption
+from ckpttool.mapping.layers import Layer, find_layers
 from ckpttool.mapping.rules import Cast, Move, rule_steps
 from ckpttool.networks.worker import ModelSpec
 from ckpttool.verification.proof import (
@@ -110,8 +111,15 @@ def convert_into_model(
 ) -> ConversionResult:
     """Write the checkpoint that the user's model loads, filled from the one at `source`.
 
-    A text is only the factory's name. Nothing is written when a model weight is missing or a weight of
-    the source unused (unless `allow_missing` or `allow_unused` permits it), or on a dry run.
+    Nothing is written when a model weight is missing or a weight of the source unused (unless `allow_missing`
+    or `allow_unused` permits it), or on a dry run.
+
+    Args:
+        source: the checkpoint to read.
+        target: the file or prefix to write.
+        like: what builds the model; a text is only the factory's name.
+        options: the conversion's options.
+        progress: called with the bytes written so far, and all.
     """
     rules = user_rules.load_rules(options.rules) if options.rules is not None else None
     matching = MatchOptions(

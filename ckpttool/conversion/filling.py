@@ -37,9 +37,8 @@ from ckpttool.core.errors import CkpttoolError, MappingError, UnsupportedError, 
 from ckpttool.core.kinds import LAYER_TYPES, list_kinds
 from ckpttool.core.sidecar import LedgerEntries, OmittedTensor, Sidecar
 from ckpttool.core.source import Shape
-from ckpttool.core.text import compile_glob, describe_record, format_count
+from ckpttool.core.text import compile_glob, describe_record, format_count, render_record
 from ckpttool.core.tree import Container, Leaf, Path, Role, Tree, ValueLeaf, attr, display
-from ckpttool.core.tree_views import render_record
 from ckpttool.evaluation import evidence, restore
 from ckpttool.formats import onnx
 from ckpttool.formats.detect import ensure_open, open_checkpoint
@@ -68,14 +67,8 @@ from ckpttool.mapping.fill_model import (
     Skeleton,
 )
 from ckpttool.mapping.flattening import list_open_orders
-from ckpttool.mapping.layers import (
-    DENSE_OUT_IN,
-    LINEAR_IN_OUT,
-    OWN_CALL,
-    LayerOption,
-    ModuleInfo,
-    find_layers,
-)
+from ckpttool.mapping.layer_kinds import LayerOption
+from ckpttool.mapping.layers import DENSE_OUT_IN, LINEAR_IN_OUT, OWN_CALL, ModuleInfo, find_layers
 from ckpttool.mapping.rules import MappingReport, MoveList, canonical_tree
 from ckpttool.mapping.solver import Ambiguity, FillResult, LayerMatch, Misfit
 from ckpttool.networks import live_trees, model_child
@@ -93,8 +86,6 @@ from ckpttool.verification.proof import (
     prove_live,
 )
 from ckpttool.verification.two_models import ModelHost
-
-# The user's model as the target: built in a separate process, its skeleton, and the proof that it loads.
 
 # The `--to` targets that a framework loads into its own model.
 FORMS = ("torch", "tf", "keras")
@@ -346,9 +337,6 @@ def _class_of(module: Mapping[str, Any], framework: str) -> tuple[str, Mapping[s
     return cls or _OWN_CLASS[framework], {**settings, OWN_CALL: ""}
 
 
-# A model in this process as the target: its skeleton, without a file, and its tensors by path.
-
-
 class LiveModel:
     """A torch.nn.Module, tf.Module, Keras model or layer; `shapes` are input shapes without the batch."""
 
@@ -442,8 +430,6 @@ def _shapeless(name: str) -> UsageError:
     )
 
 
-# Sources that fill a model (a checkpoint, a part of it, or its agent by canonical names), and the report.
-
 # Formats that store tensors alphabetically, regardless of the program's order.
 _SORTED = frozenset(("npz", "safetensors", "sharded", "tensorflow_v1"))
 _OF_GRAPHS = frozenset(("tensorflow_v1", "tensor_bundle"))
@@ -516,11 +502,18 @@ def model_source(
     source: str | None = None,
     shapes: Sequence[Shape] = (),
 ) -> ModelSource:
-    """Return the checkpoint, or the part under the path `part`, with its own names.
+    """Return the checkpoint, or a part of it, with its own names.
 
-    `source` states the orientation of its arrays ("torch" or "tf"), `shapes` are those of the inputs of
-    the filled model. Raise UsageError where nothing is under the path, or names cannot be restored,
-    MappingError where the orientation is ambiguous.
+    Raise UsageError where nothing is under the path, or names cannot be restored, MappingError where the
+    orientation is ambiguous.
+
+    Args:
+        checkpoint: what fills the model.
+        part: the path below which its tensors lie; None for all.
+        wanted: which names and weights are changed before the mapping.
+        known: the checkpoint's sidecar.
+        source: the stated orientation of its arrays, "torch" or "tf".
+        shapes: shapes of the inputs of the filled model, without the batch.
     """
     if checkpoint.format == onnx.NAME:
         checkpoint = onnx_policies.read_as_state_dict(checkpoint)
@@ -777,8 +770,6 @@ def _lists_in_order(checkpoint: Checkpoint, tree: Tree, framework: str) -> bool:
     return checkpoint.format != "keras_h5" or all("/vars/" not in leaf.key for _, leaf in tree.tensors())
 
 
-# `load_into`: load the values of a checkpoint of any framework into a live model in place.
-
 # The `layout` value that lets the layouts recognise the agent.
 AUTO = "auto"
 Pairs = Mapping[str, str] | Sequence[tuple[str, str]]
@@ -941,7 +932,6 @@ class FillOptions:
             MappingError.
         like_source: the code that builds the checkpoint's model ("module:factory" or a ModelSpec), to run it.
         run_code: run a checkpoint whose file contains code (SavedModel, TorchScript, Lambda layers).
-
     """
 
     layout: str | None = None
@@ -1030,7 +1020,6 @@ def load_into(
     >>> done = ckpttool.load_into(actor, "sample_ckpts/td3_pendulum_tf/ckpt-15000", part="policy/actor")
     >>> done.filled, done.matched[0].source, done.matched[0].by, done.report.mapped[0].rule
     (6, 'l1', 'name', 'transpose')
-
     """
     options = options or FillOptions()
     target = LiveModel(model, options.shapes)
@@ -1190,10 +1179,16 @@ def plan_fill(
     patterns: Sequence[str],
     part: str | None,
 ) -> ModelFillPlan:
-    """Return how a source, a `part` of the checkpoint if there is one, fills a model.
+    """Return how a source fills a model; errors of the mapping name the checkpoint.
 
-    `like_source` is the code of the source's model, which a call observes. Errors of the mapping name the
-    checkpoint. See `_fill_without` for the patterns.
+    Args:
+        target: the model.
+        checkpoint: what the source was read from.
+        given: the source: its tensors by name.
+        matching: what the user states about layers and pairs.
+        like_source: the code of the source's model, which a call observes.
+        patterns: patterns of names of source tensors that the user leaves out.
+        part: the part of the checkpoint that is the source.
     """
     if like_source is not None:
         given = observe_source(given, like_source, target.source_inputs(), matching.choices)

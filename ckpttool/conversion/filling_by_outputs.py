@@ -104,9 +104,6 @@ def decide_by_outputs(source: TrialSource, trials: FillTrials, filling: FillResu
         return filling  # one of the models cannot be run: the choice stays open
 
 
-# What both models compute for the same inputs.
-
-
 @contextmanager
 def _run_source(source: TrialSource) -> Iterator[ModelClient | None]:
     """Start what computes the source's outputs: the recorded graph, else the user's code, if there is any."""
@@ -264,9 +261,6 @@ def _pair_inputs(
     if len(fitting) != 1:
         raise UsageError("the inputs of the models do not fit")
     return fitting[0]
-
-
-# The search.
 
 
 @dataclass

@@ -21,6 +21,7 @@ from ckpttool.core.errors import abbreviate_list
 from ckpttool.core.source import Shape
 from ckpttool.core.tree import Alias, Container, Leaf, Path, Tree, ValueLeaf, display, key
 from ckpttool.evaluation import restore
+from ckpttool.libraries.optimizer_entries import OPTIMIZER, path_texts
 from ckpttool.libraries.optimizer_states import (
     KerasStates,
     OptimizerSettings,
@@ -28,9 +29,10 @@ from ckpttool.libraries.optimizer_states import (
     TorchStates,
     trained_order,
 )
-from ckpttool.libraries.optimizers_read import OPTIMIZER, BoundOptimizer, path_texts
+from ckpttool.libraries.optimizers_read import BoundOptimizer
 from ckpttool.mapping import wrappers
-from ckpttool.mapping.layers import LayerOption, ModuleInfo, Name, numbered_kinds, propose_options
+from ckpttool.mapping.layer_kinds import LayerOption, Name
+from ckpttool.mapping.layers import ModuleInfo, numbered_kinds, propose_options
 from ckpttool.mapping.rules import (
     KEEP,
     SEQUENTIAL_EDGES,
@@ -72,12 +74,19 @@ def to_tensorflow(
     strip: bool = True,
     graph: bool = False,
 ) -> Plan:
-    """Plan the conversion of a PyTorch tree to TensorFlow objects, or with `file` to a Keras weights file.
+    """Plan the conversion of a PyTorch tree to TensorFlow objects, or to a Keras weights file.
 
-    With `graph`, numbered layers have the names of a Keras Sequential in an object graph. Whole modules are
-    read as their state_dicts. With `strip`, wrapper prefixes are removed from names. `settings` are
-    optimizer settings from the sidecar, of which `stated` (optimizer, setting) were given by a user: raise
-    UsageError for one that contradicts the checkpoint or names a missing optimizer.
+    Whole modules are read as their state_dicts. Raise UsageError for a setting that contradicts the
+    checkpoint or names a missing optimizer.
+
+    Args:
+        tree: the source.
+        given: the user's statements about layers.
+        settings: optimizer settings from the sidecar.
+        stated: those of them (optimizer, setting) that a user gave.
+        file: write for a Keras weights file.
+        strip: remove prefixes of wrappers from names.
+        graph: name numbered layers as a Keras Sequential in an object graph does.
     """
     plain, sources, notes = _as_state_dicts(tree, strip=strip)
     described = describe_sources(tree, sources)
@@ -112,9 +121,15 @@ def to_objects(
 ) -> Plan | None:
     """Plan a TensorFlow tree with its optimizers converted to Keras 3; return None if one cannot be.
 
-    Weights stay unchanged. With `file`, a single network is the root of a Keras weights file, and its
-    optimizer that of the model. `name` is the layout's name for an optimizer without a name in the
-    tree. With `in_order`, the layers are in model order, and the file names them by class and number.
+    Weights stay unchanged.
+
+    Args:
+        tree: the source.
+        settings: optimizer settings from the sidecar.
+        stated: those of them (optimizer, setting) that a user gave.
+        file: write a single network as the root of a Keras weights file, its optimizer as that of the model.
+        name: the layout's name for an optimizer without a name in the tree.
+        in_order: the layers are in model order, and the file names them by class and number.
     """
     found = without_copies(tree)
     plan = _ObjectsPlanner(found, (), OptimizerSettings(settings, stated))

@@ -71,7 +71,6 @@ def write_graph_code(
         calls: how a policy is called; None for another model, whose code has no function `act`.
 
     Raise UnsupportedError for what has no statement.
-
     """
     language = LANGUAGES[target]
     text = _GraphWriter(graph, plan, target).text(about)
@@ -100,7 +99,6 @@ class GraphPlan(NamedTuple):
         moves: the conversion of each leaf.
         written: the tree of the written file.
         paths: where the written file has what the moves make.
-
     """
 
     tree: Tree
@@ -388,8 +386,6 @@ class _GraphWriter:
             self.line(f"{result} = {self.value(output.name)}")
         self.constants, self.indent = outer, self.indent - 4
 
-
-# The statements, by operator: how it is written, and the attributes that are understood.
 
 # Inputs after the first are numbers of the statement.
 _STATIC = frozenset(("Squeeze", "Unsqueeze", "Pad", "Clip", "Slice", "Split"))

@@ -8,13 +8,17 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from math import prod
+from typing import TYPE_CHECKING
 
 from ckpttool.core import deferred
-from ckpttool.core.activations import NO_IMAGE, AxisOrder
 from ckpttool.core.errors import UsageError, suggest_choice
 from ckpttool.core.text import compile_glob
-from ckpttool.mapping.layer_kinds import LayerFacts
-from ckpttool.mapping.layers import KINDS, LayerOption
+from ckpttool.mapping.kind_table import KINDS
+from ckpttool.mapping.layer_kinds import LayerFacts, LayerOption
+
+if TYPE_CHECKING:
+    from ckpttool.core.activations import AxisOrder
+
 
 _SHAPE = deferred.compile(r"[1-9]\d{0,8}(?:,[1-9]\d{0,8})+", re.ASCII)
 _PARTS = deferred.compile(r"[1-9]\d{0,8}(?:[,+][1-9]\d{0,8})*", re.ASCII)
@@ -60,7 +64,9 @@ def describe_layer_options(seen: Sequence[LayerOption]) -> Iterator[str]:
 
 
 def _format_order(order: AxisOrder) -> str:
-    """Return the shape that `_order` parses as this order."""
+    """Return the shape that `_parse_order` parses as this order."""
+    from ckpttool.core.activations import NO_IMAGE
+
     parts = (f"{places},{channels}" if places > 1 else str(channels) for places, channels in order.parts)
     return _NO if order == NO_IMAGE else "+".join(parts)
 
@@ -80,6 +86,8 @@ def _parse_shapes(lines: Sequence[str], option: str) -> Iterator[LayerOption]:
     for text in lines:
         pattern, wanted = _split_option(text, option, "PATTERN=H,W,C")
         if option == "--unflatten":
+            from ckpttool.core.activations import NO_IMAGE
+
             facts = LayerFacts(makes=NO_IMAGE if wanted == _NO else _parse_order(wanted, option))
         elif wanted == _NO or _SHAPE.fullmatch(wanted):
             shape = () if wanted == _NO else tuple(int(extent) for extent in wanted.split(","))
@@ -96,6 +104,8 @@ def _parse_order(wanted: str, option: str) -> AxisOrder:
             f"invalid image shape '{wanted}'",
             hint=f"use {option} 'PATTERN=H,W,C', or 'PATTERN=no' if it is not an image",
         )
+    from ckpttool.core.activations import AxisOrder
+
     shapes = [tuple(int(extent) for extent in part.split(",")) for part in wanted.split("+")]
     return AxisOrder(tuple((prod(shape[:-1]), shape[-1]) for shape in shapes), ())
 

@@ -100,7 +100,6 @@ def account_for_tensors(
         patterns: tensors that may be left out; UsageError for a pattern that matches none.
         option: what precedes such a pattern where the user writes it.
         agent: the tree contains the networks of a recognised agent.
-
     """
     reached = {move.source for move in filling.moves} | set(used)
     unused = [*(ready.names[path] for path in filling.unused), *ready.lost]

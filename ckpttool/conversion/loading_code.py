@@ -33,9 +33,12 @@ def format_loading_code(
 ) -> tuple[str, ...]:
     """Return at most eight lines that load the target, none for targets in an RL library's own format.
 
-    `tree` was written to `target`, a file or a TensorFlow prefix. `foreign` names, from another
-    framework, may start with objects that no PyTorch model has. With `root`, the source is one model's
-    state_dict.
+    Args:
+        target: the file or TensorFlow prefix that was written.
+        kind: its format and layout.
+        tree: what was written to it.
+        foreign: names come from another framework and may start with objects that no PyTorch model has.
+        root: the source is one model's state_dict.
     """
     if kind.format == "pytorch_dcp":
         load = f"torch.distributed.checkpoint.load(state, checkpoint_id={python_literal(target)})"
@@ -201,8 +204,6 @@ def _objects(target: str, tree: Tree, *, root: bool) -> tuple[str, ...]:
     lines = lines[:_MOST]
     return (*lines, *_container_lines(tree, named, _MOST - len(lines)))
 
-
-# What the numbers in an object graph belong to: layers of a keras.Sequential, or items of a list.
 
 _Objects = dict[str, Any]
 _ARGUMENTS = "# add the activations, Dense(8, activation=...): the file has none"

@@ -1,4 +1,10 @@
-"""Write the Python module that defines, loads and runs the networks of a converted agent."""
+"""Write the Python module that defines, loads and runs the networks of a converted agent.
+
+The modules of the code have the names of the written file's tensors, so that it loads strictly. What they
+compute is the network that every backend runs: the emitter writes one statement for each of its nodes. Which
+tensor of the file is which array of a network: the network is built a second time from tensors that contain
+their own numbers instead of weights, and the numbers that arrive in a layer name its tensors.
+"""
 
 from __future__ import annotations
 
@@ -44,12 +50,6 @@ from ckpttool.networks.network import (
     value_shapes,
 )
 from ckpttool.version import __version__
-
-# The modules of the code have the names of the written file's tensors, so that it loads strictly. What they
-# compute is the network that every backend runs: the emitter writes one statement for each of its nodes.
-#
-# Which tensor of the file is which array of a network: the network is built a second time from tensors that
-# contain their own numbers instead of weights, and the numbers that arrive in a layer name its tensors.
 
 Names = tuple[str, ...]
 """Names of the modules above a tensor, and its own."""
@@ -348,7 +348,6 @@ def write_code(agent: Agent, kind: TargetKind, source: str, digests: tuple[str |
 
     Raise UnsupportedError for a network that cannot be written exactly, UsageError for a missing fact.
     The text imports only the framework, numpy, and safetensors for such files.
-
     """
     return _Writer(agent, kind).text(source, digests)
 

@@ -14,7 +14,6 @@ from ckpttool.core.sidecar import Sidecar
 from ckpttool.core.text import compile_glob, format_count
 from ckpttool.core.tree import Tree, display
 from ckpttool.libraries.optimizer_settings import layout_framework
-from ckpttool.libraries.optimizers_read import keras_class
 from ckpttool.libraries.schema import (
     JOINT,
     OPTIMIZERS,
@@ -227,6 +226,8 @@ def _penalties(text: str, binding: RecognizedAgent, tree: Tree) -> Iterator[tupl
 
 
 def _require_plain(name: str, text: str, binding: RecognizedAgent, tree: Tree) -> None:
+    from ckpttool.libraries.optimizers_read import keras_class
+
     mine = _optimizer_moves(binding, name)
     if not mine:
         raise UsageError(f"--l2 {text}: the checkpoint has no {name} to store a weight decay")

@@ -16,7 +16,7 @@ from ckpttool.conversion.targets import TargetKind
 from ckpttool.core.deferred import NamedTuple, dataclass
 from ckpttool.core.errors import UsageError
 from ckpttool.evaluation.agent_facts import NO_FACTS, AgentFacts, add_environment
-from ckpttool.mapping.layers import LayerOption
+from ckpttool.mapping.layer_kinds import LayerOption
 
 if TYPE_CHECKING:
     from ckpttool.mapping.user_rules import RuleFile
@@ -88,7 +88,6 @@ class ConversionOptions:
         sync (--no-sync): Do not flush to disk before the rename (faster).
         verify (--no-verify): Skip comparing network outputs after writing.
             With the comparison, nothing is written if an output differs.
-
     """
 
     to: str | None = None

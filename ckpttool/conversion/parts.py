@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from ckpttool.core.errors import UsageError, abbreviate_list
 from ckpttool.core.tree import Alias, Leaf, Path, PathStep, Tree, ValueLeaf, attr, display, key
-from ckpttool.libraries.optimizers_read import OPTIMIZER, has_rate, list_optimizers
+from ckpttool.libraries.optimizer_entries import OPTIMIZER, has_rate, list_optimizers
 
 
 def select_part(tree: Tree, part: str) -> tuple[Tree, tuple[str, ...]]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from ckpttool.conversion import averages, parts, reverse, targets
+from ckpttool.conversion import parts, reverse, targets
 from ckpttool.conversion.optimizer_options import OptimizerOptions
 from ckpttool.conversion.options import ConversionRequest
 from ckpttool.conversion.preparation import PreparedTree, prepare_tree
@@ -23,13 +23,12 @@ from ckpttool.core.deferred import NamedTuple, dataclass, field
 from ckpttool.core.errors import CkpttoolError, MappingError, UnsupportedError, UsageError, abbreviate_list
 from ckpttool.core.sidecar import LedgerEntries, OmittedTensor, Sidecar
 from ckpttool.core.source import Inline
-from ckpttool.core.text import describe_record, format_count
+from ckpttool.core.text import describe_record, format_count, render_record
 from ckpttool.core.tree import Container, Leaf, Path, Tree, ValueLeaf, attr, display, key
-from ckpttool.core.tree_views import render_record
 from ckpttool.evaluation import restore
 from ckpttool.evaluation.restore import require_layers, with_names, with_records
-from ckpttool.libraries import optimizer_settings, optimizers_read, recognize, schema
-from ckpttool.libraries.optimizers_read import OPTIMIZER, WITHOUT, is_scheduled
+from ckpttool.libraries import optimizer_entries, optimizer_settings, recognize, schema
+from ckpttool.libraries.optimizer_entries import OPTIMIZER, WITHOUT, is_scheduled
 from ckpttool.libraries.recognize import KERAS_FORMATS
 from ckpttool.libraries.schema import (
     NO_LAYOUT,
@@ -64,7 +63,6 @@ if TYPE_CHECKING:
     from ckpttool.verification.output_comparison import Parity
     from ckpttool.verification.proof import ModelProof
 
-# The plan of a conversion, and its result.
 
 # A file of arrays only: an unchanged tree may have entries that it cannot store (formats/keras_h5.py).
 _WEIGHTS_FILE = "keras_h5"
@@ -175,9 +173,6 @@ class ConversionResult:
         return found
 
 
-# Conversion steps: prepared, recognised, planned, and reported entry by entry.
-
-
 def plan_conversion(
     checkpoint: Checkpoint,
     request: ConversionRequest,
@@ -236,7 +231,7 @@ def _without_unfit_optimizers(
     unused, moved = {*made.report.unused}, {move.source for move in made.moves}
     unfit: dict[Path, list[Path]] = {}
     gone: set[Path] = set()
-    for top, own in optimizers_read.list_optimizers(ready.tree).items():
+    for top, own in optimizer_entries.list_optimizers(ready.tree).items():
         lost = [path for path in own if ready.names[path] in unused]
         slots = any(path in moved and _is_slot(ready.tree[path]) for path in own)
         whole = slots and all(_is_slot(ready.tree[path]) for path in lost)
@@ -247,6 +242,8 @@ def _without_unfit_optimizers(
             gone.update(own)
     if not unfit:
         return made
+    from ckpttool.conversion import averages
+
     tree = averages.select_entries(ready.tree, {p: leaf for p, leaf in ready.tree.items() if p not in gone})
     wanted = planner.request.options
     try:
@@ -290,6 +287,8 @@ def _prepare(checkpoint: Checkpoint, request: ConversionRequest, known: Sidecar 
     tree, lost = (checkpoint.tree, ()) if part is None else parts.select_part(checkpoint.tree, part)
     chosen: tuple[str, ...] = ()
     if weights is not None:
+        from ckpttool.conversion import averages
+
         tree, chosen = averages.choose_weights(tree, weights)
     if request.no_optimizers:
         tree, without = parts.without_optimizers(tree)
@@ -415,7 +414,7 @@ def _report(
     report = MappingReport(report_moves(ready, target, plan.moves), unused, plan.missing, plan.assumed, notes)
     if not unused or plan.missing:
         return report
-    optimizers = optimizers_read.list_optimizers(ready.tree).values()
+    optimizers = optimizer_entries.list_optimizers(ready.tree).values()
     state = {ready.names[path] for own in optimizers for path in own}
     return replace(report, remedy="--optimizer none") if state.issuperset(unused) else report
 
@@ -466,8 +465,6 @@ def report_moves(ready: PreparedTree, target: Tree, moves: tuple[Move, ...]) -> 
         lines.append(MappingEntry(ready.names[move.source], display(move.target), rule, shape_in, shape_out))
     return tuple(lines)
 
-
-# Chooses a checkpoint's plan: a copy, by its layout, by the kinds of its layers, or by rules.
 
 TENSORFLOW, NUMPY = "tensorflow", "numpy"
 # Formats that pickle NumPy arrays, among much else, for any training framework.
@@ -834,10 +831,12 @@ def _is_kept(
 
 def axes_note(checkpoint: Checkpoint, tree: Tree, request: ConversionRequest) -> str | None:
     """Return a note on arrays that keep their axes because their framework is unknown."""
+    ours = optimizer_settings.format_framework(request.kind.format)
+    if ours == NUMPY or request.options.from_ is not None:
+        return None
     from ckpttool.mapping import orientation
 
-    ours = optimizer_settings.format_framework(request.kind.format)
-    if checkpoint.format not in orientation.NEUTRAL or ours == NUMPY or request.options.from_ is not None:
+    if checkpoint.format not in orientation.NEUTRAL:
         return None
     matrices = [path for path, leaf in tree.tensors() if len(leaf.shape) > 1 and "float" in leaf.dtype]
     native = optimizer_settings.format_framework(checkpoint.format)
@@ -909,8 +908,6 @@ def _is_rebuilt(source: str, kind: TargetKind, tree: Tree) -> bool:
     return bool(kind.options.get("graph")) and (source in KERAS_FORMATS or parts.is_keras_export(tree))
 
 
-# Converts an agent to another layout: through the canonical tree, with all its known facts.
-
 _STATISTICS = "observation statistics are"
 
 
@@ -923,7 +920,12 @@ def recognize_source_agent(
 ) -> tuple[RecognizedAgent | None, tuple[str, ...]]:
     """Return the agent in the tree, with facts from files beside it, and a note for each file.
 
-    `known` is the agent of the whole checkpoint, if already recognised.
+    Args:
+        checkpoint: what is converted.
+        tree: its prepared tree, or the part that is converted.
+        layout: the layout that the user states.
+        part: the path of that part.
+        known: the agent of the whole checkpoint, if already recognised.
     """
     if checkpoint.format == targets.ONNX:
         return recognize.recognize_checkpoint(checkpoint, layout), ()
@@ -953,8 +955,15 @@ def plan_agent_conversion(
 ) -> Plan:
     """Return the plan to the kind's layout; raise UsageError if it is not writable.
 
-    Errors of the layout's plan are passed on. `settings` are optimizer settings known from elsewhere. With
-    `fold`, the first layers apply the observation statistics.
+    Errors of the layout's plan are passed on.
+
+    Args:
+        tree: the source.
+        binding: the agent in it.
+        kind: the target's format and layout.
+        settings: optimizer settings known from elsewhere.
+        known: the source's sidecar.
+        fold: let the first layers apply the observation statistics.
     """
     from ckpttool.libraries import optimizers_write
 
@@ -1054,14 +1063,6 @@ def without_save_count(binding: RecognizedAgent, tree: Tree, known: Sidecar | No
     )
 
 
-# Folds observation statistics into the layers that receive observations: `convert --fold-normalizer`.
-#
-# `W ((x - mean) / s) + b` is `(W / s) x + (b - W (mean / s))`. Clipping the normalised observations is not
-# linear, so statistics with a limit are rejected. Optimizer moments belong to the original weights: for the
-# changed layers they cannot be computed (a second moment of a sum is not that of its terms), so optimizers
-# are not converted.
-
-
 class StatisticsFold(NamedTuple):
     """The rule of a tensor changed by its layer's share of the statistics."""
 
@@ -1094,7 +1095,11 @@ class FoldedAgent:
 def fold_statistics(binding: RecognizedAgent, agent: Tree, facts: Sidecar) -> FoldedAgent:
     """Return the canonical agent with its statistics folded into the layers that receive observations.
 
-    Raise UsageError without statistics, UnsupportedError where they cannot be folded exactly.
+    Raise UsageError without statistics, UnsupportedError where they cannot be folded exactly. `W ((x - mean)
+    / s) + b` is `(W / s) x + (b - W (mean / s))`. Clipping the normalised observations is not linear, so
+    statistics with a limit are rejected. Optimizer moments belong to the original weights: for the changed
+    layers they cannot be computed (a second moment of a sum is not that of its terms), so optimizers are not
+    converted.
     """
     norm = _foldable_statistics(binding, facts)
     mean, var = (np.asarray(norm[name], np.float64) for name in ("mean", "var"))
@@ -1185,8 +1190,6 @@ def _folded_leaf(leaf: Leaf, numbers: np.ndarray) -> Leaf:
     data = np.ascontiguousarray(numbers, leaf.dtype).tobytes()
     return replace(leaf, shape=numbers.shape, source=Inline(data))
 
-
-# Whether a conversion returns to its original source, and that source.
 
 # Formats that store what a torch program passed to them, and nothing else.
 CONTAINERS = frozenset(("pytorch", "pytorch_legacy", "pytorch_tar", "pytorch_dcp", "safetensors", "sharded"))

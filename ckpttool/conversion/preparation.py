@@ -42,9 +42,14 @@ class PreparedTree(NamedTuple):
 def prepare_tree(
     whole: Tree, tree: Tree, part: str | None, wanted: PreparationOptions, known: Sidecar | None
 ) -> PreparedTree:
-    """Return the tree, a part of the whole one, prepared for mapping.
+    """Return a tree prepared for mapping; raise UsageError when names cannot be restored.
 
-    Raise UsageError when names cannot be restored.
+    Args:
+        whole: the checkpoint's tree.
+        tree: what is converted of it.
+        part: the path of that part; its names continue those above it.
+        wanted: which names and weights are changed before the mapping.
+        known: the sidecar, which records what an earlier conversion removed from names.
     """
     names = full_names(tree, part)
     done = PreparedTree(tree, names, {}, stripped=_recorded_wrappers(known) if part is None else None)

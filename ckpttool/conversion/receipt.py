@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ckpttool.conversion import targets
 from ckpttool.conversion.reverse import ReverseRecord
-from ckpttool.core import text
+from ckpttool.core import sidecar, text
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.deferred import NamedTuple
 from ckpttool.core.digests import Digest, digest_checkpoint
@@ -28,6 +29,8 @@ from ckpttool.mapping.rules import MappingReport
 
 if TYPE_CHECKING:
     from ckpttool.conversion.plan import ConversionPlan
+    from ckpttool.evaluation.restore import Agent
+
 
 # Policy facts recorded in a model's configuration or code, not in its weights.
 _RECORDED = frozenset(("activations", "head", "epsilon", "action_low", "action_high", "choices", "norm"))
@@ -45,11 +48,17 @@ def with_policy_facts(
 ) -> VerifiedSidecar:
     """Return the source's sidecar with what only the source's own code records of its computation.
 
-    The activations of a .keras file, TorchScript or a whole module are in no weights file, and
-    neither are those of the layout of an actor alone. They are carried over if all parameters are the
-    policy's, and the target's policy has the same layers in order. Otherwise `computation` records
-    that the target contains less than the source. For a `part`, and for a user's `model`, no facts
-    are carried over.
+    The activations of a .keras file, TorchScript or a whole module are in no weights file, and neither are
+    those of the layout of an actor alone. They are carried over if all parameters are the policy's, and the
+    target's policy has the same layers in order. Otherwise `computation` records that the target contains
+    less than the source.
+
+    Args:
+        checkpoint: the source.
+        target: the written checkpoint, read back.
+        own: the source's sidecar.
+        part: the converted part; no facts of a part are carried over.
+        model: the target fills a user's model; no facts are carried over.
     """
     # Recorded computations need modules that no agent of a layout needs.
     recorded, found = read_computation(checkpoint), _read_policy_facts(checkpoint, target, own.sidecar)
@@ -198,7 +207,14 @@ def conversion_receipt(
 ) -> Sidecar:
     """Return the target's sidecar: the source's facts (or the layout's defaults) and their provenance.
 
-    `options` are the conversion's, which `verify --all` uses to plan it again.
+    Args:
+        checkpoint: the source.
+        made: the plan of its conversion.
+        own: the source's sidecar.
+        written: the target's digest.
+        undone: what the reverse conversion restores.
+        part: the path of the converted part.
+        options: the conversion's options, with which `verify --all` plans it again.
     """
     binding, report = made.binding, made.report
     base = own.sidecar or Sidecar("")
@@ -289,3 +305,16 @@ def _residue_entries(made: ConversionPlan, unused: Sequence[str]) -> Iterator[di
         elif isinstance(value, str):
             shown["value"] = value[:_LONGEST]
         yield {"path": name, **shown}
+
+
+def converted_part(source: Agent, target: Agent) -> str | None:
+    """Return the source part or the only network that the target's receipt records, None for the whole."""
+    receipt = target.sidecar
+    if target.checkpoint.format == targets.ONNX:  # whose own graph replaces the receipt's facts
+        receipt = sidecar.load_sidecar(target.checkpoint.path)
+    recorded = None if receipt is None else receipt.source
+    part = None if recorded is None else recorded.get("part") or recorded.get("network")
+    if recorded is None or not part:
+        return None
+    is_source = recorded.get("sha256") == digest_checkpoint(source.checkpoint).sha256
+    return str(part) if is_source else None

@@ -49,8 +49,6 @@ from ckpttool.version import __version__
 if TYPE_CHECKING:
     from ckpttool.conversion.write import WriteOptions
 
-# The working folder beside the target: complete shards under their final names, a record beside each, and the
-# journal, which states what they are shards of. It is removed when the target has its name.
 
 _FOLDER = "shards"
 _JOURNAL = "journal.json"
@@ -118,7 +116,9 @@ def working_folder(write: ShardedWrite) -> Iterator[str]:
     """Yield the locked working folder; it stays for a rerun if the block fails after a shard is complete.
 
     Raise UsageError if it belongs to a conversion of another source, plan or version, TargetExistsError if a
-    file of the target exists.
+    file of the target exists. The folder beside the target contains complete shards under their final names,
+    a record beside each, and the journal, which states what they are shards of. It is removed when the target
+    has its name.
     """
     suffixes = [*(shard.suffix for shard in write.plan.shards), write.plan.index_suffix]
     for suffix in suffixes if not write.plan.index_suffix.startswith("/") else ():
@@ -188,9 +188,6 @@ def _describe_conversion(write: ShardedWrite) -> dict[str, Any]:
         "source": [[filesystem.abspath(file.path), *file[1:]] for file in write.how.sources],
         "plan": plan.hexdigest(),
     }
-
-
-# One shard, written by any process.
 
 
 class ShardTask(NamedTuple):
@@ -321,9 +318,6 @@ def _write_small(file: str, data: bytes, *, sync: bool) -> None:
     filesystem.rename(temporary, file, replace=True)
     if sync:
         filesystem.fsync_path(os.path.dirname(file))
-
-
-# All shards, in this process or in several, and the index.
 
 
 def complete_shards(
@@ -461,11 +455,6 @@ def _shard_bytes(folder: str) -> int:
     return nbytes
 
 
-# The same in an object store. An object has its name when all of its bytes have arrived, so each shard is
-# written under its own name; the index, written last, makes the whole valid. The working folder contains
-# the journal and the records. No object of another conversion is replaced.
-
-
 def write_objects(
     write: ShardedWrite,
     lane: WorkerThread,
@@ -474,7 +463,10 @@ def write_objects(
 ) -> Digest:
     """Write all shards, the `others`, the index and the sidecar that `receipt` returns; return the digest.
 
-    Raise UsageError or TargetExistsError as `working_folder` does.
+    Raise UsageError or TargetExistsError as `working_folder` does. An object has its name when all of its
+    bytes have arrived, so each shard is written under its own name; the index, written last, makes the whole
+    valid. The working folder contains the journal and the records. No object of another conversion is
+    replaced.
     """
     store = cast(WritableStore, filesystem.find_store(write.target))
     folder = hidden_path(write.target, TEMPORARY, _FOLDER)

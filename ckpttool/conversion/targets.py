@@ -234,9 +234,14 @@ def parse_size(size: str) -> int:
 def sharded_kind(
     target: str, kind: TargetKind, size: str | None, count: int | None, spread: bool
 ) -> TargetKind:
-    """Return the kind of a target in shards, if their size or number is stated, or that they are `spread`.
+    """Return the kind of a target in shards, if any are stated; raise UsageError for a format without them.
 
-    Raise UsageError for a format without shards, or one that does not count them so.
+    Args:
+        target: the file, prefix or folder to write.
+        kind: its format without shards.
+        size: the largest size of a shard's tensors, e.g. "2GB".
+        count: the number of shards, for formats that count them.
+        spread: several processes write, so that there must be shards.
     """
     if size is None and count is None and not spread:
         return kind

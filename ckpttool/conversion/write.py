@@ -30,8 +30,6 @@ from ckpttool.core.tree import Path, Tree
 from ckpttool.formats.detect import CheckpointLocation, matching_formats
 from ckpttool.formats.probe import OutputFile, Probe, WritingFormat
 
-# Writes a tree as a checkpoint: beside the target, read back, compared, then renamed.
-
 
 def require_writable_target(
     target: str, kind: TargetKind, sources: tuple[File, ...] = (), *, force: bool = False
@@ -145,7 +143,6 @@ def save(
     ...     digest = ckpttool.save(tree, os.path.join(folder, "copy.safetensors"))
     >>> digest.sha256 == ckpttool.digest("sample_ckpts/td3_pendulum_torch/ckpt-15000.pt").sha256
     True
-
     """
     kind = targets.parse_target_kind(target, to)
     require_writable_target(targets.target_stem(target, kind), kind, force=force)
@@ -164,7 +161,6 @@ class WriteOptions:
         jobs: number of processes that write shards; None for this one.
         ray: address of the Ray cluster that writes them, None for processes of this machine.
         recorder: computes the digest of the sources as they are read, also by these processes.
-
     """
 
     sources: tuple[File, ...] = ()
@@ -187,9 +183,17 @@ def write_checkpoint(
 ) -> Digest:
     """Write the tree with `others` and the sidecar that `receipt` builds from the file read back.
 
-    `receipt` also gets the digest; if it raises, nothing is written. `others` gets a mapping from the
-    tensors' paths to those read back, and the worker that compares files with trees. A checkpoint
-    identified by a prefix becomes the latest in its folder's state file.
+    A checkpoint identified by a prefix becomes the latest in its folder's state file.
+
+    Args:
+        tree: what is written.
+        target: the file, prefix or folder.
+        kind: its format.
+        how: whether to replace and to flush files, and what reports progress.
+        receipt: returns the sidecar for the digest and the checkpoint read back; if it raises, nothing is
+            written.
+        others: returns further files. It gets a mapping from the tensors' paths to those read back, and the
+            worker that compares files with trees.
     """
     writer = cast(WritingFormat, plugins.find("formats", kind.format).load())
     target = targets.target_stem(target, kind)

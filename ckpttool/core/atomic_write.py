@@ -24,12 +24,6 @@ from ckpttool.core.dtypes import np
 from ckpttool.core.errors import CkpttoolError, TargetExistsError, UsageError
 from ckpttool.core.source import File
 
-# Background worker thread and buffered file writer.
-#
-# The slow operations here (reading, writing, hashing, copying arrays) release Python's GIL, so a worker
-# thread uses another core. No thread outlives the `with` block that created it: it is joined after its
-# current job, also on an error or Ctrl-C.
-
 Job = Callable[[], object]
 
 # Bytes queued in a worker before its caller waits: a few tensors, however small.
@@ -58,7 +52,10 @@ def is_abandoned() -> bool:
 class WorkerThread:
     """A worker thread that runs jobs in order; it starts with the first job.
 
-    The first error stops the worker: later jobs are dropped, and the next call raises that error.
+    The first error stops the worker: later jobs are dropped, and the next call raises that error. The slow
+    operations here (reading, writing, hashing, copying arrays) release Python's GIL, so a worker thread uses
+    another core. No thread outlives the `with` block that created it: it is joined after its current job,
+    also on an error or Ctrl-C.
     """
 
     def __init__(self, backlog: int = BACKLOG) -> None:
@@ -554,21 +551,16 @@ def _remove_once(files: list[str]) -> None:
             os.unlink(file)
 
 
-# Commit order of files that belong together: one rename makes all of them valid.
-#
-# That step is the rename of the index, or of the only file. Before it, parts get names that the old index
-# does not list. A receipt, which contains the digest of its weights, keeps its temporary name until then:
-# readers find it by the digest (names.waiting).
-
-
 def publish(
     files: Sequence[PendingFile], *, force: bool, sync: bool, replaced: Callable[[], Sequence[str]]
 ) -> None:
     """Rename files to their final names; the last one that does not follow the others commits.
 
-    Before that step an error undoes the renames and the old files are intact; after it the new ones
-    are. The files that `replaced` returns, which the old index lists, are removed unless they were
-    replaced.
+    Before that step an error undoes the renames and the old files are intact; after it the new ones are. The
+    files that `replaced` returns, which the old index lists, are removed unless they were replaced. The last
+    rename is that of the index, or of the only file. Before it, parts get names that the old index does not
+    list. A receipt, which contains the digest of its weights, keeps its temporary name until then: readers
+    find it by the digest.
     """
     followers = [file for file in files if file.output.follows]
     extra = [file for file in files if file.output.extra]
@@ -707,17 +699,6 @@ def _no_space_message(least: int, free: int | None) -> str:
     return f"not enough disk space for the target: it needs at least {least:,} bytes{known}"
 
 
-# Replacement of a set of files without an index (NAME_actor, NAME_critic and so on).
-#
-# No rename replaces several files at once, so the first file of a set represents all of it: no format accepts
-# a set without its actor. That file is removed first and renamed last. Before that, every old file gets a
-# backup name, `.NAME.ckpttool-old-TAG_actor`, and TAG contains a digest of what identifies the files (suffix,
-# owner, inode, size, modification time). So a complete backup is recognised without a record, and the set is
-# read from it if the program dies before the new first file has its name.
-#
-# Only files that this process created or was requested to replace are removed or moved: leftovers of an
-# interrupted program stay until a person removes them.
-
 _RANDOM_BYTES = 6
 _DIGEST_DIGITS = 16
 _TAG = f"[0-9a-f]{{{2 * _RANDOM_BYTES + _DIGEST_DIGITS}}}"
@@ -733,8 +714,17 @@ def is_unindexed_set(files: Sequence[PendingFile]) -> bool:
 def replace_set(files: Sequence[PendingFile], *, force: bool, sync: bool) -> None:
     """Rename the files of a set, replacing the old files if `force`.
 
-    Raise TargetExistsError if a name exists without `force`, or if a file appeared meanwhile. On any
-    error the old files have their names again.
+    Raise TargetExistsError if a name exists without `force`, or if a file appeared meanwhile. On any error
+    the old files have their names again.
+
+    No rename replaces several files at once, so the first file of a set represents all of it: no format
+    accepts a set without its actor. That file is removed first and renamed last. Before that, every old file
+    gets a backup name, `.NAME.ckpttool-old-TAG_actor`, and TAG contains a digest of what identifies the files
+    (suffix, owner, inode, size, modification time). So a complete backup is recognised without a record, and
+    the set is read from it if the program dies before the new first file has its name.
+
+    Only files that this process created or was requested to replace are removed or moved: leftovers of an
+    interrupted program stay until a person removes them.
     """
     first, *rest = files
     if not force:
@@ -860,10 +850,6 @@ def _has_status(file: str, status: os.stat_result) -> bool:
     return False
 
 
-# The only function that writes files: to a temporary sibling, checked, then renamed (see names, sets and
-# room).
-
-
 def require_new(
     target: str,
     sources: tuple[File, ...] = (),
@@ -872,9 +858,14 @@ def require_new(
     hint: str = "use --force to replace it",
     in_store: bool = False,
 ) -> None:
-    """Raise unless `target` may be written: it is not a source, and does not exist unless `force`.
+    """Raise unless `target` may be written.
 
-    A URL may be, if the caller writes objects (`in_store`), whatever exists there.
+    Args:
+        target: a path, or the URL of an object.
+        sources: the input files, none of which it may be.
+        force: it may exist.
+        hint: what the error suggests if it exists.
+        in_store: the caller writes objects, so that it may be a URL, whatever exists there.
     """
     if urls.is_url(target):
         _require_writable_store(target, force=force, in_store=in_store)
@@ -925,11 +916,16 @@ def write_atomically(
 ) -> None:
     """Write files atomically through temporary siblings: each target is absent, old or complete.
 
-    All files are written and checked before the first one is renamed. Without `force`, a target that
-    appears meanwhile wins and TargetExistsError is raised. `sync` flushes files and folders to disk.
-    `sources` are the input files: ChangedError is raised unless they are still unchanged at the end.
-    `replaced` returns the current files of the target, so that none of them outlives a new set. On
-    any failure, Ctrl-C included, the temporary files are removed and the old target is unchanged.
+    All files are written and checked before the first one is renamed. Without `force`, a target that appears
+    meanwhile wins and TargetExistsError is raised. On any failure, Ctrl-C included, the temporary files are
+    removed and the old target is unchanged.
+
+    Args:
+        outputs: the files in the order in which they are written.
+        force: replace existing files.
+        sync: flush files and folders to disk.
+        sources: the input files: ChangedError is raised unless they are still unchanged at the end.
+        replaced: returns the current files of the target, so that none of them outlives a new set.
     """
     for output in outputs:
         require_regular(output.target if output.inside else output.file)

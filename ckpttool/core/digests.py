@@ -15,9 +15,8 @@ from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.deferred import dataclass, field
 from ckpttool.core.errors import CkpttoolError
 from ckpttool.core.source import Buffer, Source, iter_pieces
-from ckpttool.core.text import describe_record
+from ckpttool.core.text import describe_record, render_record
 from ckpttool.core.tree import Leaf, Path, Record, Tree, ValueLeaf
-from ckpttool.core.tree_views import render_record
 
 # Smaller tensors are hashed faster than they are handed to another thread.
 SHARED = 64 << 10

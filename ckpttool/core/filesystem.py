@@ -446,23 +446,32 @@ class LocalCopyCache:
         self._kept: OrderedDict[tuple[str, FileStat, int, int], ScratchFile] = OrderedDict()
         self._lock = Lock()
 
-    def find(self, place: str, seen: FileStat, offset: int, length: int) -> ScratchFile | None:
+    def find(self, place: str, identity: FileStat, offset: int, length: int) -> ScratchFile | None:
         """Return a file that contains these bytes at their offset, None if there is none."""
         with self._lock:
             for (name, one, start, held), copy in self._kept.items():
-                if name == place and one == seen and start <= offset and offset + length <= start + held:
+                if name == place and one == identity and start <= offset and offset + length <= start + held:
                     return copy
         return None
 
-    def read(self, place: str, seen: FileStat, offset: int, length: int) -> bytes | None:
+    def read(self, place: str, identity: FileStat, offset: int, length: int) -> bytes | None:
         """Return the bytes if a copy contains them."""
-        copy = self.find(place, seen, offset, length)
+        copy = self.find(place, identity, offset, length)
         return None if copy is None else read_at(copy.descriptor, length, offset)
 
-    def add(self, place: str, seen: FileStat, offset: int, length: int, data: Iterable[bytes]) -> ScratchFile:
+    def add(
+        self, place: str, identity: FileStat, offset: int, length: int, data: Iterable[bytes]
+    ) -> ScratchFile:
         """Write the data to a new file, at its offset, and return the file.
 
         Raise TruncatedError unless there are exactly `length` bytes.
+
+        Args:
+            place: the path of the original.
+            identity: its size and time when it was listed.
+            offset: the position of the data in the original and in the copy, in bytes.
+            length: their number.
+            data: their pieces in order.
         """
         copy = ScratchFile()
         done, report = 0, watch.get()
@@ -482,30 +491,43 @@ class LocalCopyCache:
                 expected=f"{length:,}",
                 found=found,
             )
-        self.keep(place, seen, offset, length, copy)
+        self.keep(place, identity, offset, length, copy)
         return copy
 
     def descriptor(
-        self, place: str, seen: FileStat, part: tuple[int, int], read: RangeReader, note: str | None
+        self, place: str, identity: FileStat, part: tuple[int, int], read: RangeReader, note: str | None
     ) -> int:
-        """Return a descriptor of a copy of the part (offset, length); the caller closes it.
+        """Return a descriptor of a copy of the part; the caller closes it.
 
-        A missing copy is read by `read(offset, length)`; for a remote original, `note` is added then.
+        Args:
+            place: the path of the original.
+            identity: its size and time when it was listed.
+            part: offset and length in bytes.
+            read: returns pieces of a missing copy for `read(offset, length)`.
+            note: what is reported when a remote original is read.
         """
-        copy = self.find(place, seen, *part)
+        copy = self.find(place, identity, *part)
         if copy is None:
             offset, length = part
             if note is not None:
                 require_fetchable(place, length, "this format can be read only from a local file")
                 add_note(note)
             pieces = ((at, min(_FETCH_PIECE, length - at)) for at in range(0, length, _FETCH_PIECE))
-            copy = self.add(place, seen, offset, length, (read(offset + at, size) for at, size in pieces))
+            copy = self.add(place, identity, offset, length, (read(offset + at, size) for at, size in pieces))
         return os.dup(copy.descriptor)
 
-    def keep(self, place: str, seen: FileStat, offset: int, length: int, copy: ScratchFile) -> None:
-        """Keep a file that contains these bytes at their offset."""
+    def keep(self, place: str, identity: FileStat, offset: int, length: int, copy: ScratchFile) -> None:
+        """Keep a file that contains bytes of an original at their offset.
+
+        Args:
+            place: the path of the original.
+            identity: its size and time when it was listed.
+            offset: the position of the bytes.
+            length: their number.
+            copy: the file.
+        """
         with self._lock:
-            self._kept[place, seen, offset, length] = copy
+            self._kept[place, identity, offset, length] = copy
             if len(self._kept) > _MAX_COPIES:
                 self._kept.popitem(last=False)
 

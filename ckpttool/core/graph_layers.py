@@ -63,7 +63,6 @@ class LayerGrouping:
         operations: in an order in which each value is given before it is taken.
         constants: the names of all constants; `weights` of those that may be weights.
         outputs: the values that the graph returns.
-
     """
 
     def __init__(

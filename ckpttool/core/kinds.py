@@ -48,7 +48,6 @@ class ActivationKind(NamedTuple):
         onnx: the operator, "" for a function of several ones (graphs/builder.py, ACTIVATION_NODES).
         arguments: the arguments of PyTorch's class that change the function, in order, and their defaults.
         words: further names in configurations of RL libraries, in lower case.
-
     """
 
     name: str
@@ -147,7 +146,6 @@ class LayerSetting(NamedTuple):
         keras_default: likewise of Keras's.
         text: how a listing shows a value other than the default, "" if it does not.
         changes: whether layers with different values compute different results from the same weights.
-
     """
 
     name: str
@@ -230,7 +228,6 @@ class LayerType(NamedTuple):
         epsilons: the default of epsilon by library; None: that of the element type.
         features: the axes of canonical tensors that are ordered as the layer's input (`takes`) or output
             (`makes`).
-
     """
 
     name: str

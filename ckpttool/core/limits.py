@@ -154,7 +154,15 @@ def _parse_limit(pair: str) -> tuple[str, int]:
 def limit_error(
     name: str, what: str, found: int | None, *, file: str | None = None, offset: int | None = None
 ) -> LimitError:
-    """Return the error for exceeding the limit `name`; `what` is a clause ("the header is too long")."""
+    """Return the error for exceeding a limit.
+
+    Args:
+        name: the limit's name, with which the hint raises it.
+        what: a clause ("the header is too long").
+        found: the amount that exceeds it; None if it is unknown.
+        file: the file that requests it.
+        offset: where in the file, in bytes.
+    """
     return LimitError(
         what,
         file=file,

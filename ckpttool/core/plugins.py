@@ -137,8 +137,8 @@ _STREAM = (
     *(bytes((0x80, protocol)) + opcode for protocol in (2, 3, 4, 5) for opcode in (b"\x8a\n", b"\x95")),
     b"L119547037146038801333356",
 )
-# onnx.proto, ModelProto: the fields that may come first, each as a number or with a length.
-_MODEL = tuple(bytes((field << 3 | wire,)) for field in (*range(1, 9), 14, 20, 25) for wire in (0, 2))
+# onnx.proto, ModelProto: the fields that may come first: numbers, then those with a length.
+_MODEL = (b"\x08", b"\x28", *(bytes((n << 3 | 2,)) for n in (2, 3, 4, 6, 7, 8, 14, 20, 25)))
 _HDF5 = (".h5", ".hdf5", ".h5f", ".hdf", ".he5", ".keras", ".weights.json")
 _SAVED_MODEL = ("saved_model.pb", "saved_model.pbtxt", "saved_model.cpb")
 _RLLIB = ("rllib_checkpoint.json", "class_and_ctor_args.pkl", "_state.", "checkpoint-")
@@ -243,7 +243,9 @@ BUILT_IN: dict[Kind, tuple[Plugin, ...]] = {
         Plugin("td3_torch", "ckpttool.libraries.td3:TORCH", names=rf"{_AGENT}/(.*/)?weight"),
         Plugin("td3_tf", "ckpttool.libraries.td3:TF", names=rf"([^/]*/)?{_AGENT}/(.*/)?(kernel|w)"),
         Plugin("tf2rl", "ckpttool.libraries.tf2rl", names=r"(.*/)?actor/out_mean/[^/]*"),
-        Plugin("fujimoto", "ckpttool.libraries.td3:FUJIMOTO", names=r"(.*/)?l[1-9][./](weight|bias)(/.*)?"),
+        Plugin(
+            "fujimoto", "ckpttool.libraries.fujimoto:FUJIMOTO", names=r"(.*/)?l[1-9][./](weight|bias)(/.*)?"
+        ),
         Plugin(
             "stable_baselines2",
             "ckpttool.libraries.sb2",
@@ -287,7 +289,7 @@ BUILT_IN: dict[Kind, tuple[Plugin, ...]] = {
             names=r"(model_state_dict/(actor|student)|(actor|student)_state_dict/mlp)/0/weight",
         ),
         Plugin("rl_games", "ckpttool.libraries.rl_games", names=r"model/a2c_network/(mu|logits)/.*"),
-        Plugin("fasttd3", "ckpttool.libraries.td3:FASTTD3", names=r"qnet_state_dict(/.*)?"),
+        Plugin("fasttd3", "ckpttool.libraries.fasttd3:FASTTD3", names=r"qnet_state_dict(/.*)?"),
         Plugin("elegantrl", "ckpttool.libraries.elegantrl", names=r"((_parameters|_buffers)/)?state_avg"),
         Plugin("agilerl", "ckpttool.libraries.agilerl", names=r"network_info/modules/actor_cls"),
         Plugin(

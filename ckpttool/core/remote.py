@@ -19,13 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 from urllib.parse import unquote
 
 from ckpttool.core import atomic_write, filesystem, limits, urls
-from ckpttool.core.errors import (
-    DeadlineError,
-    MissingExtraError,
-    NotFoundError,
-    UsageError,
-    suggest_choice,
-)
+from ckpttool.core.errors import DeadlineError, MissingExtraError, NotFoundError, UsageError, suggest_choice
 from ckpttool.core.filesystem import FileStat, LocalCopyCache, StoreEntry
 from ckpttool.core.plugins import STORES
 from ckpttool.core.text import format_size
@@ -33,16 +27,12 @@ from ckpttool.core.text import format_size
 if TYPE_CHECKING:
     from ckpttool.core.remote_uploads import Upload, UploadStream
 
-# Remote locations that are read in parts: web servers and object stores.
-#
-# Nothing is imported here before a user names a URL; a store's libraries are imported when it is mounted.
-
 
 def mount(text: str) -> str:
     """Mount a URL, with everything beside and under it; return its location.
 
-    No request is sent yet. Raise UsageError for a URL without a location, MissingExtraError when a
-    library is missing.
+    No request is sent yet. Raise UsageError for a URL without a location, MissingExtraError when a library is
+    missing; a store's libraries are imported here.
     """
     chain = urls.normalize_chain(text)
     if chain is None:
@@ -87,11 +77,6 @@ def _store_class(link: str) -> Callable[[str, str], str]:
     return mount_link
 
 
-# Small reads of remote files, combined into blocks: a header or an index costs few requests.
-#
-# A sequential read fetches increasing amounts ahead; any other read fetches only its own blocks, so random
-# access to a large file transfers little.
-
 BLOCK = 16 << 10
 # Size of the first request of a file: it covers most headers and indexes.
 HEAD = 64 << 10
@@ -103,7 +88,11 @@ Fetch = Callable[[str, FileStat, int, int], bytes]
 
 
 class BlockCache:
-    """Cache of the most recently read blocks of all files of a store."""
+    """Cache of the most recently read blocks of all files of a store.
+
+    A sequential read fetches increasing amounts ahead; any other read fetches only its own blocks, so random
+    access to a large file transfers little.
+    """
 
     def __init__(self, fetch: Fetch) -> None:
         """Fetch missing bytes by `fetch(place, seen, offset, length)`."""
@@ -153,12 +142,6 @@ class BlockCache:
         self.keep(place, seen, at, data)
         return data
 
-
-# Time limit for waiting on servers: one budget for each server, whatever library reads from it.
-#
-# Every request, from the DNS look-up to the last byte, with its redirects, retries and pages, is a task on
-# fsspec's event loop while the caller watches the clock. So no stage and no library can block a command, and
-# Ctrl-C ends it at once: the loop and its look-ups run on daemon threads.
 
 # Seconds returned by a finished request, so that many quick ones never add up to a slow server.
 _REQUEST_S = 1.0
@@ -217,9 +200,11 @@ def current_request() -> RemoteRequest:
 class WaitBudget:
     """Seconds for which a server may keep a command waiting (limit `fetch_seconds`).
 
-    Waiting uses them up. Each finished request gives one second back, as does every `fetch_rate`
-    bytes and each second without a request. A server without remaining seconds fails every request
-    at once.
+    Waiting uses them up. Each finished request gives one second back, as does every `fetch_rate` bytes and
+    each second without a request. A server without remaining seconds fails every request at once. Every
+    request, from the DNS look-up to the last byte, with its redirects, retries and pages, is a task on
+    fsspec's event loop while the caller watches the clock. So no stage and no library can block a command,
+    and Ctrl-C ends it at once: the loop and its look-ups run on daemon threads.
     """
 
     def __init__(self) -> None:

@@ -45,12 +45,6 @@ from ckpttool.core.remote import HEAD, PERMITS_NOT, CachingStore, WaitBudget, ve
 from ckpttool.core.remote_uploads import GSUpload, S3Upload
 from ckpttool.core.text import format_size
 
-# Allowed redirect targets: the host that the user named, and the public internet.
-#
-# A named host may have any address. A server's response (a redirect, the next page of a listing) must not
-# reach what only this machine can: its services, its network, a cloud's metadata. Addresses are checked in
-# the look-up for the connection itself, not in a separate look-up.
-
 # RFC 6052, 2.1; RFC 4291, 2.5.5.1 (IPv4-compatible) and 2.5.7 (only 2000::/3 is assigned).
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 _COMPATIBLE = ipaddress.IPv6Network("::/96")
@@ -121,8 +115,11 @@ def require_public_name(url: yarl.URL) -> None:
 class AddressResolver(AbstractResolver):
     """Resolver for the addresses of connections.
 
-    After a host had a public address, it is never connected to at a non-public one: its name server
-    could otherwise send the next connection to a private address (DNS rebinding).
+    After a host had a public address, it is never connected to at a non-public one: its name server could
+    otherwise send the next connection to a private address (DNS rebinding). A server's response (a redirect,
+    the next page of a listing) must not reach what only this machine can: its services, its network, a
+    cloud's metadata. Addresses are checked in the look-up for the connection itself, not in a separate
+    look-up.
     """
 
     def __init__(self, *, public: bool) -> None:
@@ -149,11 +146,6 @@ class AddressResolver(AbstractResolver):
         """Do nothing: the resolver has no resources."""
 
 
-# An HTTP client that trusts no server: redirects are checked, nothing is decompressed, no cookie is kept.
-#
-# It uses the session of fsspec's HTTP file system, but not its requests: those download a whole file for a
-# part, read endless responses and follow every redirect (docs/decisions/0002-remote.md).
-
 _LEGAL = "%:/?#[]@!$&'()*+,;=~"  # RFC 3986, 2.2 and 2.3; other characters are quoted
 _REDIRECT_STATUSES, _REDIRECTS = (301, 302, 303, 307, 308), 5
 # Headers that are sent to other origins too.
@@ -169,7 +161,12 @@ class _ServerBusyError(Exception):  # causes a retry, and is an error only in th
 
 
 class HttpRequest(NamedTuple):
-    """A request: POST with a `form`, otherwise GET; `stays` refuses redirects to another origin."""
+    """A request: POST with a `form`, otherwise GET; `stays` refuses redirects to another origin.
+
+    Nothing is decompressed and no cookie is kept. The session is that of fsspec's HTTP file system, whose own
+    requests download a whole file for a part, read endless responses and follow every redirect
+    (docs/decisions/0002-remote.md).
+    """
 
     place: str
     url: str
@@ -339,10 +336,6 @@ def _private_address_error(place: str, error: BaseException) -> UnsupportedError
     )
 
 
-# Responses of web servers: consistent sizes, ranges and identities, or an error.
-#
-# Section numbers refer to RFC 9110.
-
 _GONE, _DENIED = (404, 410), (401, 403, 407)
 _PAGE, _PIECE = 4 << 20, 1 << 20
 _RANGE = deferred.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18})")
@@ -374,7 +367,10 @@ def _file_stat(size: int, answer: aiohttp.ClientResponse) -> FileStat:
 
 
 def _parse_range(place: str, answer: aiohttp.ClientResponse) -> tuple[int, int, int]:
-    """Return the first byte, the last byte and the total of a partial response (14.4)."""
+    """Return the first byte, the last byte and the total of a partial response (14.4).
+
+    Section numbers refer to RFC 9110.
+    """
     match = _RANGE.fullmatch(answer.headers.get("Content-Range", ""))
     if match is None:
         raise UnsupportedError("missing or invalid Content-Range in the server's response", file=place)
@@ -421,17 +417,13 @@ async def _read_up_to(answer: aiohttp.ClientResponse, most: int) -> bytes:
     return bytes(data[:most])
 
 
-# Files of web servers.
-#
-# The first request for a file requests its first bytes and returns everything: its size, its ETag, and
-# whether the server supports ranges. A HEAD request would return less, and a URL signed for GET rejects it.
-
-
 class Web:
     """A folder of a web server.
 
-    A named file is requested by exactly the given URL, files beside it by their names. The query and
-    the user of the URL stay in this class and never enter a location.
+    A named file is requested by exactly the given URL, files beside it by their names. The query and the user
+    of the URL stay in this class and never enter a location. The first request for a file requests its first
+    bytes and returns everything: its size, its ETag, and whether the server supports ranges. A HEAD request
+    would return less, and a URL signed for GET rejects it.
     """
 
     def __init__(self, start: str, prefix: str, query: str) -> None:
@@ -567,11 +559,6 @@ def _origin(url: str) -> str:
         return ""  # not even a server's name: the first request reports it
 
 
-# Object stores and other fsspec file systems, read by ranges.
-#
-# An object's version in the store (an ETag, a hash, a generation) is its identity. A versioned store returns
-# the bytes of exactly that version; in other stores the version is checked after every read.
-
 # The first field that an entry has. Sources: s3fs/core.py (_info), gcsfs/core.py (_process_object),
 # fsspec/implementations/memory.py (info).
 _VERSIONS = ("ETag", "etag", "generation", "blob_id", "oid", "md5Hash", "LastModified", "mtime", "created")
@@ -582,7 +569,11 @@ _STORES: dict[tuple[str, float], CachingStore] = {}
 
 
 class ObjectStore:
-    """A store for one of fsspec's schemes."""
+    """A store for one of fsspec's schemes.
+
+    An object's version in the store (an ETag, a hash, a generation) is its identity. A versioned store
+    returns the bytes of exactly that version; in other stores the version is checked after every read.
+    """
 
     # Exceptions of the libraries, which have no common base class.
     failures: tuple[type[Exception], ...] = (
@@ -994,11 +985,6 @@ async def _send_s3(store: S3, session: Any, *arguments: Any, **options: Any) -> 
     return answer
 
 
-# Repositories of the Hugging Face Hub, read like files of any web server.
-#
-# The hub's own client builds the URLs and provides the token. It does not send the requests: it would follow
-# a redirect, or the link to a listing's next page, to any server, and wait without limit.
-
 # Limit for a file returned whole: the hub may do so for files stored in git itself, which are at most 10 MB
 # (https://huggingface.co/docs/hub/repositories-getting-started).
 _SMALL = 16 << 20
@@ -1025,7 +1011,11 @@ class _HubPath(NamedTuple):
 
 
 class HF(VersionedStore):
-    """The Hugging Face Hub: reads the commit that a branch named when the session began."""
+    """The Hugging Face Hub: reads the commit that a branch named when the session began.
+
+    The hub's own client builds the URLs and provides the token. It does not send the requests: it would
+    follow a redirect, or the link to a listing's next page, to any server, and wait without limit.
+    """
 
     def open_system(self, scheme: str, **options: Any) -> Any:  # noqa: ARG002  # the hub has one
         """Read the hub's settings and its token."""

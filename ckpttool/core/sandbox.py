@@ -60,11 +60,6 @@ def describe_missing(name: str, missing: dict[str, str]) -> str:
     return "{} ran without protection from {}".format(name, "; ".join(reasons)) if missing else ""
 
 
-# System calls that are refused, by name: their numbers on x86_64 and aarch64, None where there is none.
-#
-# Sources: arch/x86/entry/syscalls/syscall_64.tbl and include/uapi/asm-generic/unistd.h of Linux 6.12. Calls
-# after the last one of the table get ENOSYS, as from a kernel without them: what they do is not known here.
-
 _LAST_NUMBER = 462  # mseal
 REFUSED = {
     # new programs and processes, and access to others
@@ -230,7 +225,11 @@ _TERMINAL_INPUT = (0x5412, 0x541C)  # TIOCSTI, TIOCLINUX: characters typed into 
 
 
 def filter_program(machine: str, pid: int) -> bytes:
-    """Return the seccomp filter for a process; raise KeyError for a machine without a table."""
+    """Return the seccomp filter for a process; raise KeyError for a machine without a table.
+
+    Sources: arch/x86/entry/syscalls/syscall_64.tbl and include/uapi/asm-generic/unistd.h of Linux 6.12. Calls
+    after the last one of the table get ENOSYS, as from a kernel without them: what they do is not known here.
+    """
     column, audit, _ = _ARCHITECTURES[machine]
     program = [(_LOAD, 0, 0, _ARCHITECTURE), (_EQUAL, 1, 0, audit), (_RETURN, 0, 0, _KILL)]
     program += [(_LOAD, 0, 0, _NUMBER), (_GREATER, 0, 1, _LAST_NUMBER), (_RETURN, 0, 0, _ERRNO | _ENOSYS)]
@@ -304,8 +303,6 @@ def _filter_calls(library: Any) -> str:
     return "this system has no seccomp filters"
 
 
-# Landlock: rights below a path. Source: include/uapi/linux/landlock.h.
-
 _CREATE, _ADD, _RESTRICT = 444, 445, 446
 _ASK_VERSION, _BENEATH = 1, 1
 _EXECUTE, _WRITE, _READ, _LIST, _REMOVE_FOLDER, _REMOVE = (1 << n for n in range(6))
@@ -321,7 +318,10 @@ _SCOPES = 1 << 0 | 1 << 1  # abstract Unix sockets, signals: version 6
 
 
 def _restrict_files(library: Any, rules: Iterable[tuple[str, int]], *, reads: bool) -> str:
-    """Restrict files for all threads; return why that is impossible, "" if it is not."""
+    """Restrict files for all threads; return why that is impossible, "" if it is not.
+
+    Source: include/uapi/linux/landlock.h.
+    """
     version = _system_call(library, _CREATE, None, 0, _ASK_VERSION)
     if version < 1:
         return "this system has no Landlock"
@@ -365,10 +365,6 @@ def _add_rule(library: Any, ruleset: int, path: str, rights: int) -> None:
         os.close(descriptor)
 
 
-# Landlock restricts the calling thread and those that it starts. Threads that run already get a signal, whose
-# handler makes the same system call there. It is machine code, because a handler in Python may need a lock
-# that the interrupted thread holds.
-
 _SIGNAL = 63
 _WAIT_S = 2.0
 _KEPT = []  # type: list[Any]
@@ -397,7 +393,12 @@ def _handler_code(ruleset: int, counter: int) -> bytes:
 
 
 def _restrict_threads(library: Any, ruleset: int, tasks: int) -> bool:
-    """Restrict the threads that run already; return whether that succeeded for all of them."""
+    """Restrict the threads that run already; return whether that succeeded for all of them.
+
+    Landlock restricts the calling thread and those that it starts. Threads that run already get a signal,
+    whose handler makes the same system call there. It is machine code, because a handler in Python may need a
+    lock that the interrupted thread holds.
+    """
     if platform.machine() != "x86_64":
         return False
     counter = ctypes.c_uint32(0)
@@ -467,7 +468,6 @@ def restrict(
         listed: folders whose names may be listed.
         devices: devices that may be read, written and controlled.
         memory: bytes of private memory; None does not limit it.
-
     """
     missing = {}  # type: dict[str, str]
     if memory is not None:
@@ -552,7 +552,6 @@ class Confinement:
         folder: the folder of the process, which its parent reads and removes.
         files: the files of the checkpoint; None does not restrict reads.
         memory: bytes of private memory.
-
     """
 
     def __init__(self, folder: str, files: Sequence[str] | None, memory: int) -> None:

@@ -1,4 +1,8 @@
-"""Sidecar files and the provenance of facts."""
+"""Sidecar files and the provenance of facts.
+
+A sidecar is data: no part of it makes code run. Its digest binds it to the weights, and a sidecar of other
+weights is an error.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +20,6 @@ from ckpttool.core.errors import CkpttoolError, FormatError
 from ckpttool.core.kinds import ACTIVATION_KINDS, ACTIVATIONS, ActivationName
 from ckpttool.core.source import File
 from ckpttool.version import __version__
-
-# The sidecar `PATH.ckpttool.json`: the information that a checkpoint lacks, and the receipt of a conversion.
-#
-# It is data: no part of it makes code run. Its digest binds it to the weights, and a sidecar of other weights
-# is an error.
 
 SUFFIX = ".ckpttool.json"
 # Of the file with the entries for which a converted checkpoint has no place.
@@ -417,12 +416,6 @@ _TYPES: Mapping[str, Callable[[Any], bool]] = {
 }
 
 
-# The ledger of an agent: facts that could change its outputs, and whether they were used.
-#
-# Every command that restores an agent builds one list of entries, prints it in the same words and puts it
-# into its JSON document under `ledger`. Layouts add entries to `Binding.ledger`; evaluation/evidence.py finds
-# what no layout reads.
-
 Use = Literal["used", "assumed", "not used", "cannot be known"]
 Concern = Literal["conversion", "playing"]
 Topic = Literal[
@@ -451,6 +444,10 @@ Topic = Literal[
 class LedgerEntry:
     """One fact that could change an agent's outputs.
 
+    Every command that restores an agent builds one list of entries, prints it in the same words and puts it
+    into its JSON document under `ledger`. Layouts add entries to `Binding.ledger`; evaluation/evidence.py
+    finds what no layout reads.
+
     Args:
         use: whether it is part of what is played, exported or written.
         what: the kind of fact.
@@ -460,7 +457,6 @@ class LedgerEntry:
         decides: whether leaving it out certainly changes the outputs; the exit status is 1 then.
         hint: what to do about it.
         beside: whether it is in another file than the checkpoint's: no conversion takes that.
-
     """
 
     use: Use

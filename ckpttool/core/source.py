@@ -73,11 +73,6 @@ def unmask_crc(value: int) -> int:
     return (rotated >> 17 | rotated << 15) & _BITS
 
 
-# Source algebra: small picklable values that describe where a leaf's bytes come from.
-#
-# `read()` of every source returns the contiguous, C-ordered, little-endian bytes of its leaf; reading is the
-# only I/O, and no file stays open afterwards. Bytes with a checksum are verified when they are read.
-
 Buffer = bytes | bytearray | memoryview
 Shape = tuple[int, ...]
 
@@ -88,7 +83,11 @@ _FETCHED = 64 << 20  # size of one request to a remote location, and of the memo
 
 
 class Source(Protocol):
-    """Source of a leaf's bytes."""
+    """Source of a leaf's bytes.
+
+    `read()` of every source returns the contiguous, C-ordered, little-endian bytes of its leaf; reading is
+    the only I/O, and no file stays open afterwards. Bytes with a checksum are verified when they are read.
+    """
 
     def read(self) -> Buffer:
         """Return the leaf's contiguous little-endian bytes."""
@@ -738,8 +737,16 @@ def cut_array(
 ) -> Iterator[Buffer]:
     """Yield the bytes of `apply` to parts of a source's array along an axis, one after the other.
 
-    Unless the axis is the first, each part takes a slice of every row; only the first pass verifies the
-    source. What has to be unpacked or fetched is so once, into an unnamed temporary file.
+    Unless the axis is the first, each part takes a slice of every row. What has to be unpacked or fetched is
+    so once, into an unnamed temporary file.
+
+    Args:
+        source: the array's bytes, C-ordered and little-endian.
+        shape: the array's shape.
+        kind: the type of its elements.
+        axis: the axis along which the result may be computed in parts.
+        apply: a function of such a part.
+        verify: let the first pass verify the source.
     """
     outer, extent = math.prod(shape[:axis]), shape[axis]
     if outer > 1 and _file_run(source) is None:

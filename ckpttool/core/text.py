@@ -268,6 +268,13 @@ def describe_record(record: Any) -> str:
     return shorten(f"<{type(record).__name__} {shown}>", _LONGEST_REPR)
 
 
+def render_record(record: Any) -> str:
+    """Return a record as HTML for a notebook: the `_repr_html_` of the records that users receive."""
+    from ckpttool.core import tree_views
+
+    return tree_views.render_result(record)
+
+
 def _describe_field(value: object) -> str:
     if isinstance(value, str):
         return repr(shorten(clean(value), _LONGEST_FIELD))

@@ -7,7 +7,6 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 from ckpttool.core import dtypes, limits
-from ckpttool.core.activations import WeightUse
 from ckpttool.core.deferred import NamedTuple, dataclass, field
 from ckpttool.core.source import (
     LARGE,
@@ -23,6 +22,8 @@ from ckpttool.core.text import describe_record, format_count
 
 if TYPE_CHECKING:
     import numpy as np
+
+    from ckpttool.core.activations import WeightUse
 
 
 class PathStep(NamedTuple):

@@ -138,10 +138,10 @@ def _html_rows(node: OutlineRow) -> Iterator[str]:
         yield f"{_ROW}and {node.more:,} more</div>"
 
 
-def render_record(record: Any) -> str:
+def render_result(record: Any) -> str:
     """Return the HTML of a command's result for a notebook: its JSON document as a table.
 
-    A list of objects is a table of its first rows. It is the `_repr_html_` of the records that users receive.
+    A list of objects is a table of its first rows.
     """
     rows = "".join(
         f"<tr><th>{html_text(name)}</th><td>{_html_value(value)}</td></tr>"
@@ -167,11 +167,11 @@ def render_file(record: Any) -> str:
     suffix = os.path.splitext(record.file)[1].lower()
     try:
         if os.path.getsize(record.file) > _MAX_EMBEDDED:
-            return render_record(record)
+            return render_result(record)
         with open(record.file, "rb") as stream:
             content = stream.read()
     except OSError:  # it was moved: its facts remain
-        return render_record(record)
+        return render_result(record)
     name = escape(os.path.basename(record.file))
     if suffix not in _MEDIA_TYPES:
         page = escape(content.decode(errors="replace"))

@@ -1,4 +1,7 @@
-"""Zip and tar archives."""
+"""Zip and tar archives.
+
+Section numbers, names and layouts of records are those of PKWARE's APPNOTE.TXT 6.3.10.
+"""
 
 from __future__ import annotations
 
@@ -125,10 +128,6 @@ def _require_plain_member(file: File, member: tarfile.TarInfo) -> None:
         raise FormatError("a pax header is damaged", file=file.path, offset=member.offset)
 
 
-# Records of zip archives, and the fields that both headers of a member share.
-#
-# Field names and layouts follow PKWARE's APPNOTE.TXT 6.3.10 (each record has its section number).
-
 STORED, DEFLATED = 0, 8
 
 LOCAL = struct.Struct("<IHHHHHIIIHH")  # 4.3.7, without name and extra field
@@ -207,7 +206,15 @@ class ZipWindow(NamedTuple):
 def fail(
     file: File, message: str, offset: int, *, expected: str | None = None, found: str | None = None
 ) -> NoReturn:
-    """Raise FormatError at an offset of the archive."""
+    """Raise FormatError at an offset of the archive.
+
+    Args:
+        file: the archive.
+        message: what is wrong with it.
+        offset: where, in bytes from the start of the file.
+        expected: what the record should have there.
+        found: what it has.
+    """
     raise FormatError(message, file=file.path, offset=offset, expected=expected, found=found)
 
 
@@ -264,10 +271,6 @@ def _iter_extra_fields(extra: bytes) -> Iterator[tuple[int, bytes]]:
         yield kind, extra[at + 4 : at + 4 + size]
         at += 4 + size
 
-
-# The central directory of a zip archive: its position, and its entry for every member.
-#
-# Section numbers refer to PKWARE's APPNOTE.TXT 6.3.10.
 
 _COMMENT_ROOM = END.size + FULL16
 _END, _LOCATOR = b"PK\x05\x06", b"PK\x06\x07"
@@ -464,10 +467,6 @@ def _first_duplicate(names: Iterable[str]) -> str:
     return next(name for name in names if name in seen or seen.add(name))  # type: ignore[func-returns-value]
 
 
-# Positions of zip members: local headers and payloads, with every byte assigned exactly once.
-#
-# Section numbers refer to PKWARE's APPNOTE.TXT 6.3.10.
-
 _NEAR, _WINDOW = 4096, 1 << 20
 _NEAR_ELSEWHERE = 64 << 10  # transferring this takes less time than another request
 # 4.3.9: checksum and sizes of 4 or 8 bytes; the mark before them is optional, but common.
@@ -617,12 +616,6 @@ def _require_descriptor(file: File, entry: ZipEntry | None, data: bytes, length:
         )
 
 
-# Zip archives as bytes: the position of every member, without anything that two readers could interpret
-# differently.
-#
-# The standard library's reader verifies all-zero checksums that were never recorded, does not compare the end
-# record's count with the entries, and takes longer to import than a checkpoint takes to list.
-
 _ARCHIVES, _MEMBERS = 256, 1 << 14
 
 
@@ -665,8 +658,10 @@ class ZipArchive:
 def read_zip(file: File, start: int = 0, size: int | None = None) -> ZipArchive:
     """Return the archive's members; raise FormatError unless all records agree.
 
-    `start` and `size` are the archive's range in the file (an archive stored in another); members'
-    offsets are relative to the file.
+    `start` and `size` are the archive's range in the file (an archive stored in another); members' offsets
+    are relative to the file. The standard library's reader verifies all-zero checksums that were never
+    recorded, does not compare the end record's count with the entries, and takes longer to import than a
+    checkpoint takes to list.
     """
     return _KEPT.read(file, start, file.size - start if size is None else size, limits.current())
 
@@ -848,12 +843,6 @@ def _end_records(start: int, size: int, count: int) -> bytes:
     return zip64 + END.pack(END_MARK, 0, 0, short, short, min(size, FULL32), min(start, FULL32), 0)
 
 
-# Archives as folders: members are read as files, from local or remote archives.
-#
-# Stored members are read in place, in parts; compressed ones are unpacked once, within the limits. Nothing is
-# ever extracted under a name from an archive.
-
-
 class UnpackedSpan(NamedTuple):
     """Bytes of a scratch file that contains the unpacked archive `file`."""
 
@@ -871,7 +860,11 @@ class ArchiveMember(NamedTuple):
 
 
 class ArchiveStore:
-    """The files of one archive by their paths in it (filesystem.Store)."""
+    """The files of one archive by their paths in it (filesystem.Store).
+
+    Stored members are read in place, in parts; compressed ones are unpacked once, within the limits. Nothing
+    is ever extracted under a name from an archive.
+    """
 
     def __init__(self, outer: str, kind: str) -> None:
         """List the archive at `outer`, a "zip" or a "tar", at the first request."""
@@ -982,16 +975,16 @@ def _member_path(name: str) -> str | None:
     return None if path.startswith(("/", "../")) or path in (".", "..") or "\0" in path else path
 
 
-# Tar archives as folders: links and devices are left out, which `read_tar` rejects. Compressed archives are
-# first unpacked as a whole.
-
 # Magic bytes from RFC 1952 and from the documentation of bzip2 and xz.
 _COMPRESSED = {b"\x1f\x8b": "gzip", b"BZh": "bz2", b"\xfd7zXZ\0": "lzma"}
 _UNPACK_CHUNK = 4 << 20
 
 
 def _list_tar_members(file: File) -> dict[str, ArchiveMember]:
-    """List the archive; raise FormatError if it is damaged, LimitError if it unpacks to too much."""
+    """List the archive; raise FormatError if it is damaged, LimitError if it unpacks to too much.
+
+    Links and devices are left out, which `read_tar` rejects.
+    """
     import lzma
     import tarfile
     import zlib

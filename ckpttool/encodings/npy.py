@@ -158,8 +158,12 @@ def npy_source(
 ) -> Source:
     """Return an array's bytes in C order, little-endian.
 
-    `code` is NumPy's type code ("f4"), whose number is the element size; `fortran` and `big`
-    describe the stored order of elements and bytes.
+    Args:
+        body: the stored elements, without the header.
+        code: NumPy's type code ("f4"), whose number is the element size.
+        shape: the array's shape.
+        fortran: the first index varies fastest in the stored order.
+        big: the stored elements are big-endian.
     """
     item = _item_width(code)
     # A complex number is two separately swapped halves, a text as many as it has characters.

@@ -294,9 +294,6 @@ _INNER: Mapping[str, Callable[[tuple[Any, ...]], Iterator[Inner]]] = {
 }
 
 
-# Functions and classes as values. Loading looks up methods on what a pickle has made: `append` of a list's
-# opcodes, `__setstate__`, `keys` of a dict's argument. An attribute of that name would be called.
-
 # Attributes that nothing calls while it loads.
 _ATTRIBUTES = _SECTIONS["attributes"]
 _DEPTH = 4  # containers within containers that are searched for functions
@@ -325,7 +322,9 @@ _ACTIVE_HOMES = ("accelerate.", "transformers.")
 def iter_functions(value: object, spend: Callable[[int], None], depth: int = 0) -> Iterator[Global]:
     """Yield the functions in a value of plain containers, except those under a name that nothing calls.
 
-    `spend` gets the number of items that are visited.
+    `spend` gets the number of items that are visited. Loading looks up methods on what a pickle has made:
+    `append` of a list's opcodes, `__setstate__`, `keys` of a dict's argument. An attribute of that name would
+    be called.
     """
     if isinstance(value, Global):
         if is_function(value):

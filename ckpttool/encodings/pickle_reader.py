@@ -43,11 +43,6 @@ from ckpttool.encodings.pickle_values import (
     is_plain,
 )
 
-# The data-only pickle machine: its stack, memo and limits; it imports and calls nothing.
-#
-# Every opcode is at least one byte and does work in proportion to what it pushes or pops, so time and memory
-# are linear in the input; what the input size does not bound has a limit (ckpttool/core/limits.py).
-
 PersistentLoader = Callable[[object], object]
 # Values that a builder may traverse; StoredBytes may be pickles themselves.
 _COPIED = frozenset((str, bytes, list, tuple, dict, Set, StoredBytes))
@@ -92,7 +87,9 @@ class NameUsage:
 class PickleMachine:
     """One run over one pickle; `position` is the current offset.
 
-    `names` are all names in the pickle. Nothing is called: calls become PickleObjects.
+    `names` are all names in the pickle. Nothing is called: calls become PickleObjects. Every opcode is at
+    least one byte and does work in proportion to what it pushes or pops, so time and memory are linear in the
+    input; what the input size does not bound has a limit (ckpttool/core/limits.py).
     """
 
     __slots__ = (
@@ -420,8 +417,6 @@ class PickleMachine:
 Opcode = Callable[[PickleMachine, int], int]
 
 
-# The effect of each pickle opcode on the machine (Lib/pickletools.py describes them, protocols 0 to 5).
-
 _UNPACK_FLOAT = struct.Struct(">d").unpack_from
 
 
@@ -486,11 +481,9 @@ def _set_items(machine: PickleMachine, items: list[Any]) -> None:
         target[key if type(key) is str else machine.key(key, target)] = items[at + 1]
 
 
-# Each function receives the position after the opcode and returns the position after its argument. Slices
-# past the end are short, and the loop then detects a position past the end: no memory is allocated for a
-# length that the file does not have.
-
-
+# Functions of opcodes (Lib/pickletools.py describes them, protocols 0 to 5) receive the position after the
+# opcode and return the position after its argument. Slices past the end are short, and the loop then detects
+# a position past the end: no memory is allocated for a length that the file does not have.
 def _proto(machine: PickleMachine, at: int) -> int:
     if machine.data[at] > 5:
         machine.fail(f"unsupported pickle protocol {machine.data[at]}: the newest is 5", at)
@@ -936,11 +929,18 @@ def parse_pickle(
     base: int = 0,
     trailing: bool = False,
 ) -> PickleContents:
-    """Return the contents of a pickle; raise FormatError with the offset (`base` added) if invalid.
+    """Return the contents of a pickle; raise FormatError with the offset if it is invalid.
 
-    `persistent` returns the value of a persistent id; `builders` the values of known calls, by
-    dotted name. Bytes longer than `inline` are not copied but returned as StoredBytes. Bytes after
-    the pickle's end are an error unless `trailing`. Unknown calls become PickleObjects.
+    Unknown calls become PickleObjects.
+
+    Args:
+        data: the pickle's bytes.
+        persistent: returns the value of a persistent id.
+        builders: return the values of known calls, by dotted name.
+        inline: bytes longer than this are not copied but returned as StoredBytes.
+        file: the file's name, for errors.
+        base: the position of `data` in the file, in bytes.
+        trailing: bytes after the pickle's end are no error.
     """
     machine = PickleMachine(data, persistent, builders, inline, file, base)
     try:

@@ -55,13 +55,6 @@ def to_signed(value: int) -> int:
     return value - _RANGE if value >= _SIGN else value
 
 
-# The protobuf wire format: a message's fields as plain numbers and byte runs, by protobuf's rules.
-#
-# Source: protobuf.dev/programming-guides/encoding. If a field that is not repeated occurs several times, the
-# last number or string counts, and messages are merged: `merge_messages` returns their bytes one after the
-# other, which encode the merged message. A field with another wire type than its schema's is rejected;
-# protobuf's own parser would skip it as an unknown field.
-
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
 _WIDTH = {FIXED64: 8, FIXED32: 4}
 _TAG_BYTES = 5
@@ -79,8 +72,12 @@ def parse_fields(data: Data, schema: Schema | None = None) -> list[tuple[int, in
 
     With a schema, return only its fields, and raise FormatError for one with another wire type.
 
-    Submessages stay runs of bytes, which the caller may parse, so hostile nesting costs nothing.
-    Groups (deprecated, unused by TensorFlow) are rejected.
+    Submessages stay runs of bytes, which the caller may parse, so hostile nesting costs nothing. Groups
+    (deprecated, unused by TensorFlow) are rejected. Source: protobuf.dev/programming-guides/encoding. If a
+    field that is not repeated occurs several times, the last number or string counts, and messages are
+    merged: `merge_messages` returns their bytes one after the other, which encode the merged message. A field
+    with another wire type than its schema's is rejected; protobuf's own parser would skip it as an unknown
+    field.
     """
     fields: list[tuple[int, int | Data]] = []
     at, stop = 0, len(data)
@@ -133,6 +130,13 @@ def iter_located_fields(
     """Yield the fields of the message between two positions, each with the position after it.
 
     A run of bytes starts its own length before that position, so it can be read from the file later.
+
+    Args:
+        data: the bytes with the message.
+        start: where the message begins.
+        stop: where it ends.
+        schema: the fields that are yielded, with their wire types.
+        count: called with 1 for every field, including those outside the schema.
     """
     at = start
     while at < stop:
@@ -305,11 +309,6 @@ def decode(
     return values
 
 
-# Writing the protobuf wire format: each function returns one field's bytes, none for proto3's default.
-#
-# A message is the concatenation of its fields, in the order of their numbers. The reader is `parse_fields`.
-# Source: https://protobuf.dev/programming-guides/encoding/
-
 _BITS = (1 << 64) - 1
 
 
@@ -334,7 +333,11 @@ def encode_double(field: int, value: float) -> bytes:
 
 
 def encode_message(field: int, data: bytes) -> bytes:
-    """Return a submessage, written even if it is empty."""
+    """Return a submessage, written even if it is empty.
+
+    Its data are its fields one after the other, in the order of their numbers. Source:
+    https://protobuf.dev/programming-guides/encoding/
+    """
     return encode_varint(field << 3 | BYTES) + encode_varint(len(data)) + data
 
 
@@ -342,11 +345,6 @@ def encode_text(field: int, value: str) -> bytes:
     """Return a string field; lone surrogates become the bytes that protobuf.text made them from."""
     return encode_message(field, value.encode("utf-8", "surrogateescape")) if value else b""
 
-
-# TensorFlow's record files: consecutive runs of bytes, each between two checksums.
-#
-# A record is its length (u64), the masked CRC-32C of those eight bytes, the data, and the masked CRC-32C of
-# the data, all little-endian (tensorflow/core/lib/io/record_writer.h). There is no end marker.
 
 _HEADER, _FOOTER = struct.Struct("<QI"), struct.Struct("<I")
 _LENGTH = 8
@@ -358,9 +356,10 @@ MAX_RECORD_BYTES = 16 << 20
 def iter_records(file: File) -> Iterator[tuple[int, bytes]]:
     """Yield the records with their offsets.
 
-    Raise ChecksumError if a checksum is wrong, TruncatedError if the file ends inside a record: a
-    program that is still writing, or was killed, leaves such an end. Records of more than
-    MAX_RECORD_BYTES are skipped.
+    Raise ChecksumError if a checksum is wrong, TruncatedError if the file ends inside a record: a program
+    that is still writing, or was killed, leaves such an end. Records of more than MAX_RECORD_BYTES are
+    skipped. A record is its length (u64), the masked CRC-32C of those eight bytes, the data, and the masked
+    CRC-32C of the data, all little-endian (tensorflow/core/lib/io/record_writer.h). There is no end marker.
     """
     at = 0
     while at < file.size:
@@ -423,13 +422,6 @@ def _fail_truncated(file: File, at: int, size: int) -> None:
     )
 
 
-# TensorBoard event files: reading and writing the scalars of their summaries.
-#
-# An event file is a record file (TFRecord) of Event messages (tensorflow/core/util/event.proto), each with a
-# step and optionally a Summary (tensorflow/core/framework/summary.proto). A scalar is a `simple_value`,
-# written by TensorFlow 1, PyTorch and tensorboardX, or, since TensorFlow 2, a `tensor` without dimensions
-# (tensorflow/core/framework/tensor.proto).
-
 VERSION = "brain.Event:2"
 NAME = "events.out.tfevents."
 """Prefix of event file names (tensorflow/core/util/events_writer.cc)."""
@@ -469,7 +461,11 @@ class ScalarEvent(NamedTuple):
 def iter_scalars(file: File, tags: Collection[str]) -> Iterator[ScalarEvent]:
     """Yield the scalars of these tags, in file order.
 
-    Raise FormatError if the records are not events, and the errors of `iter_records`.
+    Raise FormatError if the records are not events, and the errors of `iter_records`. An event file is a
+    record file (TFRecord) of Event messages (tensorflow/core/util/event.proto), each with a step and
+    optionally a Summary (tensorflow/core/framework/summary.proto). A scalar is a `simple_value`, written by
+    TensorFlow 1, PyTorch and tensorboardX, or, since TensorFlow 2, a `tensor` without dimensions
+    (tensorflow/core/framework/tensor.proto).
     """
     names = {tag.encode(): tag for tag in tags}
     # Most events of a training run are losses: searching the bytes takes a tenth of the time of parsing them.

@@ -22,11 +22,6 @@ from ckpttool.core.errors import (
 from ckpttool.core.source import File
 from ckpttool.encodings import protobuf
 
-# Sorted string tables: the footer, blocks and prefix-shared keys of a TensorFlow `.index` file.
-#
-# The layout is described in LevelDB's doc/table_format.md and written by tensorflow's
-# tsl/lib/io/table_builder.cc. Positions in errors count from the start of the file.
-
 MAGIC = bytes.fromhex("57fb808b247547db")
 FOOTER = 48
 TRAILER = 5  # one byte of compression type, four of masked CRC-32C over contents and type
@@ -65,8 +60,9 @@ class BlockHandle(NamedTuple):
 def read_table(data: bytes) -> list[TableEntry]:
     """Return every key and value of the table in order; raise FormatError if it is invalid.
 
-    Every block's checksum is verified before it is decompressed. No block may be larger than the
-    limit, neither stored nor decompressed.
+    Every block's checksum is verified before it is decompressed. No block may be larger than the limit,
+    neither stored nor decompressed. The layout is described in LevelDB's doc/table_format.md and written by
+    tensorflow's tsl/lib/io/table_builder.cc. Positions in errors count from the start of the file.
     """
     meta, index = parse_footer(data)
     room = _table_room(len(data))
@@ -267,11 +263,6 @@ def iter_value_places(contents: bytes) -> Iterator[tuple[bytes, int, int]]:
         at = middle + length
 
 
-# Tables too large to read whole: the index is kept in memory, a block is read on the first request for one of
-# its keys.
-#
-# The layout is the same as for `read_table`, which checks every block.
-
 # Compressed blocks of up to this size are cached: one may contain thousands of small entries. Of larger
 # blocks, only the last is cached.
 _KEPT = 1 << 20
@@ -300,7 +291,10 @@ class SStable(NamedTuple):
 
 
 def open_table(file: File) -> SStable:
-    """Read the footer and the index of a table; raise FormatError if they are invalid."""
+    """Read the footer and the index of a table; raise FormatError if they are invalid.
+
+    A block is read on the first request for one of its keys.
+    """
     with locate_errors(file=file.path):
         if file.size < FOOTER:
             raise TruncatedError(
@@ -391,11 +385,6 @@ def _cached_entries(file: File, handle: BlockHandle) -> dict[bytes, bytes]:
     return (_cached_small_block if handle.size <= _KEPT else _cached_large_block)(file, handle)
 
 
-# Writing sorted string tables, byte for byte like TensorFlow's table builder without compression.
-#
-# Sources: tensorflow/core/lib/io/table_builder.cc, block_builder.cc and table_options.h (today
-# xla/tsl/lib/io). The reader is `read_table`.
-
 # table_options.h; the index block has a restart point at every entry (table_builder.cc, Rep).
 BLOCK_BYTES = 262_144
 INTERVAL = 16
@@ -405,8 +394,10 @@ _UNCOMPRESSED = b"\0"
 def write_table(entries: Iterable[TableEntry], stream: IO[bytes], block_bytes: int = BLOCK_BYTES) -> int:
     """Write keys and values as one table and return its size in bytes.
 
-    The keys must ascend bytewise. One block is in memory at a time. A block is closed when its
-    contents reach `block_bytes`, and before a single entry twice as large.
+    The keys must ascend bytewise. One block is in memory at a time. A block is closed when its contents reach
+    `block_bytes`, and before a single entry twice as large. The bytes are those of TensorFlow's table builder
+    without compression. Sources: tensorflow/core/lib/io/table_builder.cc, block_builder.cc and
+    table_options.h (today xla/tsl/lib/io).
     """
     position = 0
     index, block = _BlockBuilder(1), _BlockBuilder(INTERVAL)

@@ -43,7 +43,6 @@ class AgentFacts:
         action_high: upper bound of each action, or one number for all.
         obs_norm: a file with observation statistics, or `mean`, `var` and optionally `epsilon`, `clip`.
         env: the Gymnasium id of the training environment.
-
     """
 
     activations: str | Sequence[str] | None = None

@@ -50,10 +50,7 @@ from ckpttool.evaluation.wrappers import (
     wrap_environments,
 )
 
-# Observation layouts of the versions of each MuJoCo task: parts and lengths.
-#
 # Source: Gymnasium's `gymnasium/envs/mujoco/*_v4.py` and `*_v5.py` (`observation_structure`).
-
 FORCES = "contact forces"
 EMPTY = "zeros"
 """A part that is always zero: forces on the world body, and joints without an actuator."""
@@ -198,10 +195,15 @@ def candidate_environments(
 ) -> tuple[str, ...]:
     """Return the environments that an agent of these sizes may have been trained in.
 
-    `words` is text that may name an environment, e.g. the last parts of a path; if it names a fitting
-    one, only that is returned, in the version that continues the named one. A named task of other sizes is
-    not a candidate. `bound` is the largest action that the agent's files record, None without a
-    record. With `discrete`, `action_dim` is the number of choices of one action.
+    A named task of other sizes is not a candidate.
+
+    Args:
+        words: text that may name an environment, e.g. the last parts of a path; if it names a fitting one,
+            only that is returned, in the version that continues the named one.
+        obs_dim: numbers in an observation.
+        action_dim: numbers in an action, or with `discrete` the number of choices of one action.
+        bound: the largest action that the agent's files record, None without a record.
+        discrete: actions are choices.
     """
     tasks = _DISCRETE if discrete else SIZES
     fitting = [
@@ -327,7 +329,6 @@ def adapt_observations(
     Without a requested adapter, environments that cannot be adapted are returned unchanged, and so are those
     whose version in training had another size; without a known version, a size supports the layout of a whole
     version if nothing else explains it. Raise UsageError if a requested adapter does not apply.
-
     """
     own = vector.spec.obs_dim
     wanted = obs_dim or own
@@ -487,9 +488,17 @@ def build_vector_env(
     threads: int | None,
     known: Mapping[str, Any],
 ) -> VectorEnv:
-    """Return environments created by `make_one`; `known` is Gymnasium's registry.
+    """Return environments created by `make_one`.
 
     Raise UsageError if a requested engine does not support them; otherwise fall back to Gymnasium.
+
+    Args:
+        requested: the engine's name, or "auto".
+        env_id: the environment's id.
+        make_one: creates one environment of Gymnasium.
+        num_envs: environments that are stepped together.
+        threads: threads of the engine; None for its default.
+        known: Gymnasium's registry.
     """
     if requested != GymVector.engine:
         entry_point = _entry_point(env_id, make_one, known)

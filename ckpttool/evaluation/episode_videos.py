@@ -127,11 +127,16 @@ def require_video_support(
 ) -> None:
     """Raise an error unless one of these checkpoints can be recorded; call it before hours of playing.
 
-    `wanted` are episode numbers, or best, worst and median. Raise UsageError for any other word and for
-    a file name without a video format, TargetExistsError for an existing file unless `force`,
-    MissingExtraError and UnsupportedError if frames cannot be rendered or encoded; one frame is rendered
-    as a test.
-    Checkpoints that cannot be played are not reported here.
+    Raise UsageError for any other word and for a file name without a video format, TargetExistsError for an
+    existing file, MissingExtraError and UnsupportedError if frames cannot be rendered or encoded; one frame
+    is rendered as a test. Checkpoints that cannot be played are not reported here.
+
+    Args:
+        paths: the checkpoints.
+        options: those of the evaluation.
+        target: the video's file, whose suffix is its format.
+        wanted: episode numbers, or best, worst and median.
+        force: the file may exist.
     """
     if _suffix(target) not in video.ENCODINGS:
         raise UsageError(
@@ -154,6 +159,13 @@ def require_strip_support(
     """Raise an error unless one of these checkpoints can be drawn as a film strip.
 
     See `require_video_support`.
+
+    Args:
+        paths: the checkpoints.
+        options: those of the evaluation.
+        target: the PNG file.
+        wanted: episode numbers, or best, worst and median.
+        force: the file may exist.
     """
     if _suffix(target) != ".png":
         raise UsageError("a film strip is a PNG image", file=target, hint="use a file name that ends in .png")
@@ -193,13 +205,20 @@ def record_video(
     force: bool = False,
     progress: Progress = ignore_progress,
 ) -> EpisodeVideo:
-    """Replay a scored evaluation and write the `wanted` episodes, in their order, to a file.
+    """Replay a scored evaluation and write episodes, in their order, to a file.
 
-    `options` are those of the evaluation; `width` is that of the images, by default the environment's. The
-    policy receives the same batches, so that every step is repeated bit for bit, which VideoEpisode.equal
-    records. A score that was computed differently (several checkpoints stacked) may not be repeated
-    exactly. Raise as `require_video_support` does, and KeyboardInterrupt on Ctrl-C; in that case no file is
-    written.
+    The policy receives the same batches, so that every step is repeated bit for bit, which VideoEpisode.equal
+    records. A score that was computed differently (several checkpoints stacked) may not be repeated exactly.
+    Raise as `require_video_support` does, and KeyboardInterrupt on Ctrl-C; in that case no file is written.
+
+    Args:
+        scored: the evaluation.
+        target: the video's file.
+        wanted: episode numbers, or best, worst and median.
+        options: those of the evaluation.
+        width: width of the images in pixels, by default the environment's.
+        force: replace the file.
+        progress: called with the frames rendered so far, and all.
     """
     require_new(target, force=force)
     chosen = _choose_episodes(wanted, scored.rollout)
@@ -240,9 +259,19 @@ def record_strip(
     force: bool = False,
     progress: Progress = ignore_progress,
 ) -> EpisodeStrip:
-    """Replay a scored evaluation and write a film strip of the `wanted` episodes to a PNG file.
+    """Replay a scored evaluation and write a film strip to a PNG file.
 
-    Each row has `frames` images from the first to the last step. See `record_video` for the rest.
+    Each row is an episode, from the first to the last step. See `record_video` for the replay.
+
+    Args:
+        scored: the evaluation.
+        target: the PNG file.
+        wanted: episode numbers, or best, worst and median: a row each.
+        options: those of the evaluation.
+        frames: images in a row.
+        theme: "light" or "dark".
+        force: replace the file.
+        progress: called with the episodes drawn so far, and all.
     """
     require_new(target, force=force)
     chosen = _choose_episodes(wanted, scored.rollout)

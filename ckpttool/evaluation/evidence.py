@@ -46,7 +46,6 @@ def unused_entries(
         binding: the recognised agent.
         known: the facts that the agent is played with.
         widths: the numbers of observations and actions of the policy.
-
     """
     facts = PolicyUsage(known, binding, widths)
     yield from _limit_per_topic(_checkpoint_evidence(checkpoint.tree, binding, facts))
@@ -66,7 +65,6 @@ def unconverted_entries(
         checkpoint: the converted checkpoint; small files beside it are read.
         written: the names of its entries that the target contains.
         kept: the names of the entries that only the target's sidecar contains.
-
     """
     matrices = (
         leaf

@@ -30,13 +30,6 @@ if TYPE_CHECKING:
     import torch
 
 
-# Tasks without Gymnasium: everything in an environment except its steps.
-#
-# The bundled agents play with the core installation alone. Sources: gymnasium/envs/classic_control
-# (constants, spaces, `reset`), gymnasium/envs/__init__.py (step limits) and gymnasium/utils/seeding.py
-# (`np_random`).
-
-
 class Box(NamedTuple):
     """Bounds of observations or actions: float32 [n] each."""
 
@@ -68,7 +61,12 @@ class EnvRegistration(NamedTuple):
 
 
 class StandaloneEnvironment:
-    """Task without steps, which an engine computes; draws the start states of episodes."""
+    """Task without steps, which an engine computes; draws the start states of episodes.
+
+    The bundled agents play with the core installation alone. Sources: gymnasium/envs/classic_control
+    (constants, spaces, `reset`), gymnasium/envs/__init__.py (step limits) and gymnasium/utils/seeding.py
+    (`np_random`).
+    """
 
     spec: EnvRegistration
     observation_space: Box
@@ -96,13 +94,6 @@ class StandaloneEnvironment:
         """Do nothing: no resources are open."""
 
 
-# Classic control for many rows at once in arrays, with Gymnasium's arithmetic.
-#
-# The equations follow gymnasium/envs/classic_control operation by operation and type by type, so that an
-# episode is the same with every engine. Each instance compares single steps from many states with the
-# environment that it replaces, which detects a changed library version. Sines and squares of NumPy scalars
-# equal those of arrays, but Python's `math.cos` and `**` on a scalar call the C library (see below).
-
 PENDULUM_ID = "Pendulum-v1"
 MOUNTAIN_CAR_ID = "MountainCarContinuous-v0"
 PENDULUM_ENGINE = "pendulum.batch"
@@ -124,7 +115,13 @@ Advanced = tuple[Columns, np.ndarray, np.ndarray | None]
 
 
 class Equations:
-    """One task's equations for all rows at once, with the constants of Gymnasium's object."""
+    """One task's equations for all rows at once, with the constants of Gymnasium's object.
+
+    They follow gymnasium/envs/classic_control operation by operation and type by type, so that an episode is
+    the same with every engine. Each instance compares single steps from many states with the environment that
+    it replaces, which detects a changed library version. Sines and squares of NumPy scalars equal those of
+    arrays, but Python's `math.cos` and `**` on a scalar call the C library.
+    """
 
     env_id: str
     engine = CLASSIC_ENGINE
@@ -624,15 +621,13 @@ class StandaloneMountainCar(StandaloneEnvironment):
     action_space = Box.of([-1.0], [1.0])
 
 
-# Classic control as tensor programs: the same arithmetic in float64, on any device.
-#
-# They match Gymnasium within rounding: a tensor library's sine and cosine differ from NumPy's in the last
-# bit, and it squares by multiplication where Gymnasium calls the C library's pow. The error is measured on
-# each device.
-
-
 class ClassicTensors:
-    """A task of classic control; start states, constants and reference are ArrayVector's."""
+    """A task of classic control; start states, constants and reference are ArrayVector's.
+
+    They match Gymnasium within rounding: a tensor library's sine and cosine differ from NumPy's in the last
+    bit, and it squares by multiplication where Gymnasium calls the C library's pow. The error is measured on
+    each device.
+    """
 
     equations: type[Equations]
 
@@ -777,12 +772,6 @@ class MountainCarTensors(ClassicTensors):
         return (reached.double(), velocity, slope.float()), rewards, terminated
 
 
-# Rules of the MuJoCo tasks: observations, rewards and episode ends, for all rows at once.
-#
-# Every rule follows Gymnasium's arithmetic (`gymnasium/envs/mujoco/*_v4.py`, `*_v5.py`) in the same order and
-# types, so that results are equal to the last bit: actions and costs computed from them alone are float32;
-# sums run along contiguous rows, which numpy adds like a single array.
-
 Fields = Mapping[str, np.ndarray]
 """MjData's fields by name, each [n, ...] float64: qpos, qvel, ctrl and the task's own."""
 
@@ -795,7 +784,10 @@ class TaskRules:
     """One task's rules; `before` is state from before a step that `judge` needs, [n].
 
     `fields` are the derived ones that the rules read. `contacts` means that they read `cfrc_ext`, which
-    MuJoCo computes only on request (`mj_rnePostConstraint`).
+    MuJoCo computes only on request (`mj_rnePostConstraint`). Every rule follows Gymnasium's arithmetic
+    (`gymnasium/envs/mujoco/*_v4.py`, `*_v5.py`) in the same order and types, so that results are equal to the
+    last bit: actions and costs computed from them alone are float32; sums run along contiguous rows, which
+    numpy adds like a single array.
     """
 
     observe: Callable[[Fields], tuple[np.ndarray, ...]]

@@ -614,12 +614,6 @@ def clean_warning(message: str) -> str:
     return re.sub(r"\x1b\[[0-9;]*m|^WARN: ", "", message).removeprefix("WARN: ").strip()
 
 
-# First draws of Gymnasium's seeded generators, for many seeds at once.
-#
-# A reset draws from `Generator(PCG64(SeedSequence(seed)))`, which takes 20 us per seed, longer than the
-# episode takes on a GPU. The arithmetic is that of numpy/random: bit_generator.pyx (SeedSequence) and
-# src/pcg64/pcg64.h.
-
 _POOL = 4
 _INIT_A, _MULT_A, _INIT_B, _MULT_B = 0x43B0D7E5, 0x931E8875, 0x8B51F9DD, 0x58F38DED
 _MIX_L, _MIX_R, _SHIFT = np.uint32(0xCA01F9DD), np.uint32(0x4973F715), np.uint32(16)
@@ -639,6 +633,9 @@ def draw_starts(
 
     `draw` returns the same for one seed, by a reset of the environment, in the type of its state. It is
     called for a sample of the seeds, and for all of them if the sample differs from the values computed here.
+    A reset draws from `Generator(PCG64(SeedSequence(seed)))`, which takes 20 us per seed, longer than the
+    episode takes on a GPU. The arithmetic is that of numpy/random: bit_generator.pyx (SeedSequence) and
+    src/pcg64/pcg64.h.
     """
     unique, inverse = np.unique(seeds, return_inverse=True)
     sample = np.unique(np.linspace(0, len(unique) - 1, _COMPARED).astype(np.int64))
@@ -711,17 +708,6 @@ def _add_wide(one: Wide, other: Wide) -> Wide:
     return one[0] + other[0] + (low < one[1]), low
 
 
-# Preprocessing of Atari games, one environment at a time inside the wrappers of vector environments.
-#
-# Sources: stable_baselines3/common/atari_wrappers.py (all classes of the same names; AtariWrapper has their
-# order); CleanRL's scripts (dqn_atari.py, `make_env`) use the same classes from its atari_wrappers.py, and
-# gymnasium 0.28's wrappers/resize_observation.py and gray_scale_observation.py; gymnasium's
-# wrappers/atari_preprocessing.py. A lost life does not end an episode, and rewards are the game's own,
-# those of the reset's steps too: the library's Monitor, inside all of these, sums the same. With
-# EpisodicLifeEnv a lost life ends the library's episode, also in evaluation (rl_zoo3/enjoy.py makes the
-# training environment): its vector environment resets the wrappers around it, which press FIRE and empty
-# their stacks, and the game goes on.
-
 RESTARTED = "/restarted"
 """Key of a step's info: the wrappers began anew because a life was lost."""
 _LOST = "/life lost"
@@ -730,7 +716,17 @@ ATARI_SIDE = 84
 
 
 class GameWrapper:
-    """Wrapper around one environment with Gymnasium's functions; the base class changes nothing."""
+    """Wrapper around one environment with Gymnasium's functions; the base class changes nothing.
+
+    Sources: stable_baselines3/common/atari_wrappers.py (all classes of the same names; AtariWrapper has their
+    order); CleanRL's scripts (dqn_atari.py, `make_env`) use the same classes from its atari_wrappers.py, and
+    gymnasium 0.28's wrappers/resize_observation.py and gray_scale_observation.py; gymnasium's
+    wrappers/atari_preprocessing.py. A lost life does not end an episode, and rewards are the game's own,
+    those of the reset's steps too: the library's Monitor, inside all of these, sums the same. With
+    EpisodicLifeEnv a lost life ends the library's episode, also in evaluation (rl_zoo3/enjoy.py makes the
+    training environment): its vector environment resets the wrappers around it, which press FIRE and empty
+    their stacks, and the game goes on.
+    """
 
     def __init__(self, env: Any) -> None:
         self.env = env

@@ -16,7 +16,7 @@ from ckpttool.core import plugins, sidecar, urls
 from ckpttool.core.deferred import dataclass
 from ckpttool.core.errors import CkpttoolError, EnvironmentMismatchError, UnsupportedError, UsageError
 from ckpttool.core.sidecar import LedgerEntries, Sidecar
-from ckpttool.core.tree_views import render_record
+from ckpttool.core.text import render_record
 from ckpttool.evaluation import restore
 from ckpttool.evaluation.agent_facts import NO_FACTS, AgentFacts
 from ckpttool.evaluation.agent_networks import (
@@ -88,7 +88,6 @@ def load_agent(
     >>> agent = ckpttool.load_agent("sample_ckpts/td3_pendulum_torch/ckpt-15000.pt")
     >>> agent.act([1.0, 0.0, 0.0]).shape
     (1,)
-
     """
     name = backend or (_NUMPY if device == "cpu" else _TORCH)
     how = Protocol(device=device, backend=name, network=network, dtype=dtype)

@@ -588,9 +588,16 @@ def play_stacked(
 ) -> tuple[Evaluation, ...]:
     """Play agents of equal structure in one environment as a stack; return their evaluations in order.
 
-    The rows of `vector` are divided among them, so that each plays its episodes on the same seeds.
-    After Ctrl-C, agents without a finished episode are omitted. Raise UsageError if structures differ
-    (see network.stack_structure).
+    After Ctrl-C, agents without a finished episode are omitted. Raise UsageError if structures differ (see
+    network.stack_structure).
+
+    Args:
+        entrants: the agents.
+        how: the protocol: seeds, episodes, backend and device.
+        vector: environments, whose rows are divided among the agents, so that each plays its episodes on the
+            same seeds.
+        progress: called with the episodes finished so far, all, and the steps.
+        watch: called for each playing row at every step (rollout.Watch).
     """
     backend = cast(Backend, plugins.find("backends", how.backend).load())
     policy = backend.build(stack_networks([entrant.network for entrant in entrants]), how.device)

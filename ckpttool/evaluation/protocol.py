@@ -10,8 +10,7 @@ from ckpttool.core import sidecar, urls
 from ckpttool.core.deferred import dataclass, field
 from ckpttool.core.errors import UsageError, suggest_choice
 from ckpttool.core.sidecar import LedgerEntries
-from ckpttool.core.text import describe_record
-from ckpttool.core.tree_views import render_record
+from ckpttool.core.text import describe_record, render_record
 from ckpttool.evaluation import environments, wrappers
 from ckpttool.evaluation.gymnasium_engine import VectorEnv
 from ckpttool.evaluation.rollout import Rollout, Sampler

@@ -34,11 +34,11 @@ from ckpttool.core.sidecar import LedgerEntries, LedgerEntry, Sidecar, Topic
 from ckpttool.core.source import File, Inline, MissingShard
 from ckpttool.core.tree import Leaf, Path, Tree, ValueLeaf, attr, display
 from ckpttool.core.urls import format_command
-from ckpttool.evaluation import evidence, stored_settings
+from ckpttool.evaluation import evidence
 from ckpttool.evaluation.agent_facts import GIVEN, NO_FACTS, AgentFacts
 from ckpttool.formats.detect import ensure_open, find_location, open_checkpoint
 from ckpttool.formats.probe import Format
-from ckpttool.libraries import layer_connections, recognize, schema, single_networks
+from ckpttool.libraries import recognize, schema, single_networks
 from ckpttool.libraries.recognize import recognize_checkpoint, recognize_tree
 from ckpttool.libraries.schema import (
     NETWORKS,
@@ -51,7 +51,6 @@ from ckpttool.libraries.schema import (
     RecognizedAgent,
     layer_widths,
 )
-from ckpttool.mapping.layers import propose_options
 from ckpttool.mapping.rules import MoveList, canonical_tree
 
 if TYPE_CHECKING:
@@ -172,9 +171,16 @@ def build_ledger(
 ) -> LedgerEntries:
     """Return an agent's ledger: facts used, evidence not used, facts unknown, defaults assumed.
 
-    `own` is the sidecar with the `given` facts, `known` all known facts, `sizes` the numbers of the
-    policy's observations and actions. Every command prints these entries and adds those of its own work
-    (an environment's bounds, settings of a target's optimizers).
+    Every command prints these entries and adds those of its own work (an environment's bounds, settings of a
+    target's optimizers).
+
+    Args:
+        checkpoint: what the agent was restored from.
+        binding: the agent in it.
+        own: the sidecar with the `given` facts.
+        known: all known facts.
+        sizes: numbers of the policy's observations and of its actions.
+        given: names of the facts that a user gave.
     """
     unknown = missing_facts(binding, own)
     left = tuple(evidence.unused_entries(checkpoint, binding, known, sizes))
@@ -644,12 +650,6 @@ def merge_metadata(recorded: Sidecar | None, read: Sidecar) -> Sidecar:
     return replace(recorded, **better, provenance=provenance)
 
 
-# Explains checkpoints without a network: what the file is, and which checkpoint it belongs to.
-#
-# Sources: torch/optim/optimizer.py, `state_dict`; github.com/sfujim/TD3, TD3.py, `save`; stable_baselines3/
-# common/vec_env/vec_normalize.py and common/buffers.py; github.com/ray-project/ray,
-# rllib/utils/checkpoints.py.
-
 _OPTIMIZER = deferred.compile(r"(?P<before>.*?)_?(?:actor|cri?tic)?_?[12]?_?optim(?:izer)?(?P<suffix>\.\w+)?")
 # Classes of objects without a network, by the last part of their names.
 _CLASSES = {
@@ -666,7 +666,12 @@ _ABOVE = 4  # folders between a file and the checkpoint that contains it
 
 
 def describe_other_content(tree: Tree) -> str | None:
-    """Return what a tree contains instead of a network, None if it may contain one."""
+    """Return what a tree contains instead of a network, None if it may contain one.
+
+    Sources: torch/optim/optimizer.py, `state_dict`; github.com/sfujim/TD3, TD3.py, `save`;
+    stable_baselines3/common/vec_env/vec_normalize.py and common/buffers.py; github.com/ray-project/ray,
+    rllib/utils/checkpoints.py.
+    """
     container = tree.containers.get(())
     kind = (container.name or "").rpartition(".")[2] if container is not None else ""
     if kind in _CLASSES:
@@ -691,6 +696,8 @@ def no_layers_error(tree: Tree, framework: str) -> MappingError:
     tensors = [f"{tree.names[path]} {list(leaf.shape)}" for path, leaf in weights or tree.tensors()]
     if what is None and not weights:
         what = "counters and other values"
+    from ckpttool.mapping.layers import propose_options
+
     options = propose_options(tree, framework, [path for path, _ in weights]) if what is None else ()
     if options:
         hint = f"use {' '.join(options[:_MOST_OPTIONS])} to convert them as layers"
@@ -923,6 +930,8 @@ def build_agent(
 
     Given `facts` override the sidecar's and the files'; a note names each contradiction.
     """
+    from ckpttool.libraries import layer_connections
+
     require_layers(binding, own.sidecar, sidecar.sidecar_path(checkpoint.path))
     recorded = own.sidecar
     choices = None if recorded is None else schema.known_choices(recorded)
@@ -1025,6 +1034,8 @@ def with_records(binding: RecognizedAgent, tree: Tree, checkpoint: Checkpoint) -
 
     These are observation statistics, activations recorded in a graph or configuration, and settings.
     """
+    from ckpttool.libraries import layer_connections
+
     part = binding.policy
     if part is not None and binding.layout != NO_LAYOUT and part.component not in binding.fronts:
         width, _ = layer_widths(select_network_leaves(tree, binding), part)
@@ -1033,6 +1044,8 @@ def with_records(binding: RecognizedAgent, tree: Tree, checkpoint: Checkpoint) -
     part = binding.policy
     if part is None or binding.layout == NO_LAYOUT:
         return binding
+    from ckpttool.evaluation import stored_settings
+
     return stored_settings.apply_stored_settings(
         binding, tree, layer_widths(select_network_leaves(tree, binding), part)[1]
     )
@@ -1046,7 +1059,16 @@ def agent_ledger(
     tree: Tree,
     given: Collection[str] = (),
 ) -> LedgerEntries:
-    """Return the ledger of an agent with the canonical tree `tree`."""
+    """Return the ledger of an agent, whose policy's sizes are those of its canonical tree.
+
+    Args:
+        checkpoint: what the agent was restored from.
+        binding: the agent in it.
+        own: the sidecar with the `given` facts.
+        known: all known facts.
+        tree: the canonical tree.
+        given: names of the facts that a user gave.
+    """
     part = binding.policy or binding.parts[0]
     sizes = layer_widths(tree, part)
     front = binding.fronts.get(part.component)

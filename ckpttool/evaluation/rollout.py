@@ -300,11 +300,17 @@ def rollouts(
 ) -> tuple[Rollout, ...]:
     """Play every member's episodes; a free row starts its member's next episode.
 
-    The rows of `envs` are divided evenly: member m has rows m * n to (m + 1) * n - 1, and a policy of
-    several members computes each block with that member's weights. The policy always receives all rows,
-    idle ones as zeros. On the device engine row r of a member plays the indices r, r + n, r + 2n, ...,
-    and idle rows play on uncounted. KeyboardInterrupt keeps the finished episodes and marks the
-    results; if none is finished it propagates.
+    On the device engine row r of a member plays the indices r, r + n, r + 2n, ..., and idle rows play on
+    uncounted. KeyboardInterrupt keeps the finished episodes and marks the results; if none is finished it
+    propagates.
+
+    Args:
+        policy: computes the actions of all rows, with each block's own member. It always receives all rows,
+            idle ones as zeros.
+        envs: environments whose rows are divided evenly: member m has rows m * n to (m + 1) * n - 1.
+        play: episodes, seeds, limits and noise.
+        members: policies in the stack.
+        progress: called with the episodes finished so far, all, and the steps.
     """
     if envs.num_envs % members:
         raise UsageError(f"cannot divide {envs.num_envs} environments evenly among {members} policies")

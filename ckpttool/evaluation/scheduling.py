@@ -255,10 +255,17 @@ def map_tasks(
     jobs: int | None = None,
     ray: str | None = None,
 ) -> Iterator[_Result | WorkerError]:
-    """Yield the result of each task in order, computed in processes here or on the cluster at `ray`.
+    """Yield the result of each task in order, computed in other processes.
 
-    `work`, tasks and results are pickled; `paths` are files that the tasks use. A task whose process died too
-    often yields the error. Raise UsageError for a machine that does not see the files.
+    A task whose process died too often yields the error. Raise UsageError for a machine that does not see the
+    files.
+
+    Args:
+        work: a function of a module, called with each task; tasks and results are pickled.
+        tasks: its arguments.
+        paths: files that the tasks use.
+        jobs: processes on this machine.
+        ray: address of a Ray cluster, whose processes work instead.
     """
     run = partial(TaskContext.current(paths, shared=ray is not None).run, work)
     if ray is not None:
@@ -274,15 +281,14 @@ def _call(work: Callable[[_Task], _Result], task: _Task) -> _Result:
     return work(task)  # Ray takes no partial functions
 
 
-# A pool of processes on this machine, each with separate cores (docs/decisions/0003-process-pool.md).
-
 STARTS = 2
 
 
 def process_spread(jobs: int) -> Spread:
     """Return a scheduler that plays batches in that many processes.
 
-    A process that dies is restarted once with its batch: nothing of it was counted yet.
+    A process that dies is restarted once with its batch: nothing of it was counted yet. See
+    docs/decisions/0003-process-pool.md.
     """
     if jobs < 1:
         raise UsageError(f"cannot play with {jobs} processes")

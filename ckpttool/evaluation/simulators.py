@@ -29,11 +29,6 @@ if TYPE_CHECKING:
     import torch
 
 
-# Tasks on the policy's device: the interface of tensor programs and of batched simulators.
-#
-# torch_rollout plays both with a policy of the PyTorch backend, without a transfer between policy and task.
-# Users plug in their own with `module:factory` (docs/howto/plug_in_a_simulator.md).
-
 DEVICE_ENGINE = "device"
 HINT = "use --backend torch"
 
@@ -43,9 +38,10 @@ Tensors = tuple["torch.Tensor", ...]
 class TensorProgram(Protocol):
     """Task as pure functions of tensors on any device; a state is several tensors [rows, ...].
 
-    `observe` and `step` read no value on the host: a GPU replays them as one graph. Actions are within
-    the bounds of `spec`. The rollout starts rows from seeds and truncates episodes at
-    `spec.max_episode_steps`.
+    `observe` and `step` read no value on the host: a GPU replays them as one graph. Actions are within the
+    bounds of `spec`. The rollout starts rows from seeds and truncates episodes at `spec.max_episode_steps`.
+    The rollout runs a policy of the PyTorch backend on the same device, without a transfer between policy and
+    task.
     """
 
     spec: EnvSpec
@@ -144,13 +140,6 @@ class DeviceVector(VectorEnv):
         self.task.close()
 
 
-# Users' simulators and tensor programs, plugged in as `module:factory`.
-#
-# The factory is called with the number of rows and a torch.device. Its result has the attributes `obs_dim`,
-# `action_low` and `action_high`, and either `starts`, `observe` and `step` (a tensor program, see
-# tensors.TensorProgram) or `reset` and `step` (a simulator, see tensors.Simulator). Optional are
-# `max_episode_steps`, `versions`, `notes`, `capturable` and `close`.
-
 Result = TypeVar("Result")
 
 _FACTORY_HINT = "use module:function for a factory, module:Env-v0 for a Gymnasium environment"
@@ -168,8 +157,12 @@ def load_simulator(
 ) -> DeviceVector:
     """Call the factory and return its task with that many rows.
 
-    `device` is "cpu", "cuda", "cuda:N" or "auto". Raise UsageError if the module, the factory or an
-    attribute of its result is missing or wrong, MissingExtraError without PyTorch.
+    `device` is "cpu", "cuda", "cuda:N" or "auto". Raise UsageError if the module, the factory or an attribute
+    of its result is missing or wrong, MissingExtraError without PyTorch. The factory is called with the
+    number of rows and a torch.device. Its result has the attributes `obs_dim`, `action_low` and
+    `action_high`, and either `starts`, `observe` and `step` (a tensor program, see TensorProgram) or `reset`
+    and `step` (see Simulator). Optional are `max_episode_steps`, `versions`, `notes`, `capturable` and
+    `close`.
     """
     if importlib.util.find_spec("torch") is None:
         raise MissingExtraError(

@@ -144,10 +144,17 @@ def _draw_indices(n: int, resamples: int, seed: int) -> Iterator[np.ndarray]:
 def paired_interval(
     a: Values, b: Values, seed: int = 0, *, level: float = 0.95, resamples: int = RESAMPLES
 ) -> Estimate:
-    """Return the mean difference a - b, where a[i] and b[i] are episodes with the same seed.
+    """Return the mean difference a - b of episodes with the same seeds.
 
-    Pairs are resampled, which removes the effect of the shared seeds from the CI. Raise UsageError
-    unless both have the same number of values.
+    Pairs are resampled, which removes the effect of the shared seeds from the CI. Raise UsageError unless
+    both have the same number of values.
+
+    Args:
+        a: returns of one side.
+        b: returns of the other side, b[i] with the seed of a[i].
+        seed: seed of the resampling.
+        level: the share of resamples inside the interval.
+        resamples: their number.
     """
     if len(a) != len(b):
         raise UsageError(
@@ -230,9 +237,15 @@ def episodes_for_power(
 ) -> int | None:
     """Return how many episodes make a difference as large as this one significant with that probability.
 
-    `resampled` are the differences of means over resamples of at least two episodes. By the normal
-    approximation, z((1 + level) / 2) + z(power) standard errors must not exceed the difference. None for
-    equal or undefined means.
+    By the normal approximation, z((1 + level) / 2) + z(power) standard errors must not exceed the difference.
+    None for equal or undefined means.
+
+    Args:
+        difference: the difference of the means.
+        resampled: differences of means over resamples of at least two episodes.
+        episodes: the number of episodes of each resample.
+        level: the interval's share.
+        power: the probability.
     """
     from statistics import NormalDist
 
@@ -252,21 +265,9 @@ def _sort_values(values: Values) -> np.ndarray:
     return array
 
 
-# Statistics of an algorithm over training runs, and the comparison of two algorithms.
-#
-# A score is one number per run: the mean return of its checkpoint. Definitions are rliable's for one task
-# (rliable/metrics.py, rliable/library.py; Agarwal et al. 2021, https://arxiv.org/abs/2108.13264): runs are
-# resampled with replacement, and the CI consists of percentiles of the statistic. Episodes are not resampled
-# within the runs, because a run's score already includes their randomness.
-
 FEW = 5
 """With fewer runs the percentile CI is too narrow to trust (rliable recommends several)."""
 
-
-# `strata` has the scores of the runs in each environment. Runs are
-# resampled within their environment (rliable's StratifiedBootstrap without `task_bootstrap`), so that the
-# interval describes other training seeds in these environments, not other environments. Scores of different
-# environments must be normalised before.
 
 Strata = Sequence[Values]
 Aggregate = Literal["mean", "median", "iqm", "optimality_gap"]
@@ -307,6 +308,12 @@ def aggregate_runs(
     - iqm: mean of the middle half of all runs, pooled over environments (`aggregate_iqm`)
     - optimality_gap: 1 - mean of min(score, 1) over all runs (`aggregate_optimality_gap`, gamma = 1), of
       scores that are 1 at the goal
+
+    A score is one number per run: the mean return of its checkpoint. Runs are resampled with replacement
+    within their environment (rliable's StratifiedBootstrap without `task_bootstrap`), so that the interval
+    describes other training seeds in these environments, not other environments. Episodes are not resampled
+    within the runs, because a run's score already includes their randomness. Scores of different environments
+    must be normalised before.
     """
     return _bootstrap(lambda *sides: _AGGREGATES[statistic](sides), *strata, resamples=resamples, seed=seed)
 
@@ -418,20 +425,19 @@ def _win_share(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return np.where(unknown, np.nan, won.mean(axis=1) / b.shape[1])
 
 
-# Reference returns for normalised scores: 0 for a random policy, 100 for an expert.
-#
-# The numbers are D4RL's (d4rl/infos.py, REF_MIN_SCORE and REF_MAX_SCORE, one pair for all datasets of an
-# environment; Fu et al. 2020, https://arxiv.org/abs/2004.07219). They were measured in Gym's `-v2`
-# environments (d4rl/gym_mujoco/gym_envs.py); later versions of the same task have slightly different rewards,
-# which is noted beside every score. No values are added: an environment without a D4RL pair has no normalised
-# score.
-
 SOURCE = "D4RL, d4rl/infos.py"
 
 
 @dataclass(frozen=True, slots=True)
 class ReferenceScores:
-    """Returns of a random and of an expert policy, in the environment of their measurement."""
+    """Returns of a random and of an expert policy, in the environment of their measurement.
+
+    The numbers are D4RL's (d4rl/infos.py, REF_MIN_SCORE and REF_MAX_SCORE, one pair for all datasets of an
+    environment; Fu et al. 2020, https://arxiv.org/abs/2004.07219). They were measured in Gym's `-v2`
+    environments (d4rl/gym_mujoco/gym_envs.py); later versions of the same task have slightly different
+    rewards, which is noted beside every score. No values are added: an environment without a D4RL pair has no
+    normalised score.
+    """
 
     env: str
     random: float
@@ -456,11 +462,6 @@ def find_reference_scores(env: str) -> ReferenceScores | None:
     return _TABLE.get(named[1]) if named else None
 
 
-# Reference returns, and the comparison of a mean with them: is the agent any good?
-#
-# `reference_returns.json` is written by benchmarks/random_returns.py. A random policy's return is measured in
-# exactly this environment; published means may be those of another version of the task, which is recorded.
-
 Verdict = Literal["solved", "published", "between", "better", "random", "worse", "below", "uncertain"]
 """`solved`: the mean reaches the reward threshold; `published`: without a threshold, the CI reaches the best
 published mean; `between` random and that goal; `better` than random, without a goal; `random`: the CIs
@@ -472,7 +473,11 @@ _SAME_REWARDS = frozenset({"exclude_current_positions_from_observation", "wrappe
 
 @dataclass(frozen=True, slots=True)
 class RandomReturn:
-    """Return of a uniformly random policy, and its measurement; `seeds` are the first and the last."""
+    """Return of a uniformly random policy, and its measurement; `seeds` are the first and the last.
+
+    `reference_returns.json` is written by benchmarks/random_returns.py. The return is measured in exactly
+    this environment; published means may be those of another version of the task, which is recorded.
+    """
 
     mean: float
     std: float
@@ -561,9 +566,6 @@ def judge_return(
     return Judgement(verdict, sentence, fraction, certain, chance, goal, published)
 
 
-# Normalised scores of training runs: 0 for a random policy, 1 for a goal. They can be averaged over
-# environments.
-
 ScaleKind = Literal["D4RL", "threshold", "published", "goal"]
 _GOALS: Mapping[ScaleKind, str] = {
     "D4RL": "expert; D4RL",
@@ -575,7 +577,10 @@ _GOALS: Mapping[ScaleKind, str] = {
 
 @dataclass(frozen=True, slots=True)
 class ScoreScale:
-    """Returns that are 0 and 1 in each environment; `goal` is a threshold here and a published mean there."""
+    """Returns that are 0 and 1 in each environment; `goal` is a threshold here and a published mean there.
+
+    Scores on one scale can be averaged over environments.
+    """
 
     kind: ScaleKind
     ends: Mapping[str, tuple[float, float]]

@@ -58,8 +58,15 @@ def play_on_device(
 ) -> tuple[Rollout, ...]:
     """Play a task on the policy's device; see rollout.rollouts.
 
-    On the CPU it uses one thread: a step consists of many small operations, and on busy cores threads
-    that wait for each other at every operation made it twenty times slower.
+    On the CPU it uses one thread: a step consists of many small operations, and on busy cores threads that
+    wait for each other at every operation made it twenty times slower.
+
+    Args:
+        policy: a policy of the PyTorch backend.
+        envs: the task, with its number of rows.
+        play: episodes, seeds, limits and noise.
+        members: policies in the stack.
+        progress: called with the episodes finished so far, all, and the steps.
     """
     _require_inputs(policy.inputs, envs)
     try:
@@ -98,7 +105,17 @@ def play_members(
     *,
     graphs: bool,
 ) -> tuple[Rollout, ...]:
-    """Play every member's episodes; results equal those of rollout.rollouts within rounding."""
+    """Play every member's episodes; results equal those of rollout.rollouts within rounding.
+
+    Args:
+        act: computes the actions of all rows, tensors on the device.
+        place: the device.
+        envs: the task, with its number of rows.
+        play: episodes, seeds, limits and noise.
+        members: policies in the stack.
+        progress: called with the episodes finished so far, all, and the steps.
+        graphs: replay each step as one captured graph, on CUDA.
+    """
     interrupted = False
     with _gradient_mode(envs):
         envs.require_agreement(place)

@@ -784,14 +784,6 @@ def match_model(head: bytes) -> ForeignModel | None:
     return next((model for model in MODELS if model.start.match(head)), None)
 
 
-# Code in a file beyond what its format lists: pickles in members, in arrays of objects, inside compression,
-# behind other pickles; programs among the members.
-#
-# A format checks what its own library loads. Other loaders read other parts of the same bytes: `numpy.load`
-# the pickle of an array of objects, `joblib.load` compressed data, any program a member of an archive,
-# `pickle.load` a pickle at the start of a file, and called again, the next one. Nothing is run here, and
-# nothing is written.
-
 _DEPTH = 4  # nesting depth of archives and compressors
 _HEAD, _PIECE = 512, 4096
 _SMALL = 16 << 10
@@ -957,6 +949,11 @@ def scan_for_code(
 ) -> CodeScan:
     """Scan the file for code.
 
+    A format checks what its own library loads. Other loaders read other parts of the same bytes: `numpy.load`
+    the pickle of an array of objects, `joblib.load` compressed data, any program a member of an archive,
+    `pickle.load` a pickle at the start of a file, and called again, the next one. Nothing is run here, and
+    nothing is written.
+
     Args:
         file: the file.
         pickle: scan a pickle at its start as well, which formats of pickles check themselves.
@@ -964,7 +961,6 @@ def scan_for_code(
         plain: pickles that are known to be data for any reader (Checkpoint.plain).
         programs: report members that are programs or libraries.
         format: the format that reads the file; parts that another format would read are then reported.
-
     """
     found = _CodeScanner(arrays, plain, programs=programs)
     with found.reasons("the file"):

@@ -16,7 +16,7 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from itertools import pairwise
-from typing import IO, Any, NoReturn, TypeVar
+from typing import IO, TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from ckpttool.core import dtypes, filesystem, limits
 from ckpttool.core.deferred import NamedTuple, dataclass
@@ -45,10 +45,8 @@ from ckpttool.core.source import (
 )
 from ckpttool.formats import child_process
 
-# HDF5 files as lists of datasets: a child process lists them, this one reads their bytes as spans.
-#
-# docs/formats/keras_h5.md describes the layout of the file. Nothing here is a
-# format by itself: keras_h5 and keras_zip interpret the datasets.
+if TYPE_CHECKING:
+    from ckpttool.formats.hdf5_listing import Hdf5Listing
 
 _IN_MEMORY = 64 << 20
 
@@ -94,8 +92,9 @@ class Hdf5Index:
 def read_index(base: Storage) -> Hdf5Index:
     """List the HDF5 file in `base`: a whole file as a span, or an archive member.
 
-    Raise FormatError if it is damaged, and UnsupportedError if it refers to other files (external
-    storage, external links, virtual datasets), none of which is opened.
+    Raise FormatError if it is damaged, and UnsupportedError if it refers to other files (external storage,
+    external links, virtual datasets), none of which is opened. docs/formats/keras_h5.md describes the layout
+    of the file. Nothing here is a format by itself: keras_h5 and keras_zip interpret the datasets.
     """
     return _read_index(base, limits.current())
 
@@ -110,7 +109,7 @@ def _read_index(base: Storage, _limits: limits.Limits) -> Hdf5Index:
     return made
 
 
-def _list_plain(base: Storage) -> dict[str, Any] | None:
+def _list_plain(base: Storage) -> Hdf5Listing | None:
     """Return the listing of a file of the form that Keras writes, without a child process."""
     if not isinstance(base, Span):
         return None
@@ -193,10 +192,17 @@ LISTING = Hdf5Job()
 
 
 def run_child(descriptor: int, offset: int, length: int, file: str, job: Hdf5Job = LISTING) -> dict[str, Any]:
-    """Return the output of hdf5_child.py for `length` bytes from `offset` of an open file.
+    """Return the output of hdf5_child.py for a range of an open file.
 
-    `file` is its name. Raise FormatError if the library rejects the file or crashes, LimitError if it
-    needs too much time or memory, and UnsupportedError if the file refers to other files.
+    Raise FormatError if the library rejects the file or crashes, LimitError if it needs too much time or
+    memory, and UnsupportedError if the file refers to other files.
+
+    Args:
+        descriptor: the open file.
+        offset: where the range begins, in bytes.
+        length: its length in bytes.
+        file: the file's name, for errors.
+        job: what the child does with it: list it, or compute digests.
     """
     allowed, most = cpu_seconds(length + max(job.most, job.declared)), limits.current()
     command = [sys.executable, "-I", "-B", "-c", _START, child_process.child_paths()]
@@ -279,11 +285,6 @@ def _printable(sentence: object) -> str:
     return "".join(letter if letter.isprintable() else "?" for letter in str(sentence))[:400]
 
 
-# Read the bytes of HDF5 datasets whose positions are known.
-#
-# Layouts and filters are those of the HDF5 File Format Specification 3.0 (IV.A.2.i data layout, IV.A.2.l
-# filter pipeline) and of H5Zdeflate.c, H5Zshuffle.c, H5Zfletcher32.c.
-
 DEFLATE, SHUFFLE, FLETCHER32 = 1, 2, 3
 KNOWN = frozenset((DEFLATE, SHUFFLE, FLETCHER32))
 _STEP = 1 << 20
@@ -299,7 +300,11 @@ def file_span(base: Storage) -> Span:
 
 
 def iter_unpacked(base: Storage) -> Iterator[bytes]:
-    """Yield the storage's bytes in order, 1 MiB at a time; raise FormatError unless all are there."""
+    """Yield the storage's bytes in order, 1 MiB at a time; raise FormatError unless all are there.
+
+    Layouts and filters are those of the HDF5 File Format Specification 3.0 (IV.A.2.i data layout, IV.A.2.l
+    filter pipeline) and of H5Zdeflate.c, H5Zshuffle.c, H5Zfletcher32.c.
+    """
     if isinstance(base, Span):
         for at in range(0, base.length, _STEP):
             yield base.file.read(base.offset + at, min(_STEP, base.length - at))

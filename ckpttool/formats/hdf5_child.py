@@ -1,4 +1,8 @@
-"""Child process that lists an HDF5 file."""
+"""Child process that lists an HDF5 file.
+
+The HDF5 library crashes and hangs on damaged files, so nothing else runs here. For digests, it also reads
+chunked datasets.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +13,17 @@ import json
 import math
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ckpttool.core import atomic_write, filesystem, limits, sandbox
-from ckpttool.formats.hdf5_listing import NAME_ATTRIBUTES, TEXT_ATTRIBUTES
+from ckpttool.formats.hdf5_listing import (
+    NAME_ATTRIBUTES,
+    TEXT_ATTRIBUTES,
+    Hdf5DatasetRecord,
+    Hdf5GroupRecord,
+    Hdf5Listing,
+)
 
 _SLAB = 16 << 20
 
@@ -214,11 +224,6 @@ def digest_dataset(h5py: Any, dataset: Any, chunk: Sequence[int]) -> str:
     return found.hexdigest()
 
 
-# Walk one HDF5 file: groups, datasets and the positions of their bytes, as JSON values.
-#
-# Runs in the process that child.py limits. No numeric dataset is read, no link to another file is followed,
-# no filter is loaded.
-
 # More or longer strings are only mentioned in a note; beyond some notes, omissions are counted.
 STRINGS, TEXTS = 1 << 20, 10_000
 NOTES = 64
@@ -229,7 +234,10 @@ class RefusalError(Exception):  # part of the protocol, not an error
 
 
 class Hdf5Walk:
-    """One walk of a file; `document` is its result."""
+    """One walk of a file; `document` is its result.
+
+    No numeric dataset is read, no link to another file is followed, no filter is loaded.
+    """
 
     def __init__(self, file: Any) -> None:
         import h5py  # type: ignore[import-untyped]
@@ -239,15 +247,15 @@ class Hdf5Walk:
         self.file = file
         # Object addresses are relative to the end of the user block; data offsets are not.
         self.block = int(file.id.get_create_plist().get_userblock())
-        self.groups: list[dict[str, Any]] = []
-        self.datasets: list[dict[str, Any]] = []
+        self.groups: list[Hdf5GroupRecord] = []
+        self.datasets: list[Hdf5DatasetRecord] = []
         self.same: list[tuple[str, str]] = []
         self.notes: list[str] = []
         self.seen: dict[int, str] = {}
         self.addresses: dict[str, int] = {}
         self.chunks = 0
 
-    def document(self) -> dict[str, Any]:
+    def document(self) -> Hdf5Listing:
         """Walk from the root over hard links, visiting each object once."""
         root = self.h5py.h5g.open(self.file.id, b"/")
         stack: list[tuple[Any, str, int]] = [(root, "", 0)]
@@ -372,7 +380,8 @@ class Hdf5Walk:
             self.notes.append(f"dataset {path} is empty (it has no shape)")
             return
         shape = list(space.get_simple_extent_dims())
-        entry = {"path": path, "address": address, "shape": shape, "stored": dataset.get_storage_size()}
+        stored = dataset.get_storage_size()
+        entry = Hdf5DatasetRecord(path=path, address=address, shape=shape, stored=stored)
         kind = type_name(h5py, dataset)
         if kind is None:
             self._unnamed(dataset, entry)
@@ -387,8 +396,7 @@ class Hdf5Walk:
         elif layout == h5py.h5d.CHUNKED:
             entry.update(self._chunked(dataset, plist))
         elif layout == h5py.h5d.COMPACT:
-            if declared != entry["stored"]:
-                stored = entry["stored"]
+            if declared != stored:
                 raise RefusalError(
                     "format", f"dataset {path} declares {declared:,} bytes but stores {stored:,}"
                 )
@@ -397,14 +405,14 @@ class Hdf5Walk:
             entry.update(self._contiguous(dataset))
         self._list(dataset, entry)
 
-    def _unnamed(self, dataset: Any, entry: dict[str, Any]) -> None:
+    def _unnamed(self, dataset: Any, entry: Hdf5DatasetRecord) -> None:
         reason, path = unreadable_reason(self.h5py, dataset), entry["path"]
         if reason is None:
             self.notes.append(f"dataset {path} is not listed: unsupported type {describe_type(dataset)}")
         else:
             self.datasets.append(entry | {"dtype": "unknown", "unreadable": reason})
 
-    def _contiguous(self, dataset: Any) -> dict[str, Any]:
+    def _contiguous(self, dataset: Any) -> Hdf5DatasetRecord:
         offset = dataset.get_offset()
         # Unallocated space has the address -1, to which the library adds the user block.
         if offset not in (None, self.block - 1):
@@ -417,11 +425,11 @@ class Hdf5Walk:
             }
         return {"fill": base64.b64encode(fill).decode()}
 
-    def _list(self, dataset: Any, entry: dict[str, Any]) -> None:  # noqa: ARG002  # for Digests
+    def _list(self, dataset: Any, entry: Hdf5DatasetRecord) -> None:  # noqa: ARG002  # for Digests
         self.datasets.append(entry)
 
-    def _chunked(self, dataset: Any, plist: Any) -> dict[str, Any]:
-        chunks: list[tuple[Any, ...]] = []
+    def _chunked(self, dataset: Any, plist: Any) -> Hdf5DatasetRecord:
+        chunks: list[tuple[list[int], int, int, int]] = []
 
         count = dataset.get_num_chunks()
 
@@ -439,11 +447,11 @@ class Hdf5Walk:
         return {
             "chunk": list(plist.get_chunk()),
             "chunks": chunks,
-            "filters": [[code, list(values), decode_name(name)] for code, _, values, name in filters],
+            "filters": [(code, list(values), decode_name(name)) for code, _, values, name in filters],
             "fill": base64.b64encode(fill_element(plist, dataset)).decode(),
         }
 
-    def _strings(self, dataset: Any, entry: dict[str, Any]) -> None:
+    def _strings(self, dataset: Any, entry: Hdf5DatasetRecord) -> None:
         count = math.prod(entry["shape"])
         if count > TEXTS or max(entry["stored"], count * dataset.get_type().get_size()) > STRINGS:
             self.notes.append(f"dataset {entry['path']} holds {count:,} strings, which are not listed")
@@ -477,13 +485,13 @@ class Hdf5DigestWalk(Hdf5Walk):
         self.first, self.left = first, most
         self.found: list[tuple[int, str]] = []
 
-    def document(self) -> dict[str, Any]:
+    def digests(self) -> dict[str, list[tuple[int, str]]]:
         """Return the digests; the first dataset's errors are raised, those of others end the walk."""
         with contextlib.suppress(StopWalk):
-            super().document()
+            self.document()
         return {"digests": self.found}
 
-    def _list(self, dataset: Any, entry: dict[str, Any]) -> None:
+    def _list(self, dataset: Any, entry: Hdf5DatasetRecord) -> None:
         number = len(self.datasets)
         super()._list(dataset, entry)
         if number < self.first or "chunks" not in entry:
@@ -498,11 +506,6 @@ class Hdf5DigestWalk(Hdf5Walk):
                 raise StopWalk from error
             raise
 
-
-# List an HDF5 file in a separate process: the position of every dataset's bytes, as JSON on stdout.
-#
-# The HDF5 library crashes and hangs on damaged files, so nothing else runs here: no link to another file is
-# followed, no filter is loaded. For digests, it also reads chunked datasets. process.py starts it.
 
 # From this superblock version on, byte 11 has flags for a writer and for a writer with concurrent readers.
 _FLAGGED, _OPEN = 3, 0b101
@@ -574,7 +577,7 @@ class Hdf5FileWindow:
 
 def handle_request(
     descriptor: int, offset: int, length: int, digests: tuple[int, int] | None = None
-) -> dict[str, Any]:
+) -> Mapping[str, Any]:
     """Return the listing, the digests (hdf5.Hdf5Job), or `{"refused": [kind, sentence]}`."""
     import h5py
 
@@ -582,7 +585,7 @@ def handle_request(
     try:
         with h5py.File(window, "r") as file:
             _require_closed(window, file)
-            return (Hdf5Walk(file) if digests is None else Hdf5DigestWalk(file, *digests)).document()
+            return Hdf5Walk(file).document() if digests is None else Hdf5DigestWalk(file, *digests).digests()
     except RefusalError as refused:
         return {"refused": list(refused.args)}
     except MemoryError:
@@ -619,7 +622,7 @@ def preload_modules() -> None:
         file.attrs["layer_names"] = np.array([b"layer"])
         file.create_dataset("layer/unset", (2,), "f4")
         file.create_dataset("layer/chunked", (2,), "f4", chunks=(1,))
-        Hdf5DigestWalk(file, 0, 0).document()
+        Hdf5DigestWalk(file, 0, 0).digests()
         with contextlib.suppress(OSError):
             h5py.File(Hdf5FileWindow(-1, 0, 0), "r")
 
@@ -648,7 +651,6 @@ def main(arguments: list[str]) -> int:
     Args:
         arguments: descriptor, offset and length in bytes, seconds, the limits as a JSON object, and for
             digests the first dataset's number and the number of bytes to read.
-
     """
     descriptor, offset, length, seconds = map(int, arguments[:4])
     with limits.using(limits.Limits(**json.loads(arguments[4]))):

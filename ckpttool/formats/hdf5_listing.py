@@ -16,7 +16,7 @@ import math
 import struct
 from collections.abc import Callable, Iterator
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from ckpttool.core import limits
 from ckpttool.core.deferred import NamedTuple
@@ -77,7 +77,47 @@ class _Message(NamedTuple):
     data: bytes
 
 
-def list_plain_file(read: Callable[[int, int], bytes], length: int) -> dict[str, Any] | None:
+class Hdf5GroupRecord(TypedDict):
+    """A group in the listing; `address` is the position of its header."""
+
+    path: str
+    address: int
+    ordered: bool
+    attributes: dict[str, Any]
+
+
+class Hdf5DatasetRecord(TypedDict, total=False):
+    """A dataset in the listing: all have the first four, and either `unreadable` or `dtype` and `big`.
+
+    Its bytes are at `offset`, in `inline` or `chunks` (position, offset, size, filter mask of each), or
+    nowhere: every element is `fill`. Both texts are base64. Sizes are in bytes.
+    """
+
+    path: str
+    address: int
+    shape: list[int]
+    stored: int
+    dtype: str
+    big: bool
+    unreadable: str
+    offset: int
+    inline: str
+    fill: str
+    chunk: list[int]
+    chunks: list[tuple[list[int], int, int, int]]
+    filters: list[tuple[int, list[int], str]]
+
+
+class Hdf5Listing(TypedDict):
+    """What a walk lists; `same` are further names with the first ones."""
+
+    groups: list[Hdf5GroupRecord]
+    datasets: list[Hdf5DatasetRecord]
+    same: list[tuple[str, str]]
+    notes: list[str]
+
+
+def list_plain_file(read: Callable[[int, int], bytes], length: int) -> Hdf5Listing | None:
     """Return the listing of an HDF5 file as hdf5_child.py does, None for a file of another form.
 
     `read` returns up to so many bytes (second argument) from an offset (first); `length` is the file's.
@@ -100,13 +140,13 @@ class _PlainListing:
         self._read, self.end = read, length
         self.most = limits.current()
         self.links = self.total = 0
-        self.groups: list[dict[str, Any]] = []
-        self.datasets: list[dict[str, Any]] = []
-        self.same: list[list[str]] = []
+        self.groups: list[Hdf5GroupRecord] = []
+        self.datasets: list[Hdf5DatasetRecord] = []
+        self.same: list[tuple[str, str]] = []
         self.collections: dict[int, dict[int, bytes]] = {}
         self.extents: list[tuple[int, int]] = []
 
-    def document(self) -> dict[str, Any]:
+    def document(self) -> Hdf5Listing:
         head = self.extent(0, 96)
         end, driver = struct.unpack_from("<QQ", head, 40)
         _require(head.startswith(_SUPERBLOCK) and driver == _UNDEFINED and end <= self.end)
@@ -127,7 +167,7 @@ class _PlainListing:
             for name, child, cached in self.members(tree, heap, cache):
                 full = f"{path}/{name}" if path else name
                 if child in seen:
-                    self.same.append([full, seen[child]])
+                    self.same.append((full, seen[child]))
                     continue
                 seen[child] = full
                 messages = self.messages(child)
@@ -231,7 +271,7 @@ class _PlainListing:
             _require(symbols[-1][0] == end)
             yield from symbols
 
-    def dataset(self, path: str, address: int, messages: list[_Message]) -> dict[str, Any]:
+    def dataset(self, path: str, address: int, messages: list[_Message]) -> Hdf5DatasetRecord:
         """Return the entry of a dataset of numbers whose bytes are in one piece."""
         _require({each.type for each in messages} <= _IN_DATASETS)
         shape = _extents(_only(messages, _SPACE))
@@ -242,18 +282,19 @@ class _PlainListing:
             if each.type == _FILL:
                 _require_fill(each.data, width)
             _require(each.type != _OLD_FILL or struct.unpack("<I", each.data[:4])[0] in (0, width))
-        entry = {"path": path, "address": address, "shape": list(shape), "dtype": dtype, "big": False}
+        entry = Hdf5DatasetRecord(path=path, address=address, shape=list(shape), dtype=dtype, big=False)
         layout = _only(messages, _LAYOUT)
         version, kind = layout[:2]
         _require(version == 3 and kind in (_COMPACT, _CONTIGUOUS) and nbytes)
         if kind == _COMPACT:
             (stored,) = struct.unpack_from("<H", layout, 2)
             _require(stored == nbytes and len(layout) >= 4 + stored)
-            return entry | {"stored": stored, "inline": base64.b64encode(layout[4 : 4 + stored]).decode()}
+            inline = base64.b64encode(layout[4 : 4 + stored]).decode()
+            return Hdf5DatasetRecord(**entry, stored=stored, inline=inline)
         offset, stored = struct.unpack_from("<QQ", layout, 2)
         _require(stored == nbytes and offset + stored <= self.end)
         self.extents.append((offset, offset + stored))
-        return entry | {"stored": stored, "offset": offset}
+        return Hdf5DatasetRecord(**entry, stored=stored, offset=offset)
 
     def attributes(self, messages: list[_Message]) -> dict[str, Any]:
         """Return the attributes that Keras writes, as text or lists of text."""

@@ -25,12 +25,6 @@ from ckpttool.formats.tf_common import MAX_TEXT, class_name, plain_facts
 if TYPE_CHECKING:
     from ckpttool.formats.hdf5 import Hdf5Index
 
-# Check what loading a Keras configuration would run or open: code, files, classes of other modules.
-#
-# What is in keras_names.json only computes; every other name is a finding. Both Keras 3 and tf_keras may read
-# a file, so what either of them would do counts. Sources: keras/src/saving/serialization_lib.py
-# (`deserialize_keras_object`, `_retrieve_class_or_fn`), keras/src/layers/core/lambda_layer.py,
-# keras/src/export/tfsm_layer.py, keras/src/layers/preprocessing, tf_keras/src/saving/legacy/serialization.py.
 
 _KERAS = frozenset(("keras", "tf_keras", "tensorflow"))
 # Steps of a module's name that are the place of Keras, not the purpose of the module.
@@ -94,7 +88,12 @@ class ConfigAudit(NamedTuple):
 def audit_json(text: object, where: str) -> ConfigAudit:
     """Check the JSON text of a configuration, wherever Keras reads one.
 
-    Text that is not JSON, not text or too large cannot be checked and is reported as such.
+    Text that is not JSON, not text or too large cannot be checked and is reported as such. What is in
+    keras_names.json only computes; every other name is a finding. Both Keras 3 and tf_keras may read a file,
+    so what either of them would do counts. Sources: keras/src/saving/serialization_lib.py
+    (`deserialize_keras_object`, `_retrieve_class_or_fn`), keras/src/layers/core/lambda_layer.py,
+    keras/src/export/tfsm_layer.py, keras/src/layers/preprocessing,
+    tf_keras/src/saving/legacy/serialization.py.
     """
     if not isinstance(text, str | bytes):
         return ConfigAudit((), (f"{where} is not text, so it cannot be checked for code",))
@@ -346,12 +345,6 @@ def _judge_type(value: Mapping[str, Any]) -> tuple[str, Verdict] | None:
     return f"{_short(module)}.{_short(name)}", _judge_module(module, _short(name))
 
 
-# Keras layers by class: storage order and role of each layer's variables.
-#
-# A layer saves its trainable variables in creation order, then the others, as `vars/0`, `vars/1` ...
-# (keras/src/layers/layer.py, save_own_variables). The names are those assigned by the classes in `build`
-# (keras/src/layers/core/dense.py, normalization/*.py, rnn/*.py, convolutional/*.py ...).
-
 UNNAMED = ""
 SPECTRAL = "SpectralNormalization"
 
@@ -460,8 +453,11 @@ def layer_variables(
 ) -> tuple[KerasVariable, ...] | None:
     """Return a layer's stored variables in order; None if class and settings do not determine them.
 
-    Without settings, the count must be unambiguous. A batch normalisation with three variables lacks
-    gamma or beta, and the file does not record which: that one is UNNAMED.
+    Without settings, the count must be unambiguous. A batch normalisation with three variables lacks gamma or
+    beta, and the file does not record which: that one is UNNAMED. A layer saves its trainable variables in
+    creation order, then the others, as `vars/0`, `vars/1` ... (keras/src/layers/layer.py,
+    save_own_variables). The names are those assigned by the classes in `build`
+    (keras/src/layers/core/dense.py, normalization/*.py, rnn/*.py, convolutional/*.py ...).
     """
     if cls is None:
         return variables_by_shape(shapes)
@@ -511,19 +507,16 @@ def variables_by_shape(shapes: Sequence[Shape]) -> tuple[KerasVariable, ...] | N
     return None
 
 
-# Read a Keras model's configuration as data: its layers, and plain facts of each. No class is looked up.
-#
-# Sources: keras/src/saving/serialization_lib.py (Keras 3: `module`, `class_name`, `config`),
-# keras/src/legacy/saving/serialization.py (Keras 1 and 2: `class_name`, `config`; a Keras 1 Sequential's
-# config is a list).
-
 _NOTES = 64
 
 
 class KerasConfig(NamedTuple):
     """The class and settings of one object; empty for an unknown object.
 
-    `foreign` marks a class that is not Keras's own (see has_foreign_class).
+    `foreign` marks a class that is not Keras's own (see has_foreign_class). Sources:
+    keras/src/saving/serialization_lib.py (Keras 3: `module`, `class_name`, `config`),
+    keras/src/legacy/saving/serialization.py (Keras 1 and 2: `class_name`, `config`; a Keras 1 Sequential's
+    config is a list).
     """
 
     cls: str | None = None
@@ -651,13 +644,14 @@ def stored_names(layers: Sequence[KerasConfig]) -> dict[str, KerasConfig]:
     return found
 
 
-# Calls of the layers in a functional Keras model's configuration (keras/src/models/functional.py).
-
 _MOST_LAYERS = 20_000
 
 
 def list_references(value: Any) -> list[tuple[str, int, int]]:
-    """Return a node's input tensors: layer, node, place (Keras 2: lists, 3: histories)."""
+    """Return a node's input tensors: layer, node, place (Keras 2: lists, 3: histories).
+
+    Source: keras/src/models/functional.py.
+    """
     found: list[tuple[str, int, int]] = []
     stack = [value]
     while stack and len(found) < _MOST_LAYERS:

@@ -42,11 +42,6 @@ if TYPE_CHECKING:
     import h5py  # type: ignore[import-untyped]
 
 
-# Keras's HDF5 files: `.h5` weights and models of Keras 1 and 2, `.weights.h5` of Keras 3 and tf_keras.
-#
-# Sources: keras/src/legacy/saving/legacy_h5_format.py, keras/src/saving/saving_lib.py. Other HDF5 files are
-# listed as plain datasets. A separate process lists the file (formats.hdf5).
-
 NAME = "keras_h5"
 TITLE = "Keras HDF5 file (.h5, .weights.h5)"
 WRITES = True
@@ -91,7 +86,11 @@ def _has_user_block(probe: Probe) -> bool:
 
 
 def read(location: str) -> Checkpoint:
-    """List the file; raise FormatError if it is damaged, UnsupportedError if it refers to other files."""
+    """List the file; raise FormatError if it is damaged, UnsupportedError if it refers to other files.
+
+    Other HDF5 files are listed as plain datasets. Sources: keras/src/legacy/saving/legacy_h5_format.py,
+    keras/src/saving/saving_lib.py.
+    """
     file = File.stamp(location)
     if location.endswith(".json"):
         files, index = keras_tree.read_shards(file)
@@ -104,12 +103,6 @@ def read(location: str) -> Checkpoint:
     return replace(found, writer=writer).checkpoint(location, NAME, *files)
 
 
-# Write a `.weights.h5` file that Keras 3 loads, with h5py; the same tree gives the same bytes.
-#
-# Source: keras/src/saving/saving_lib.py, H5IOStore: a group `vars` with an attribute `name` for every object,
-# with numbered datasets, bfloat16 as two opaque bytes with an attribute `dtype`. Groups record creation
-# order, objects have no timestamps.
-
 VARS = "vars"
 _ATTRIBUTE = 64512
 
@@ -117,7 +110,10 @@ _ATTRIBUTE = 64512
 def pieces(tree: Tree, *, root: str | None = None) -> tuple[OutputFile, ...]:
     """Return the single `.weights.h5` file for the tree; raise UnsupportedError if it cannot be stored.
 
-    `root` is the attribute that holds the model, for trees of a tf.train.Checkpoint.
+    `root` is the attribute that holds the model, for trees of a tf.train.Checkpoint. Source:
+    keras/src/saving/saving_lib.py, H5IOStore: a group `vars` with an attribute `name` for every object, with
+    numbered datasets, bfloat16 as two opaque bytes with an attribute `dtype`. Groups record creation order,
+    objects have no timestamps.
     """
     places = place_tree(tree, root)
     for path, leaf in tree.tensors():
@@ -236,17 +232,16 @@ def _ordered_properties(h5py: Any, kind: Any) -> Any:
     return found
 
 
-# Write the weights file of Keras 1 and 2: a group for every layer, and the order of both in attributes.
-#
-# Source: keras/src/legacy/saving/legacy_h5_format.py, `save_weights_to_hdf5_group`. Keras loads in that
-# order.
-
 # Writer metadata: kernels have the orientation of Keras 2.
 _WRITER = {"keras_version": b"2.3.1", "backend": b"tensorflow"}
 
 
 def build_legacy_file(layers: Mapping[str, Mapping[str, Leaf]]) -> bytes:
-    """Return the file of these layers, each with its weights by name (`dense_1/kernel:0`), in order."""
+    """Return the file of these layers, each with its weights by name (`dense_1/kernel:0`), in order.
+
+    Source: keras/src/legacy/saving/legacy_h5_format.py, `save_weights_to_hdf5_group`. Keras loads in that
+    order.
+    """
     import h5py
 
     def texts(names: Iterable[str]) -> np.ndarray:
@@ -264,10 +259,6 @@ def build_legacy_file(layers: Mapping[str, Mapping[str, Leaf]]) -> bytes:
                 group.create_dataset(path, data=leaf.array(), track_times=False)
     return file.getvalue()
 
-
-# Assign every leaf of a tree a place in a `.weights.h5` file: its object's group and its number there.
-#
-# Source: keras/src/saving/saving_lib.py, _save_state and _save_container_state.
 
 # The order in which Keras layers create their variables; no layer uses the reverse order for any two.
 _ORDER = (
@@ -311,11 +302,12 @@ class KerasPlacement(NamedTuple):
 def place_tree(tree: Tree, root: str | None = None) -> KerasPlacement:
     """Return the place of every leaf; raise UnsupportedError for the first leaf without one.
 
-    A tree that was read from a `.weights.h5` keeps its places. In any other tree, modules become groups
-    by their attributes, and numbered modules become the layers of a Sequential model. With `root`, the
-    model is the subtree under that attribute, and tf.train.Checkpoint's own save counter is omitted.
-    Without such an attribute, a checkpoint of one network becomes that network's file, and its
-    optimizer `optimizer`: `model.load_weights` can load the output of `Checkpoint(net=model, opt=opt)`.
+    A tree that was read from a `.weights.h5` keeps its places. In any other tree, modules become groups by
+    their attributes, and numbered modules become the layers of a Sequential model. With `root`, the model is
+    the subtree under that attribute, and tf.train.Checkpoint's own save counter is omitted. Without such an
+    attribute, a checkpoint of one network becomes that network's file, and its optimizer `optimizer`:
+    `model.load_weights` can load the output of `Checkpoint(net=model, opt=opt)`. Source:
+    keras/src/saving/saving_lib.py, _save_state and _save_container_state.
     """
     for path, value in tree.plain():
         raise UnsupportedError(
@@ -547,11 +539,6 @@ def _order_leaves(members: dict[str, Leaf]) -> Iterable[Leaf]:
     return sorted(members.values(), key=lambda leaf: leaf.role != "parameter")
 
 
-# Collect an optimizer's leaves into the single numbered list that Keras 3 stores and loads.
-#
-# Source: keras/src/optimizers/base_optimizer.py: iteration, learning rate, then each round of slots over the
-# trained variables (the order of the rounds: keras/src/optimizers/*.py, see keras_tree.optimizers).
-
 _ROUNDS = (
     *((("m",),), (("accumulator", "linear"),)),  # Lion and Ftrl
     *(
@@ -567,7 +554,12 @@ _SETTINGS = {"iterations": 0, "iteration": 0, "learning_rate": 1}
 
 
 class OptimizerSlots:
-    """The optimizers of a tree, found by their slots."""
+    """The optimizers of a tree, found by their slots.
+
+    Keras 3 stores an optimizer as one numbered list: iteration, learning rate, then each round of slots over
+    the trained variables. Source: keras/src/optimizers/base_optimizer.py; the order of the rounds:
+    keras/src/optimizers/*.py.
+    """
 
     def __init__(self, leaves: Mapping[Path, Leaf], names: Mapping[Path, Path]) -> None:
         """Find the optimizers among the leaves; `names` are their paths in the output."""
@@ -623,11 +615,6 @@ class OptimizerSlots:
         return at[len(example) - len(self.names[example]) :] if self.names[example] != example else at
 
 
-# Keras 3 `.keras` archives: a zip of metadata.json, config.json and model.weights.h5.
-#
-# Source: keras/src/saving/saving_lib.py, _save_model_to_fileobj. The HDF5 file is stored uncompressed, so
-# leaves are spans of the archive; its CRC-32 is verified once, when the first leaf is read.
-
 ARCHIVE_NAME = "keras_zip"
 ARCHIVE_TITLE = "Keras 3 model (.keras)"
 
@@ -648,7 +635,9 @@ def archive_claims(probe: Probe) -> str | None:
 def read_archive(location: str) -> Checkpoint:
     """List the model; read the configuration as data, without looking up or running anything in it.
 
-    Raise FormatError if archive or weights are damaged, UnsupportedError if the weights are pickled.
+    Raise FormatError if archive or weights are damaged, UnsupportedError if the weights are pickled. Source:
+    keras/src/saving/saving_lib.py, _save_model_to_fileobj. The HDF5 file is stored uncompressed, so leaves
+    are spans of the archive; its CRC-32 is verified once, when the first leaf is read.
     """
     file = File.stamp(location)
     archive = archives.read_zip(file)
@@ -716,13 +705,6 @@ KERAS_ARCHIVE = FormatDefinition(
 )
 
 
-# The two files of a keras-rl DDPG agent, `NAME_actor.h5f` and `NAME_critic.h5f`, which share the base name.
-#
-# Source: rl/agents/ddpg.py in github.com/keras-rl/keras-rl, `DDPGAgent.save_weights`: `_actor` and `_critic`
-# precede the suffix, and its examples use `.h5f`. Keras chooses the format of each: HDF5, or with tf.keras,
-# which does not recognise `.h5f`, a tensor bundle with that prefix (keras/engine/training.py,
-# `save_weights`).
-
 KERAS_RL_NAME = "keras_rl"
 KERAS_RL_TITLE = "keras-rl agent (NAME_actor.h5f and NAME_critic.h5f)"
 
@@ -748,7 +730,13 @@ def _member_exists(folder: str, name: str, names: Collection[str]) -> bool:
 
 
 def read_keras_rl(location: str) -> Checkpoint:
-    """List both networks, each in its detected format; native keys are `actor:dense_1/kernel:0`."""
+    """List both networks, each in its detected format; native keys are `actor:dense_1/kernel:0`.
+
+    Source: rl/agents/ddpg.py in github.com/keras-rl/keras-rl, `DDPGAgent.save_weights`: `_actor` and
+    `_critic` precede the suffix, and its examples use `.h5f`. Keras chooses the format of each: HDF5, or with
+    tf.keras, which does not recognise `.h5f`, a tensor bundle with that prefix (keras/engine/training.py,
+    `save_weights`).
+    """
     from ckpttool.formats.detect import open_checkpoint
 
     stem = location.removesuffix(_SUFFIX)

@@ -31,12 +31,6 @@ from ckpttool.formats.keras_config import (
 )
 from ckpttool.formats.tf_object_graph import slot_path
 
-# Interpret the datasets of Keras's files: the tree of a model and its optimizer, from any writer.
-#
-# Three layouts: `h5` (Keras 1 and 2: attributes name layers and weights), `weights.h5` (Keras 3: groups of
-# numbered variables), and `datasets` (any other h5 file). A model's configuration, if the file has one, is
-# read as data; no class named in it is looked up.
-
 OPTIMIZER: Path = (attr("optimizer"),)
 
 
@@ -45,7 +39,10 @@ def list_model(
 ) -> FileListing:
     """Return the model in the datasets; `config` and `optimizer` are additional information on it.
 
-    Raise FormatError if attributes name weights that do not exist.
+    Raise FormatError if attributes name weights that do not exist. Three layouts: `h5` (Keras 1 and 2:
+    attributes name layers and weights), `weights.h5` (Keras 3: groups of numbered variables), and `datasets`
+    (any other h5 file). A model's configuration, if the file has one, is read as data; no class named in it
+    is looked up.
     """
     found = keras_config.audit_attributes(index)
     return replace(
@@ -219,12 +216,6 @@ def writer_version(details: Mapping[str, Any]) -> int | None:
     return int(version) if version.isdecimal() else None
 
 
-# The h5 files of Keras 1 and 2 (and Keras 3's `model.save("x.h5")`): attributes name layers and weights.
-#
-# Source: keras/src/legacy/saving/legacy_h5_format.py, save_weights_to_hdf5_group,
-# load_attributes_from_hdf5_group, save_optimizer_weights_to_hdf5_group; in tf_keras
-# tf_keras/src/saving/legacy/hdf5_format.py.
-
 TOP = "top_level_model_weights"
 # Keras 1 names of non-trainable weights and of the two weights of a dense or convolutional layer.
 _BUFFERS = frozenset(
@@ -249,8 +240,10 @@ _WRITER = frozenset(("backend", "keras_version", "model_config", "training_confi
 def is_legacy(index: Hdf5Index) -> bool:
     """Return whether Keras 1 or 2 wrote the file: its root, or its group of weights, names the layers.
 
-    Other programs use the attribute `layer_names` too. Keras always adds its version, or to the group of
-    each layer the names of its weights; without both, the file is listed as plain datasets.
+    Other programs use the attribute `layer_names` too. Keras always adds its version, or to the group of each
+    layer the names of its weights; without both, the file is listed as plain datasets. Source:
+    keras/src/legacy/saving/legacy_h5_format.py, save_weights_to_hdf5_group, load_attributes_from_hdf5_group,
+    save_optimizer_weights_to_hdf5_group; in tf_keras tf_keras/src/saving/legacy/hdf5_format.py.
     """
     root, inside = index.groups[""], index.groups.get("model_weights")
     named = [group for group in (root, inside) if group is not None and _named(group)]
@@ -383,12 +376,6 @@ class KerasSettings:
         return self._below[parent].get(name, NOTHING)
 
 
-# The `.weights.h5` layout of Keras 3 (and tf_keras since 2.12): a group for each object, with `vars/<i>`.
-#
-# Source: keras/src/saving/saving_lib.py (_save_state, _save_container_state, H5IOStore). Layers of a
-# Sequential or functional model are under `layers` by their class; other objects are under their attribute;
-# the user's name is an attribute of the group `vars`, which tf_keras does not write.
-
 VARS = "vars"
 # TF 2.12 to 2.15 used the second name (keras/src/saving/saving_lib.py, H5IOStore.get).
 LAYERS = ("layers", "_layer_checkpoint_dependencies")
@@ -432,7 +419,12 @@ def is_modules(found: Hdf5Index) -> bool:
 
 
 def build_nodes(found: Hdf5Index) -> tuple[KerasNode, list[Hdf5Dataset]]:
-    """Return the root of the stored objects, and the datasets outside all of them."""
+    """Return the root of the stored objects, and the datasets outside all of them.
+
+    Source: keras/src/saving/saving_lib.py (_save_state, _save_container_state, H5IOStore). Layers of a
+    Sequential or functional model are under `layers` by their class; other objects are under their attribute;
+    the user's name is an attribute of the group `vars`, which tf_keras does not write.
+    """
     made: dict[str, KerasNode] = {"": KerasNode("", ())}
     strays = []
     for position, group in enumerate(found.groups.values()):
@@ -730,16 +722,17 @@ def dataset_leaf(
     of: Path | None = None,
     slot: str | None = None,
 ) -> Leaf:
-    """Return a dataset as a leaf."""
+    """Return a dataset as a leaf.
+
+    Args:
+        dataset: its bytes, type and shape; its path is the leaf's key.
+        role: what the leaf is in the model.
+        trainable: whether an optimizer may change it; None if unknown.
+        of: the path of the variable whose slot it is.
+        slot: the kind of that slot.
+    """
     return Leaf(dataset.dtype, dataset.shape, dataset.source, dataset.path, role, of, slot, trainable)
 
-
-# Keras optimizers: which of their variables are slots, of what kind, and of which variable.
-#
-# Keras 3 numbers them in creation order: iteration, learning rate, then one round after another over the
-# trained variables (keras/src/optimizers/base_optimizer.py, build and add_optimizer_variables, and
-# keras/src/optimizers/*.py). tf_keras 2.11 and later does the same without a learning rate
-# (tf_keras/src/optimizers/*.py). Kinds have the names of object_graph.roles.
 
 Round = tuple[str, ...]
 
@@ -812,8 +805,12 @@ def optimizer_leaves(
 ) -> tuple[dict[Path, Leaf], bool]:
     """Return an optimizer's leaves, and whether every slot was matched to its variable.
 
-    `trained` are the trained variables in the optimizer's order, None if that order is unknown. Counts
-    and shapes must agree exactly; otherwise no slot is assigned to a variable.
+    `trained` are the trained variables in the optimizer's order, None if that order is unknown. Counts and
+    shapes must agree exactly; otherwise no slot is assigned to a variable. Keras 3 numbers them in creation
+    order: iteration, learning rate, then one round after another over the trained variables
+    (keras/src/optimizers/base_optimizer.py, build and add_optimizer_variables, and
+    keras/src/optimizers/*.py). tf_keras 2.11 and later does the same without a learning rate
+    (tf_keras/src/optimizers/*.py).
     """
     if config.cls == "LossScaleOptimizer" and len(datasets) >= len(_SCALED):
         return _loss_scale_leaves(datasets, at), True
@@ -990,14 +987,6 @@ def _find_owner(rest: str, owners: Mapping[str, Path], flat: Mapping[str, Path])
     return None
 
 
-# Optimizers of Keras before 2.4: slots named `Variable_7`, identified by their order alone, or in 2.3 by the
-# numbers of their variables (`m_0`).
-#
-# Source: keras/optimizers.py of Keras 2.0 to 2.3 and tensorflow/python/keras/optimizers.py of TensorFlow 1.4
-# to 1.13: `get_updates` sets `self.weights = [self.iterations] + ms + vs + vhats` and the like, each list
-# over the model's trainable weights. RMSprop, Adagrad and Adadelta have no iteration there. An Adam without
-# amsgrad has vhats of one zero each since 2.1; SGD has its moments even without momentum.
-
 _UNNAMED = deferred.compile(r"(?:.*/)?Variable(_\d+)?(:0)?", re.DOTALL)
 _NUMBERED = deferred.compile(r"(?:.*/)?([a-z_]+)_(\d+)(:0)?", re.DOTALL)
 _UNNAMED_CLASSES = ("Nadam", *(family.name for family in FAMILIES))
@@ -1018,7 +1007,11 @@ def leaves_by_count(
 ) -> dict[Path, Leaf] | None:
     """Return an optimizer's leaves, or None if its slots have names or do not fit the variables.
 
-    `trained` are in the model's order. Counts and shapes must agree exactly.
+    `trained` are in the model's order. Counts and shapes must agree exactly. Source: keras/optimizers.py of
+    Keras 2.0 to 2.3 and tensorflow/python/keras/optimizers.py of TensorFlow 1.4 to 1.13: `get_updates` sets
+    `self.weights = [self.iterations] + ms + vs + vhats` and the like, each list over the model's trainable
+    weights. RMSprop, Adagrad and Adadelta have no iteration there. An Adam without amsgrad has vhats of one
+    zero each since 2.1; SGD has its moments even without momentum.
     """
     settings = [each for each in datasets if not each[1].shape]
     slots = [each for each in datasets if each[1].shape]
@@ -1058,11 +1051,6 @@ def _is_numbered(name: str, kind: str, number: int) -> bool:
     return found is not None and (found[1], int(found[2])) == (_WORDS.get(kind, kind), number)
 
 
-# Match optimizers to networks, and find their variable order, in agents with several of both.
-#
-# Keras does not store this (keras/src/saving/saving_lib.py). Assumptions: an optimizer visits its layers one
-# after another (keras/src/layers/layer.py, trainable_variables), and every slot has its variable's shape.
-
 _MOST = 64  # limit on optimizers: each is compared with every layer
 _ENDS = ("_optimizer", "_optim", "_opt")
 
@@ -1089,7 +1077,12 @@ def find_trained_network(at: Path, walk: KerasWalk) -> Path | None:
 def trained_variables(
     node: KerasNode, config: KerasConfig, of: Path | None, walk: KerasWalk
 ) -> list[TrainedVariable] | None:
-    """Return the variables that an optimizer trains, in its order; None unless it is unambiguous."""
+    """Return the variables that an optimizer trains, in its order; None unless it is unambiguous.
+
+    Keras does not store this (keras/src/saving/saving_lib.py). Assumptions: an optimizer visits its layers
+    one after another (keras/src/layers/layer.py, trainable_variables), and every slot has its variable's
+    shape.
+    """
     if of is None:
         return None
     cut = len(of)
@@ -1135,14 +1128,12 @@ def order_from_slots(
     return order
 
 
-# A sharded `.weights.h5`: a JSON map and several HDF5 files that together contain the groups.
-#
-# Source: keras/src/saving/saving_lib.py, ShardedH5IOStore: `{"metadata": {"total_size": bytes}, "weight_map":
-# {"/layers/dense/vars": ["model_00000.weights.h5", ...]}}`; a group may be in several files.
-
-
 def read_shards(file: File) -> tuple[tuple[File, ...], Hdf5Index]:
-    """Return the map, its shards from the same folder, and their merged content."""
+    """Return the map, its shards from the same folder, and their merged content.
+
+    Source: keras/src/saving/saving_lib.py, ShardedH5IOStore: `{"metadata": {"total_size": bytes},
+    "weight_map": {"/layers/dense/vars": ["model_00000.weights.h5", ...]}}`; a group may be in several files.
+    """
     found = text.load_json(file.path, "the shard map of a .weights.h5 file")
     names = shard_names(found, file.path)
     folder = os.path.dirname(file.path)

@@ -18,7 +18,15 @@ _INTEGERS = frozenset(("int8", "int16", "int32", "int64", "uint8", "uint16", "ui
 def role_by_name(
     path: Path, full_name: str, dtype: str, shape: tuple[int, ...], *, setting: bool = False
 ) -> Role:
-    """Return the role of a variable that is not a slot; `setting`: an optimizer contains it directly."""
+    """Return the role of a variable that is not a slot.
+
+    Args:
+        path: its path in the tree.
+        full_name: TensorFlow's name of the variable.
+        dtype: its element type.
+        shape: its shape: counters and settings are scalars.
+        setting: an optimizer contains it directly.
+    """
     steps = [str(step.value) for step in path]
     last = steps[-1] if steps else ""
     if last in _COUNTERS and dtype in _INTEGERS:

@@ -21,10 +21,6 @@ from ckpttool.formats import embedded_tree, tensor_bytes
 from ckpttool.formats.name_roles import role_by_last_name
 from ckpttool.formats.probe import OutputFile, Probe
 
-# NumPy arrays in a file: `.npz` (a zip of arrays by name) and `.npy` (one array); written as `.npz`.
-#
-# Sources: numpy/lib/_npyio_impl.py (`savez`, `NpzFile`), numpy/lib/_format_impl.py.
-
 NAME = "npz"
 TITLE = "NumPy arrays (.npz, .npy)"
 WRITES = True
@@ -59,7 +55,8 @@ _SHORT = 4096
 def read(location: str) -> Checkpoint:
     """List the arrays; data that needs unpickling is named and never decoded.
 
-    Raise FormatError if archive, headers and bytes are inconsistent.
+    Raise FormatError if archive, headers and bytes are inconsistent. Sources: numpy/lib/_npyio_impl.py
+    (`savez`, `NpzFile`), numpy/lib/_format_impl.py.
     """
     file = File.stamp(location)
     others: tuple[str, ...] = ()
@@ -152,11 +149,6 @@ def _text_value(array: NpyArray) -> str | None:
         return None
 
 
-# Write a tree as numpy.savez would: stored members, the same bytes for the same tree.
-#
-# Sources: numpy/lib/_npyio_impl.py (`_savez`), numpy/lib/_format_impl.py. The output loads with
-# `numpy.load(file, allow_pickle=False)`.
-
 _INT64 = 1 << 63
 _LONGEST_NAME = (1 << 16) - 1
 _DRIVE = deferred.compile("^([A-Za-z]):")
@@ -174,7 +166,9 @@ class _NpzMember(NamedTuple):
 def pieces(tree: Tree) -> tuple[OutputFile]:
     """Return the single `.npz` file for the tree.
 
-    Raise UnsupportedError, before anything is written, for a tensor type that NumPy lacks.
+    Raise UnsupportedError, before anything is written, for a tensor type that NumPy lacks. Sources:
+    numpy/lib/_npyio_impl.py (`_savez`), numpy/lib/_format_impl.py. The output loads with `numpy.load(file,
+    allow_pickle=False)`.
     """
     members = {path: made for path, leaf in tree.items() if (made := _plan_member(path, leaf)) is not None}
     others = [alias.path for _, aliases in tree.aliases.items() for alias in aliases]

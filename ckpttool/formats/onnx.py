@@ -1,4 +1,7 @@
-"""ONNX models."""
+"""ONNX models.
+
+Source: github.com/onnx/onnx, onnx/onnx.proto and docs/ExternalData.md. The graph is read as data, never run.
+"""
 
 from __future__ import annotations
 
@@ -24,13 +27,8 @@ from ckpttool.core.errors import (
 from ckpttool.core.source import Buffer, File, Inline, Source, Span
 from ckpttool.core.tree import Container, Leaf, Path, Record, Role, Tree, ValueLeaf, attr, key
 from ckpttool.encodings import protobuf
-from ckpttool.formats import tf_common, torch_roles
+from ckpttool.formats import tensor_bytes, torch_roles
 from ckpttool.formats.probe import Probe
-
-# ONNX models: a protobuf message with a graph of operators and constants; the onnx library is not needed.
-#
-# Source: github.com/onnx/onnx, onnx/onnx.proto and docs/ExternalData.md. The graph is read as data, never
-# run.
 
 NAME = "onnx"
 TITLE = "ONNX model"
@@ -53,9 +51,8 @@ def claims(probe: Probe) -> str | None:
     """
     if probe.kind != "file" or not probe.head:
         return None
-    tag = probe.head[0]
-    begins = tag & 7 in (protobuf.VARINT, protobuf.BYTES) and tag >> 3 in _TEXTS | _NUMBERS | {_GRAPH}
-    if not begins:
+    number, wire = probe.head[0] >> 3, probe.head[0] & 7
+    if number not in {protobuf.VARINT: _NUMBERS, protobuf.BYTES: _TEXTS | {_GRAPH}}.get(wire, ()):
         return None
     return probe.path if probe.name.endswith(SUFFIX) or _reaches_graph(probe.head) else None
 
@@ -83,10 +80,6 @@ def _reaches_graph(head: bytes) -> bool:
             return False
     return False
 
-
-# The messages of an ONNX model as records: its graph, nodes, attributes and constants, with count limits.
-#
-# Field numbers are those of onnx/onnx.proto. Tensor bytes are not decoded: records contain their positions.
 
 _TEXT, _NUMBER, _WORD = protobuf.DELIMITED, protobuf.NUMBER, protobuf.WORD
 # ModelProto: ir_version, producer_name, producer_version, domain, model_version, graph, opset_import,
@@ -277,7 +270,10 @@ class OnnxModel(NamedTuple):
 
 
 def parse_model(data: memoryview) -> OnnxModel:
-    """Parse a model from a file's bytes; raise FormatError if they are not a model."""
+    """Parse a model from a file's bytes; raise FormatError if they are not a model.
+
+    Field numbers are those of onnx/onnx.proto. Tensor bytes are not decoded: records contain their positions.
+    """
     return _OnnxParser(data).model()
 
 
@@ -738,12 +734,6 @@ def _count_elements(number: int, value: int | memoryview, offset: int) -> int:
     return len(bytes(value).translate(None, _HIGH))
 
 
-# The content of an ONNX file: the constants of its graphs as tensors by name, and facts of the graph.
-#
-# Sources: onnx/onnx.proto (TensorProto: which field stores which type), onnx/numpy_helper.py (`to_array`) and
-# docs/ExternalData.md.
-
-
 class _ElementType(NamedTuple):
     """One ONNX element type: its ckpttool name ("" if listed but not read), and its data field."""
 
@@ -791,7 +781,11 @@ _LONGEST = 1000
 
 
 def read(location: str) -> Checkpoint:
-    """List the constants of the model's graph; raise FormatError if the bytes violate the format."""
+    """List the constants of the model's graph; raise FormatError if the bytes violate the format.
+
+    Sources: onnx/onnx.proto (TensorProto: which field stores which type), onnx/numpy_helper.py (`to_array`)
+    and docs/ExternalData.md.
+    """
     file = File.stamp(location)
     model = read_model(file)
     lister = _ConstantLister(file)
@@ -890,7 +884,7 @@ class _ConstantLister:
             return ValueLeaf(Record(_RECORD, f"{title}{list(tensor.dims)[:64]}"))
         if tensor.segmented:
             raise UnsupportedError("segmented tensors are not supported", offset=tensor.start)
-        count = tf_common.count_elements(tensor.dims)
+        count = tensor_bytes.count_elements(tensor.dims)
         role = _role(path, row, tensor, count, constant=constant)
         native = "/".join(str(step.value) for step in path)
         return Leaf(row.name, tensor.dims, self._source(tensor, row, count), native, role)

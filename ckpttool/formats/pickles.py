@@ -287,9 +287,14 @@ def load_pickle(
     name: str | None = None,
     builders: Mapping[str, Builder] = BUILDERS,
 ) -> LoadedPickle:
-    """Return the value of a pickle at byte `base` of `file`, or in no file (if it was encoded).
+    """Return the value of a pickle; raise FormatError with the file's name if it is damaged.
 
-    Raise FormatError with the file name (`name` if there is no `file`) if the pickle is damaged.
+    Args:
+        data: the pickle's bytes.
+        file: the file that has them, None if they were encoded.
+        base: their position in it.
+        name: what stands for the file in errors if there is none.
+        builders: return the values of known calls, by dotted name.
     """
     from ckpttool.encodings import pickle_reader
 
@@ -348,11 +353,6 @@ def encode_box(kind: Global, low: PickleObject, high: PickleObject) -> PickleObj
     return PickleObject(kind, (low, high), 0, state={"low": low, "high": high})
 
 
-# JSON settings with base64 pickles for values that JSON lacks, as in Stable-Baselines 2 and 3.
-#
-# Sources: github.com/hill-a/stable-baselines, stable_baselines/common/save_util.py (`data_to_json`), and
-# github.com/DLR-RM/stable-baselines3, stable_baselines3/common/save_util.py (the same function).
-
 SERIALIZED = ":serialized:"
 
 
@@ -366,7 +366,9 @@ def parse_json_member(source: Storage, name: str) -> Any:
 def read_settings(source: Storage, name: str, file: str, references: list[CodeReference]) -> dict[str, Any]:
     """Return the settings in member `name` of `file`; serialized objects become inert values.
 
-    `references` collects what unpickling these would import and call.
+    `references` collects what unpickling these would import and call. Sources:
+    github.com/hill-a/stable-baselines, stable_baselines/common/save_util.py (`data_to_json`), and
+    github.com/DLR-RM/stable-baselines3, stable_baselines3/common/save_util.py (the same function).
     """
     data = parse_json_member(source, name)
     if not isinstance(data, dict):

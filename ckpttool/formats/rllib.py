@@ -26,11 +26,6 @@ from ckpttool.formats.pickles import LoadedPickle, PickleWalk, load_pickle, load
 from ckpttool.formats.probe import OutputFile, Probe
 from ckpttool.formats.tf_common import VariableInfo, tree_by_name
 
-# RLlib checkpoints: the single file `checkpoint-N` of version 0.1, and the folders of version 1.0 and later.
-#
-# Source: ray/rllib/utils/checkpoints.py in github.com/ray-project/ray (the history of versions above
-# CHECKPOINT_VERSION, `get_checkpoint_info`, `Checkpointable`).
-
 NAME = "rllib"
 TITLE = "RLlib checkpoint (checkpoint-N, or a folder of pickles)"
 WRITES = True
@@ -58,18 +53,15 @@ def claims(probe: Probe) -> str | None:
 def read(location: str) -> Checkpoint:
     """List every policy's weights, its optimizer's variables, filters, counters and settings.
 
-    What unpickling would call is listed as a record and named in a note. Raise UnsupportedError for
-    other forms than pickles (msgpack, PyTorch), FormatError for damage.
+    What unpickling would call is listed as a record and named in a note. Raise UnsupportedError for other
+    forms than pickles (msgpack, PyTorch), FormatError for damage. Source: ray/rllib/utils/checkpoints.py in
+    github.com/ray-project/ray (the history of versions above CHECKPOINT_VERSION, `get_checkpoint_info`,
+    `Checkpointable`).
     """
     with locate_errors(file=location):
         listed, files = _list_folder(location) if filesystem.isdir(location) else _list_file(location)
     return listed.checkpoint(location, NAME, *files)
 
-
-# Determine the role of RLlib's arrays and numbers from their paths.
-#
-# Sources in github.com/ray-project/ray: rllib/utils/filter.py (`MeanStdFilter`, `RunningStat`),
-# rllib/policy/tf_policy.py and torch_policy.py (`get_state`), rllib/agents/trainer.py (`__getstate__`).
 
 _WEIGHTS, _OPTIMIZER = "weights", "_optimizer_variables"
 # RunningStat's count, sum of means and of squares, in the older and newer spellings.
@@ -79,7 +71,11 @@ _COUNTERS = frozenset(("counters", "global_timestep", "_counters", "timesteps_to
 
 
 def rllib_role(path: Path, dtype: str, shape: Shape) -> PickledArrayRole:
-    """Return the role of an array (or, without a type, a number) based on its path."""
+    """Return the role of an array (or, without a type, a number) based on its path.
+
+    Sources in github.com/ray-project/ray: rllib/utils/filter.py (`MeanStdFilter`, `RunningStat`),
+    rllib/policy/tf_policy.py and torch_policy.py (`get_state`), rllib/agents/trainer.py (`__getstate__`).
+    """
     steps: list[object] = [step.value for step in path]
     last = steps[-1] if steps else None
     if "local_replay_buffer" in steps:
@@ -159,12 +155,6 @@ def _assign_policy_slots(policy: _PolicyVariables, leaves: dict[Path, Leaf | Val
             leaves[where] = replace(slot, role="slot", of=of, slot=slot_names.slot)
 
 
-# Read RLlib's pickles, and find the pickled states in a folder.
-#
-# Sources in github.com/ray-project/ray: rllib/evaluation/rollout_worker.py (`save`), rllib/agents/trainer.py
-# (`__getstate__`), rllib/policy/policy.py, tf_policy.py and eager_tf_policy.py (`get_state`),
-# rllib/utils/checkpoints.py (`Checkpointable.save_to_path`), python/ray/tune/trainable.py (`save`).
-
 _JSON = "rllib_checkpoint.json"
 _STATE_FILES = frozenset(("algorithm_state.pkl", "policy_state.pkl", "module_state.pkl", "state.pkl"))
 _OTHERS = {
@@ -185,7 +175,13 @@ class _RllibWalk(PickleWalk):
 
 
 def _list_file(location: str) -> tuple[FileListing, list[File]]:
-    """Return a single file, with the `.tune_metadata` that Tune writes next to it: content and files."""
+    """Return a single file, with the `.tune_metadata` that Tune writes next to it: content and files.
+
+    Sources in github.com/ray-project/ray: rllib/evaluation/rollout_worker.py (`save`),
+    rllib/agents/trainer.py (`__getstate__`), rllib/policy/policy.py, tf_policy.py and eager_tf_policy.py
+    (`get_state`), rllib/utils/checkpoints.py (`Checkpointable.save_to_path`), python/ray/tune/trainable.py
+    (`save`).
+    """
     file = File.stamp(location)
     walk = _RllibWalk(rllib_role)
     _add_state(walk, load_pickle_file(file), ())
@@ -299,12 +295,6 @@ def _writer(facts: dict[str, Any]) -> str:
     return " ".join(words)
 
 
-# Write the folder of one RLModule: its state, its class and constructor arguments, and its metadata.
-#
-# Sources, in github.com/ray-project/ray: rllib/utils/checkpoints.py (`Checkpointable.save_to_path`,
-# `from_checkpoint`), rllib/core/rl_module/rl_module.py (`get_ctor_args_and_kwargs`). The pickles name RLlib's
-# classes, and call gymnasium's Box with its two arrays.
-
 # The tree's record of the module's class and arguments, as plain values; they are written to a separate file.
 ARGUMENTS = attr("arguments")
 CLASS = (ARGUMENTS, key("class"))
@@ -316,7 +306,10 @@ _BOX = Global("gymnasium.spaces.box", "Box")
 def pieces(tree: Tree) -> tuple[OutputFile, ...]:
     """Return the files of an RLModule's folder; raise UnsupportedError for any other tree.
 
-    libraries/rllib.py describes the content of such a tree.
+    libraries/rllib.py describes the content of such a tree. Sources, in github.com/ray-project/ray:
+    rllib/utils/checkpoints.py (`Checkpointable.save_to_path`, `from_checkpoint`),
+    rllib/core/rl_module/rl_module.py (`get_ctor_args_and_kwargs`). The pickles name RLlib's classes, and call
+    gymnasium's Box with its two arrays.
     """
     made = tree.get(CLASS)
     if not isinstance(made, ValueLeaf) or not isinstance(made.value, Record):

@@ -38,10 +38,6 @@ from ckpttool.formats.probe import (
     split_by_size,
 )
 
-# Hugging Face's safetensors: a length, a JSON header, the tensors' bytes; the library is not needed.
-#
-# Source: github.com/huggingface/safetensors, README.md ("Format") and safetensors/src/tensor.rs.
-
 NAME = "safetensors"
 TITLE = "safetensors file"
 WRITES = True
@@ -74,15 +70,13 @@ def claims(probe: Probe) -> str | None:
 
 
 def read(location: str) -> Checkpoint:
-    """List the tensors; raise FormatError if the header violates the format."""
+    """List the tensors; raise FormatError if the header violates the format.
+
+    Source: github.com/huggingface/safetensors, README.md ("Format") and safetensors/src/tensor.rs.
+    """
     file = File.stamp(location)
     return list_file(file).checkpoint(location, NAME, file)
 
-
-# Parse a safetensors header and check every rule of the format, in time linear in its length.
-#
-# Sources: github.com/huggingface/safetensors, README.md ("Format") and safetensors/src/tensor.rs
-# (`SafeTensors::read_metadata`, `Metadata::validate`, `Dtype`).
 
 METADATA = "__metadata__"
 # NumPy's limit, and more than in any framework.
@@ -107,8 +101,9 @@ class SafetensorsEntry(NamedTuple):
 def read_header(file: File, at: int = 0) -> tuple[Mapping[str, SafetensorsEntry], Mapping[str, str]]:
     """Return a header's entries by name, in their order in the text, and its metadata.
 
-    The format starts at byte `at` and ends with the file. Raise FormatError if the header violates the
-    format or the data has gaps.
+    The format starts at byte `at` and ends with the file. Raise FormatError if the header violates the format
+    or the data has gaps. Sources: github.com/huggingface/safetensors, README.md ("Format") and
+    safetensors/src/tensor.rs (`SafeTensors::read_metadata`, `Metadata::validate`, `Dtype`).
     """
     text = _text(file, at)
     try:
@@ -326,12 +321,6 @@ def _writer(metadata: Mapping[str, str]) -> str | None:
     return f"metadata format {writer}" if writer.isalnum() and len(writer) < 16 else None
 
 
-# Write a tree as safetensors: the library's byte order of tensors, the tree's own order in the header.
-#
-# Source: safetensors/src/tensor.rs, `prepare`: tensors by decreasing alignment of their type, then by name,
-# and a header padded with spaces to a multiple of eight bytes. Readers sort by offset, so the header's order
-# is free to be the tree's (an optimizer counts parameters in it).
-
 # The largest header that every reader accepts (safetensors/src/tensor.rs, MAX_HEADER_SIZE).
 LARGEST = 100_000_000
 # The metadata that transformers requires before it loads a file into a torch module.
@@ -346,7 +335,10 @@ _ORDER = (
 def pieces(tree: Tree) -> tuple[OutputFile]:
     """Return the single file for the tree.
 
-    Raise UnsupportedError, before anything is written, for a tensor type that the format lacks.
+    Raise UnsupportedError, before anything is written, for a tensor type that the format lacks. Source:
+    safetensors/src/tensor.rs, `prepare`: tensors by decreasing alignment of their type, then by name, and a
+    header padded with spaces to a multiple of eight bytes. Readers sort by offset, so the header's order is
+    free to be the tree's (an optimizer counts parameters in it).
     """
     names = _assign_names(tree)
     paths = [path for path, _ in tree.tensors()]
@@ -452,13 +444,6 @@ def _tensor(tree: Tree, path: Path) -> Leaf:
     return leaf
 
 
-# Hugging Face checkpoints in several files: shards with an index, or weights with their optimizer.
-#
-# Sources: github.com/huggingface/transformers, src/transformers/modeling_utils.py (`save_pretrained`),
-# utils/__init__.py (the file names) and trainer.py (`_save_checkpoint`); github.com/huggingface/
-# huggingface_hub, src/huggingface_hub/serialization/_base.py (`StateDictSplit`) and _torch.py;
-# github.com/huggingface/accelerate, src/accelerate/checkpointing.py (`save_accelerator_state`).
-
 SHARDED_NAME = "sharded"
 SHARDED_TITLE = "Hugging Face sharded checkpoint (index.json)"
 
@@ -531,8 +516,12 @@ def _is_index(probe: Probe) -> bool:
 def read_sharded(location: str) -> Checkpoint:
     """List the tensors of all shards; those of a missing shard are listed without type and shape.
 
-    The checkpoint of a folder with a single file is the listing by that file's own format. Raise
-    FormatError if the index and the shards do not match.
+    The checkpoint of a folder with a single file is the listing by that file's own format. Raise FormatError
+    if the index and the shards do not match. Sources: github.com/huggingface/transformers,
+    src/transformers/modeling_utils.py (`save_pretrained`), utils/__init__.py (the file names) and trainer.py
+    (`_save_checkpoint`); github.com/huggingface/ huggingface_hub, src/huggingface_hub/serialization/_base.py
+    (`StateDictSplit`) and _torch.py; github.com/huggingface/accelerate, src/accelerate/checkpointing.py
+    (`save_accelerator_state`).
     """
     probe = Probe(location)
     if probe.kind == "folder" and _is_training(probe):
@@ -746,17 +735,13 @@ def _paths(tree: Tree) -> dict[str, Path]:
     return found | {leaf.key: path for path, leaf in tree.tensors()}
 
 
-# Write shards, and the index that names the shard of each tensor.
-#
-# Sources: huggingface_hub, src/huggingface_hub/serialization/_torch.py (`save_torch_state_dict`) and _base.py
-# (the shards' names).
-
-
 def plan_shards(tree: Tree, *, stem: str = "model", shard_bytes: int = SHARD_BYTES) -> ShardPlan:
     """Return the shards `STEM-00001-of-0000N.safetensors` and the index `STEM.safetensors.index.json`.
 
     `stem` is the common beginning of the files' names, `shard_bytes` the size of a shard's tensors. Raise
-    UnsupportedError, before anything is written, for a tensor type that the format lacks.
+    UnsupportedError, before anything is written, for a tensor type that the format lacks. Sources:
+    huggingface_hub, src/huggingface_hub/serialization/_torch.py (`save_torch_state_dict`) and _base.py (the
+    shards' names).
     """
     names = _assign_names(tree)
     parts = split_by_size(((path, leaf.nbytes) for path, leaf in tree.tensors()), shard_bytes)

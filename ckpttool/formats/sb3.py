@@ -50,11 +50,6 @@ from ckpttool.formats.pickles import (
 from ckpttool.formats.probe import OutputFile, Probe, WritingFormatDefinition
 from ckpttool.formats.tf_common import VariableInfo, tree_by_name
 
-# Agents of Stable-Baselines3 (PyTorch) and of libraries built on it: their zips, packed or unpacked.
-#
-# Source: github.com/DLR-RM/stable-baselines3, stable_baselines3/common/save_util.py (`save_to_zip_file`,
-# `load_from_zip_file`, `data_to_json`). Serialized objects in a file are never run.
-
 NAME = "stable_baselines3"
 TITLE = "Stable-Baselines3 agent (zip)"
 FRAMEWORK = "torch"
@@ -76,8 +71,10 @@ def claims(probe: Probe) -> str | None:
 def read(location: str) -> Checkpoint:
     """List the content of every state_dict of the agent, and under `data` its settings and spaces.
 
-    What unpickling would call is listed as a record and named in a note. Raise FormatError if the parts
-    are inconsistent, UnsupportedError if a nested archive is compressed.
+    What unpickling would call is listed as a record and named in a note. Raise FormatError if the parts are
+    inconsistent, UnsupportedError if a nested archive is compressed. Source:
+    github.com/DLR-RM/stable-baselines3, stable_baselines3/common/save_util.py (`save_to_zip_file`,
+    `load_from_zip_file`, `data_to_json`). Serialized objects in a file are never run.
     """
     with locate_errors(file=location):
         members = open_members(location)
@@ -109,13 +106,6 @@ def open_members(location: str) -> Sb3Members:
     )
 
 
-# Match each slot of an agent's optimizers to its parameter, based on the member names.
-#
-# Sources in github.com/DLR-RM/stable-baselines3: `_get_torch_save_params` of td3/td3.py, sac/sac.py,
-# dqn/dqn.py and common/on_policy_algorithm.py for the names, `_build` of the policies for the parameters of
-# an optimizer (sac/policies.py excludes a features extractor that the actor trains; before version 2.4 DQN's
-# included the target's parameters).
-
 _OPTIMIZER = ".optimizer"
 _POLICY_STEP = key("policy")
 # The entropy coefficient is stored alone, among the variables outside all state_dicts.
@@ -124,7 +114,13 @@ _VARIABLE_STEPS = (key("pytorch_variables"), key("tensors"))
 
 
 def assign_agent_slots(tree: Tree) -> Tree:
-    """Return the tree with `Leaf.of` for every slot whose parameter is identified by number and shape."""
+    """Return the tree with `Leaf.of` for every slot whose parameter is identified by number and shape.
+
+    Sources in github.com/DLR-RM/stable-baselines3: `_get_torch_save_params` of td3/td3.py, sac/sac.py,
+    dqn/dqn.py and common/on_policy_algorithm.py for the names, `_build` of the policies for the parameters of
+    an optimizer (sac/policies.py excludes a features extractor that the actor trains; before version 2.4
+    DQN's included the target's parameters).
+    """
     leaves = dict(tree.leaves)
     for step in dict.fromkeys(path[0] for path in tree if len(path) > 1):
         for candidates in _iter_candidates(tree, step):
@@ -194,11 +190,6 @@ def _fits(tree: Tree, slot: Leaf, number: int, candidates: list[Path]) -> bool:
     return isinstance(owner, Leaf) and owner.shape == slot.shape
 
 
-# The content of a Stable-Baselines3 agent: state_dicts by member, settings, system information.
-#
-# Sources in github.com/DLR-RM/stable-baselines3: stable_baselines3/common/save_util.py (`save_to_zip_file`),
-# stable_baselines3/common/utils.py (`get_system_info`), the `_get_torch_save_params` of every algorithm.
-
 # Other algorithms of the library, by the module of their policy's class (users choose the class names).
 _POLICY_KINDS = {
     "dqn": "a Q-network for discrete actions (DQN)",
@@ -211,7 +202,12 @@ _DISCRETE = "a policy for discrete actions"
 
 
 def _list_members(members: Sb3Members) -> FileListing:
-    """Return the content of the members."""
+    """Return the content of the members.
+
+    Sources in github.com/DLR-RM/stable-baselines3: stable_baselines3/common/save_util.py
+    (`save_to_zip_file`), stable_baselines3/common/utils.py (`get_system_info`), the `_get_torch_save_params`
+    of every algorithm.
+    """
     states = {name: _list_state(name, source) for name, source in members.sources.items() if _is_state(name)}
     text: list[CodeReference] = []
     data = _sb3_settings(members, text)
@@ -325,12 +321,6 @@ def _sb3_policy(data: Mapping[str, Any]) -> tuple[str, ...]:
     return (f"policy {policy.full}" + (f": {kind}" if kind else ""),)
 
 
-# Write an agent's tree with the library itself, in a separate process (sb3_child.py).
-#
-# The process gets a folder with `request.json` (what to build, and where each tensor's bytes are) and
-# `tensors.bin`, and writes `agent.zip` there.
-
-
 class _PolicyKind(NamedTuple):
     """The algorithm that a policy class belongs to: its package, its name, its networks in `net_arch`."""
 
@@ -361,8 +351,9 @@ _PROGRAM = child_process.child_program(
 def pieces(tree: Tree) -> tuple[OutputFile]:
     """Return the single file, which the library writes in a separate process.
 
-    Raise MissingExtraError if the library is not installed, UnsupportedError if the tree is not one of
-    its agents (see libraries/sb3.py).
+    Raise MissingExtraError if the library is not installed, UnsupportedError if the tree is not one of its
+    agents (see libraries/sb3.py). The process gets a folder with `request.json` (what to build, and where
+    each tensor's bytes are) and `tensors.bin`, and writes `agent.zip` there.
     """
     requested = build_request(tree)
     package = requested["package"]
@@ -496,12 +487,6 @@ def _run_library(folder: str) -> None:
         raise WorkerError(f"Stable-Baselines3 did not write the agent; its last output: {words}")
 
 
-# Stable-Baselines 2 agents (TensorFlow 1): zip files and the older cloudpickles.
-#
-# Sources, in github.com/hill-a/stable-baselines: stable_baselines/common/base_class.py (`_save_to_file_zip`,
-# `_save_to_file_cloudpickle`, `_load_from_file`) and stable_baselines/common/save_util.py (`data_to_json`,
-# `params_to_bytes`). Serialized objects in a file are never run.
-
 SB2_NAME = "stable_baselines2"
 SB2_TITLE = "Stable-Baselines 2 agent (zip, or cloudpickle)"
 WRITES = True
@@ -517,8 +502,11 @@ def sb2_claims(probe: Probe) -> str | None:
 def read_sb2(location: str) -> Checkpoint:
     """List the agent's variables, by name, and under `data` its settings and spaces.
 
-    What unpickling would call is listed as a record and named in a note. Raise FormatError if archive,
-    arrays and names are inconsistent.
+    What unpickling would call is listed as a record and named in a note. Raise FormatError if archive, arrays
+    and names are inconsistent. Sources, in github.com/hill-a/stable-baselines:
+    stable_baselines/common/base_class.py (`_save_to_file_zip`, `_save_to_file_cloudpickle`,
+    `_load_from_file`) and stable_baselines/common/save_util.py (`data_to_json`, `params_to_bytes`).
+    Serialized objects in a file are never run.
     """
     file = File.stamp(location)
     zipped = file.read(0, min(2, file.size)) == b"PK"
@@ -682,13 +670,6 @@ def _sb2_policy(data: Mapping[Any, Any]) -> tuple[str, ...]:
     return (f"policy {policy.full}",) if isinstance(policy, Global) else ()
 
 
-# Write an agent's zip: settings as JSON, variables as a NumPy archive, and their names in order.
-#
-# Sources, in github.com/hill-a/stable-baselines: stable_baselines/common/base_class.py (`_save_to_file_zip`,
-# `_load_from_file`), stable_baselines/common/save_util.py (`data_to_json`, `params_to_bytes`). Values that
-# JSON cannot hold become a pickle that names a class of the library, or calls gym's Box with its two arrays
-# (gym/spaces/box.py), which every version of gym supports.
-
 _BOX = Global("gym.spaces.box", "Box")
 _POLICY_CLASS = (_DATA, key("policy"))
 
@@ -696,7 +677,11 @@ _POLICY_CLASS = (_DATA, key("policy"))
 def sb2_pieces(tree: Tree) -> tuple[OutputFile]:
     """Return the single zip file; raise UnsupportedError if the tree is not an agent of the library.
 
-    libraries/sb2.py describes the content of such a tree.
+    libraries/sb2.py describes the content of such a tree. Sources, in github.com/hill-a/stable-baselines:
+    stable_baselines/common/base_class.py (`_save_to_file_zip`, `_load_from_file`),
+    stable_baselines/common/save_util.py (`data_to_json`, `params_to_bytes`). Values that JSON cannot hold
+    become a pickle that names a class of the library, or calls gym's Box with its two arrays
+    (gym/spaces/box.py), which every version of gym supports.
     """
     policy = tree.get(_POLICY_CLASS)
     if not isinstance(policy, ValueLeaf) or not isinstance(policy.value, Record):

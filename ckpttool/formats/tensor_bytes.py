@@ -1,11 +1,13 @@
-"""All bytes of a tensor for a writer, with a check of their number."""
+"""The number of a tensor's elements, and all of its bytes for a writer."""
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Iterator
 
 from ckpttool.core.deferred import NamedTuple
-from ckpttool.core.errors import FormatError
+from ckpttool.core.errors import FormatError, UnsupportedError
 from ckpttool.core.source import Buffer, is_streamed, iter_pieces
 from ckpttool.core.tree import Leaf, Path, display
 
@@ -51,3 +53,21 @@ def _require_exact(leaf: Leaf, path: Path, nbytes: int) -> None:
             expected=f"{leaf.nbytes:,} bytes",
             found=f"{nbytes:,}",
         )
+
+
+# numpy's limit.
+READABLE_RANK = 64
+MAX_ELEMENTS = 1 << 58  # of 16 bytes at most, so that sizes in bytes stay below 2^63
+
+
+@functools.lru_cache(maxsize=1024)
+def count_elements(dims: tuple[int, ...]) -> int:
+    """Return the number of elements of a shape; reject more dimensions or elements than an array can have."""
+    if len(dims) > READABLE_RANK:
+        raise UnsupportedError(
+            "the tensor has too many dimensions", expected=f"at most {READABLE_RANK}", found=str(len(dims))
+        )
+    # An extent of 0 must not hide an overflow: [2^62, 2^62, 0] fits no array either.
+    if math.prod(extent or 1 for extent in dims) >= MAX_ELEMENTS:
+        raise FormatError("the tensor has more elements than a file can hold", found=f"shape {list(dims)}")
+    return math.prod(dims)

@@ -44,15 +44,8 @@ from ckpttool.encodings.protobuf import Message
 from ckpttool.formats import tf_common, tf_object_graph
 from ckpttool.formats.name_roles import role_by_name
 from ckpttool.formats.probe import OutputFile, Probe, Shard, ShardPlan, shard_pieces
-from ckpttool.formats.tensor_bytes import iter_exact
-from ckpttool.formats.tf_common import (
-    Extent,
-    VariableInfo,
-    assemble_slices,
-    count_elements,
-    slice_box,
-    tree_by_name,
-)
+from ckpttool.formats.tensor_bytes import count_elements, iter_exact
+from ckpttool.formats.tf_common import Extent, VariableInfo, assemble_slices, slice_box, tree_by_name
 from ckpttool.formats.tf_object_graph import KEY, MARK, Graph
 
 NAME = "tensor_bundle"
@@ -130,10 +123,6 @@ def _prefix_of_folder(probe: Probe) -> str | None:
     return beside if filesystem.isfile(f"{beside}.index") else None
 
 
-# Records of a TensorFlow tensor bundle: header and entries.
-#
-# Field numbers are from tensorflow/core/protobuf/tensor_bundle.proto.
-
 # Version of TensorFlow's own reader and writer (tensor_bundle.cc, kTensorBundleVersion).
 VERSION = 1
 
@@ -175,7 +164,10 @@ class BundleEntry(NamedTuple):
 
 
 def parse_header(data: bytes) -> BundleHeader:
-    """Decode a BundleHeaderProto."""
+    """Decode a BundleHeaderProto.
+
+    Field numbers, also of entries: tensorflow/core/protobuf/tensor_bundle.proto.
+    """
     shards, order, versions = protobuf.decode(data, _HEADER)
     if order not in (0, 1):
         raise FormatError("invalid endianness in the header", found=str(order))
@@ -191,8 +183,6 @@ def parse_entry(data: bytes) -> BundleEntry:
         dtype, tf_common.parse_shape(shape), shard, offset, size, source.unmask_crc(checksum), cuts
     )
 
-
-# Sources found only in tensor bundles: strings and variants.
 
 Order = Literal["little", "big"]
 
@@ -287,12 +277,6 @@ def _span_error(span: Span, message: str) -> FormatError:
     return FormatError(message, file=span.file.path, offset=span.offset)
 
 
-# List a bundle: the index, an entry for every tensor, and its shard.
-#
-# The format is defined in tensorflow/core/util/tensor_bundle/tensor_bundle.cc. The index is an sstable
-# (encodings/sstable.py) of protobuf records.
-
-
 def _index_file(path: str) -> File:
     file = File.stamp(path)
     if not filesystem.isfile(path):
@@ -360,7 +344,11 @@ def _modules(tree: Tree) -> tuple[dict[Path, Container], list[str]]:
 
 
 class _BundleReader:
-    """Reader of one bundle: its header, its entries by key, and the shards examined so far."""
+    """Reader of one bundle: its header, its entries by key, and the shards examined so far.
+
+    The format is defined in tensorflow/core/util/tensor_bundle/tensor_bundle.cc. The index is an sstable
+    (encodings/sstable.py) of protobuf records.
+    """
 
     def __init__(self, prefix: str, entries: list[sstable.TableEntry]) -> None:
         if not entries or entries[0][0]:
@@ -806,11 +794,6 @@ def _tensor_name(tree: Tree, path: Path, leaf: Leaf) -> str:
     return name
 
 
-# Write a tree as a tensor bundle: the shards, then the index that describes them.
-#
-# Sources: tensorflow/core/util/tensor_bundle/tensor_bundle.cc (BundleWriter, WriteStringTensor,
-# WriteVariantTensor) and tensorflow/core/protobuf/tensor_bundle.proto.
-
 # Larger than nearly every agent's checkpoint, and small enough for any file system.
 SHARD_BYTES = 2 << 30
 MAX_SHARDS = 99_999  # a shard's name has five digits
@@ -843,17 +826,21 @@ def plan_shards(
 ) -> ShardPlan:
     """Return the shards and the index of a tree; the shards must be filled before the index.
 
-    With `graph`, store objects as tf.train.Checkpoint does (see tf_object_graph.plan_graph);
-    `counter` is the `save_counter` for a tree that has none and does not come from TensorFlow's
-    objects. Without `graph`, store variables by name as TensorFlow 1 does. A shard is closed before
-    it exceeds `shard_bytes` (default: 2 GiB), and a tensor is never split; `shards` requests that
-    many shards of about equal size. `between` is the prefix of a checkpoint that may already exist:
-    empty shards are added, and an index that lists the shards under names of a larger, unused count,
-    so that a set with the same names can be replaced by way of it (see
-    atomic_write.write_atomically).
+    Raise UnsupportedError, before anything is written, for values that are not tensors, for types that
+    TensorFlow lacks, and for two tensors with the same name. Sources:
+    tensorflow/core/util/tensor_bundle/tensor_bundle.cc (BundleWriter, WriteStringTensor, WriteVariantTensor)
+    and tensorflow/core/protobuf/tensor_bundle.proto.
 
-    Raise UnsupportedError, before anything is written, for values that are not tensors, for types
-    that TensorFlow lacks, and for two tensors with the same name.
+    Args:
+        tree: the tensors.
+        graph: store objects as tf.train.Checkpoint does (see tf_object_graph.plan_graph), else variables by
+            name as TensorFlow 1 does.
+        shards: number of shards of about equal size.
+        shard_bytes: size before which a shard is closed (default: 2 GiB); a tensor is never split.
+        counter: the `save_counter` for a tree that has none and does not come from TensorFlow's objects.
+        between: the prefix of a checkpoint that may already exist: empty shards are added, and an index that
+            lists the shards under names of a larger, unused count, so that a set with the same names can be
+            replaced by way of it (see atomic_write.write_atomically).
     """
     items = _list_items(_add_save_counter(tree, counter if graph else None), graph=graph)
     dealt = [

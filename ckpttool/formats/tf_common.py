@@ -23,27 +23,12 @@ from ckpttool.core.errors import (
     abbreviate_list,
     locate_errors,
 )
-from ckpttool.core.source import (
-    LARGE,
-    Buffer,
-    File,
-    Shape,
-    Source,
-    StreamedArray,
-    combine_parts,
-    cuts,
-)
+from ckpttool.core.source import LARGE, Buffer, File, Shape, Source, StreamedArray, combine_parts, cuts
 from ckpttool.core.tree import Leaf, Path, PathStep, Role, Tree
 from ckpttool.encodings import protobuf
 from ckpttool.encodings.protobuf import Message
 from ckpttool.formats.name_roles import role_by_name
 from ckpttool.formats.probe import Probe
-
-# TensorFlow's state file `checkpoint`: lists the checkpoints in a folder and names the latest one.
-#
-# It is a CheckpointState message (tensorflow/python/training/checkpoint_state.proto) in protobuf's text form
-# (https://protobuf.dev/reference/protobuf/textformat-spec/); TensorFlow writes and reads it in
-# tensorflow/python/checkpoint/checkpoint_management.py.
 
 NAME = "checkpoint"
 
@@ -72,7 +57,12 @@ def is_state_file(head: bytes) -> bool:
 
 
 def read_state(path: str) -> CheckpointState:
-    """Read the state file; raise FormatError if it is damaged, too large, or has no latest checkpoint."""
+    """Read the state file; raise FormatError if it is damaged, too large, or has no latest checkpoint.
+
+    It is a CheckpointState message (tensorflow/python/training/checkpoint_state.proto) in protobuf's text
+    form (https://protobuf.dev/reference/protobuf/textformat-spec/); TensorFlow writes and reads it in
+    tensorflow/python/checkpoint/checkpoint_management.py.
+    """
     fields = read(path)
     latest = [_name(value, path) for value in fields.get("model_checkpoint_path", ())]
     every = [_name(value, path) for value in fields.get("all_model_checkpoint_paths", ())]
@@ -118,11 +108,6 @@ def _escaped(name: str) -> str:
     )
 
 
-# Plain facts from a Keras object's configuration: numbers, words, short lists of them. No class is looked up.
-#
-# Every TensorFlow and Keras format that stores configurations uses JSON of the form `{"class_name": CLASS,
-# "config": SETTINGS}` (keras/src/saving/serialization_lib.py, keras/src/legacy/saving/serialization.py).
-
 MAX_TEXT = 200  # characters; a Lambda layer's code is longer, and is not a readable fact
 MAX_ITEMS = 64
 _RATE = "learning_rate"
@@ -143,7 +128,12 @@ def class_name(name: object) -> str | None:
 
 
 def plain_facts(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the plain facts among an object's settings, starting with its name as `layer`."""
+    """Return the plain facts among an object's settings, starting with its name as `layer`.
+
+    Every TensorFlow and Keras format that stores configurations uses JSON of the form `{"class_name": CLASS,
+    "config": SETTINGS}` (keras/src/saving/serialization_lib.py, keras/src/legacy/saving/serialization.py). No
+    class is looked up.
+    """
     name = settings.get("name")
     found: dict[str, Any] = {"layer": name} if isinstance(name, str) and len(name) <= MAX_TEXT else {}
     for key, value in settings.items():
@@ -222,12 +212,6 @@ def _object_fact(value: Mapping[str, Any]) -> Any:
     return _plain_scalar(name) if isinstance(name, str) else class_name(cls)
 
 
-# File names of TensorFlow checkpoints: V1 files and shards, V2 prefixes, and names in a state file.
-#
-# Two formats use this, so that exactly one of them claims a path. Sources:
-# tensorflow/python/checkpoint/checkpoint_management.py (checkpoint_exists, latest_checkpoint) and
-# tensorflow/python/training/saver.py (names of shards).
-
 _V2_SHARD = deferred.compile(r"(.+)\.data-\d{5}-of-\d{5}", re.DOTALL)
 _V1_SHARD = deferred.compile(r"(.+)-(\d{5}|\?{5})-of-(\d{5})", re.DOTALL)
 # Limit on files examined in a folder without a state file.
@@ -274,7 +258,9 @@ def is_v1_file(path: str) -> bool:
 def checkpoint_at(location: str, names: frozenset[str]) -> SaverCheckpoint | None:
     """Return the checkpoint with exactly this prefix; `names` are the names in its folder.
 
-    Raise UsageError if shards of two V1 checkpoints have the prefix.
+    Raise UsageError if shards of two V1 checkpoints have the prefix. Two formats use this, so that exactly
+    one of them claims a path. Sources: tensorflow/python/checkpoint/checkpoint_management.py
+    (checkpoint_exists, latest_checkpoint) and tensorflow/python/training/saver.py (names of shards).
     """
     base = os.path.basename(location)
     if f"{base}.index" in names:
@@ -405,15 +391,8 @@ def checkpoint_order(base: str) -> tuple[str, int]:
     return (stem, int(number)) if number.isdecimal() else (base, -1)
 
 
-# Shapes and slices in TensorFlow's formats, and the names under which slices are stored.
-#
-# Field numbers are from tensorflow/core/framework/tensor_shape.proto and tensor_slice.proto.
-
 # tensorflow/core/framework/tensor_shape.h: TensorShape::MaxDimensions.
 MAX_RANK = 254
-# numpy's limit.
-READABLE_RANK = 64
-MAX_ELEMENTS = 1 << 58  # of 16 bytes at most, so that sizes in bytes stay below 2^63
 
 # TensorShapeProto: dim, unknown_rank; Dim: size; TensorSliceProto: extent; Extent: start, length.
 _SHAPE, _DIM = Message({2: protobuf.MESSAGES, 3: protobuf.INT}), Message({1: protobuf.INT})
@@ -440,7 +419,10 @@ def require_version(producer: int, least: int, refused: Collection[int], own: in
 
 @functools.lru_cache(maxsize=1024)  # thousands of tensors share a few dozen shapes
 def parse_shape(data: bytes) -> tuple[int, ...]:
-    """Decode a TensorShapeProto; raise FormatError for an unknown rank or a negative dimension."""
+    """Decode a TensorShapeProto; raise FormatError for an unknown rank or a negative dimension.
+
+    Field numbers are from tensorflow/core/framework/tensor_shape.proto and tensor_slice.proto.
+    """
     messages, unknown = protobuf.decode(data, _SHAPE)
     dims = tuple(protobuf.decode(dim, _DIM)[0] for dim in messages)
     if min(dims, default=0) < 0:
@@ -452,19 +434,6 @@ def parse_shape(data: bytes) -> tuple[int, ...]:
             "the tensor has too many dimensions", expected=f"at most {MAX_RANK}", found=str(len(dims))
         )
     return dims
-
-
-@functools.lru_cache(maxsize=1024)
-def count_elements(dims: tuple[int, ...]) -> int:
-    """Return the number of elements of a shape; reject more dimensions or elements than an array can have."""
-    if len(dims) > READABLE_RANK:
-        raise UnsupportedError(
-            "the tensor has too many dimensions", expected=f"at most {READABLE_RANK}", found=str(len(dims))
-        )
-    # An extent of 0 must not hide an overflow: [2^62, 2^62, 0] fits no array either.
-    if math.prod(extent or 1 for extent in dims) >= MAX_ELEMENTS:
-        raise FormatError("the tensor has more elements than a file can hold", found=f"shape {list(dims)}")
-    return math.prod(dims)
 
 
 def parse_slice(data: bytes) -> tuple[Extent, ...]:
@@ -626,14 +595,6 @@ def slice_box(extents: tuple[Extent, ...], shape: Shape) -> Box:
     return tuple(box)
 
 
-# Owners of slots from TensorFlow 1 names: optimizers and moving averages in a graph.
-#
-# A slot is named `[SCOPE/]VARIABLE/NAME[_N]`: SCOPE is the variable scope around the call that created it,
-# NAME the optimizer's name, and _N counts the variable's slots with that name in the order of creation
-# (tensorflow/python/training/slot_creator.py, create_slot; optimizer.py, _zeros_slot). Keras's optimizers of
-# TensorFlow 2 write `SCOPE/OPTIMIZER/VARIABLE/KIND` (keras/optimizers/optimizer_v2/optimizer_v2.py,
-# add_slot).
-
 # Slots in the order in which each optimizer creates them (`_create_slots` in tensorflow/python/training/*.py
 # and, in TensorFlow 1.15, tensorflow/contrib/opt/python/training/*.py). RMSProp creates two, or three if
 # centered.
@@ -695,9 +656,14 @@ class _SlotReading(NamedTuple):
 def find_slots(shapes: Mapping[str, Shape]) -> dict[str, NamedSlot]:
     """Return the slots among the variables, by name; `shapes` are the shapes of all variables.
 
-    The variable of a slot exists and has the same shape (a scalar slot can belong to any variable).
-    It may itself be a slot, as in the moving average of a moment. If a name can be split in two ways,
-    the scope of the optimizer's other slots decides; otherwise the longer variable name.
+    The variable of a slot exists and has the same shape (a scalar slot can belong to any variable). It may
+    itself be a slot, as in the moving average of a moment. If a name can be split in two ways, the scope of
+    the optimizer's other slots decides; otherwise the longer variable name. A slot is named
+    `[SCOPE/]VARIABLE/NAME[_N]`: SCOPE is the variable scope around the call that created it, NAME the
+    optimizer's name, and _N counts the variable's slots with that name in the order of creation
+    (tensorflow/python/training/slot_creator.py, create_slot; optimizer.py, _zeros_slot). Keras's optimizers
+    of TensorFlow 2 write `SCOPE/OPTIMIZER/VARIABLE/KIND` (keras/optimizers/optimizer_v2/optimizer_v2.py,
+    add_slot).
     """
     chosen: dict[str, _SlotReading] = {}
     open_ones: dict[str, list[_SlotReading]] = {}
@@ -802,11 +768,6 @@ def _slot_kind(tail: str, base: str, number: int, count: int, *, custom_adam: bo
     return kinds[number % len(kinds)]
 
 
-# Protocol buffers as text: the contents of a small `.pbtxt` as dicts, lists, numbers and strings.
-#
-# Source: protobuf.dev/reference/protobuf/textformat-spec. A field is `name: value` or `name { ... }` (a colon
-# before the brace is allowed), fields end at white space, a comma or a semicolon; bytes use C's escapes.
-
 # Possessive repeats (*+, ++) never backtrack, so that no text takes more than linear time.
 _SPACE = _GAP.decode()
 _STRING = r"""(?:"(?:[^"\\\n]|\\.)*+"|'(?:[^'\\\n]|\\.)*+')"""
@@ -829,7 +790,9 @@ Fields = dict[str, list[Any]]
 def read(file: str) -> Fields:
     """Return the message in a file: the values of each field in order, text byte for byte (latin-1).
 
-    Raise FormatError if it is larger or nested deeper than the limits, or not text of this kind.
+    Raise FormatError if it is larger or nested deeper than the limits, or not text of this kind. Source:
+    protobuf.dev/reference/protobuf/textformat-spec. A field is `name: value` or `name { ... }` (a colon
+    before the brace is allowed), fields end at white space, a comma or a semicolon; bytes use C's escapes.
     """
     most = limits.current().state_bytes
     data = filesystem.read_bytes(file, 0, most + 1)

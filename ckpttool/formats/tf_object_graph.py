@@ -15,11 +15,6 @@ from ckpttool.encodings import protobuf
 from ckpttool.encodings.protobuf import Message
 from ckpttool.formats.tf_common import class_name, plain_facts
 
-# TensorFlow's stored graph of trackable objects: the children of each object, and the names of its edges.
-#
-# Field numbers are from tensorflow/core/protobuf/trackable_object_graph.proto. `paths` chooses the paths of
-# the variables, `roles` collects facts from optimizers and names, and `leaves` builds the tree.
-
 KEY = "_CHECKPOINTABLE_OBJECT_GRAPH"
 VALUE = "VARIABLE_VALUE"
 MARK = "/.ATTRIBUTES/"
@@ -72,7 +67,8 @@ Graph = list[ObjectNode]
 def parse_graph(data: bytes) -> Graph:
     """Decode a TrackableObjectGraph; node 0 is the root.
 
-    Raise FormatError for an id without a node, LimitError for too many objects, edges and values.
+    Raise FormatError for an id without a node, LimitError for too many objects, edges and values. Field
+    numbers: tensorflow/core/protobuf/trackable_object_graph.proto.
     """
     left = limits.current().graph_parts
     messages = [protobuf.as_message(value) for _, value in _fields(data, left, _GRAPH)]
@@ -188,26 +184,6 @@ def attribute_path(name: str, suffix: str = "") -> tuple[PathStep, ...]:
     return (PathStep("attr", (plain if escape_edge(plain) == name else name) + suffix),)
 
 
-# The canonical path of every object in an object graph.
-#
-# The key of a variable is only the shortest path at the time it was saved, so an optimizer's list of
-# variables or `agent.best = agent.actor.l1` steals it. The canonical path is the first one that a
-# depth-first walk in the order of creation meets, when the walk takes an edge of a better tier wherever
-# there is one left:
-#
-#     0  OWN        ordinary edges: attributes, list items, dict entries
-#     1  CONTAINER  the numbered lists in which Keras keeps layers (`_functional`, `_operations`, `layer-3`)
-#     2  ODD        an edge to a shared object from one whose own parts are all of another size:
-#                   `agent.best` is a layer where agent's own parts are networks; `actor.critic` is a network
-#                   where actor's own parts are layers
-#     3  PRIVATE    bookkeeping: `variables`, `keras_api`, `_`-edges to shared objects and to lists, and lists
-#                   that hold only variables of others (`agent.params = agent.actor.trainable_variables`)
-#     4  OPTIMIZER  edges out of an optimizer
-#     5  LIST       an optimizer's `_variables` and `_trainable_variables`, whose entries are named elsewhere
-#
-# An object's size is the number of levels below it. Depth-first in the order of creation, because an alias is
-# made after the object that it points at, and so after the owner of that object.
-
 OWN, CONTAINER, ODD, PRIVATE, OPTIMIZER, LIST = range(6)
 
 _CONTAINER = deferred.compile(r"_functional|_operations|_layers|layer-\d+|layer_with_weights-\d+")
@@ -241,7 +217,26 @@ def is_optimizer(node: ObjectNode) -> bool:
 
 
 def choose_paths(graph: Graph) -> ObjectTree:
-    """Choose one path for every object."""
+    """Choose one path for every object.
+
+    The key of a variable is only the shortest path at the time it was saved, so an optimizer's list of
+    variables or `agent.best = agent.actor.l1` steals it. The canonical path is the first one that a
+    depth-first walk in the order of creation meets, when the walk takes an edge of a better tier wherever
+    there is one left:
+
+    0  OWN        ordinary edges: attributes, list items, dict entries
+    1  CONTAINER  the numbered lists in which Keras keeps layers (`_functional`, `_operations`, `layer-3`)
+    2  ODD        an edge to a shared object from one whose own parts are all of another size:
+                  `agent.best` is a layer where agent's own parts are networks; `actor.critic` is a network
+                  where actor's own parts are layers
+    3  PRIVATE    bookkeeping: `variables`, `keras_api`, `_`-edges to shared objects and to lists, and lists
+                  that hold only variables of others (`agent.params = agent.actor.trainable_variables`)
+    4  OPTIMIZER  edges out of an optimizer
+    5  LIST       an optimizer's `_variables` and `_trainable_variables`, whose entries are named elsewhere
+
+    An object's size is the number of levels below it. Depth-first in the order of creation, because an alias
+    is made after the object that it points at, and so after the owner of that object.
+    """
     if not graph:
         return ObjectTree({}, {}, 0)
     parents = _choose(graph, _tiers(graph))
@@ -515,21 +510,17 @@ class _RouteSearch:
         return first < 0 or first <= self._position[lower] < first + self._below[upper]
 
 
-# Plain facts from a Keras layer's stored configuration.
-#
-# TensorFlow up to 1.13 saved, with every object that has a `get_config`, a string attribute
-# OBJECT_CONFIG_JSON: `{"class_name": CLASS, "config": CONFIG}`
-# (Checkpointable._gather_saveables_for_checkpoint in tensorflow/python/training/checkpointable/base.py;
-# tensorflow/python/util/serialization.py). Later versions keep the constant but write nothing. The JSON is
-# only read as data: no class is looked up, and nothing in it is run.
-
 ATTRIBUTE = "OBJECT_CONFIG_JSON"
 
 
 def module_container(data: bytes) -> Container | None:
     """Return the module that a configuration describes; None if it has no class.
 
-    Raise FormatError if it is not a JSON object.
+    Raise FormatError if it is not a JSON object. TensorFlow up to 1.13 saved, with every object that has a
+    `get_config`, a string attribute OBJECT_CONFIG_JSON: `{"class_name": CLASS, "config": CONFIG}`
+    (Checkpointable._gather_saveables_for_checkpoint in tensorflow/python/training/checkpointable/base.py;
+    tensorflow/python/util/serialization.py). Later versions keep the constant but write nothing. The JSON is
+    only read as data: no class is looked up, and nothing in it is run.
     """
     found = text.parse_json(data, "the configuration")
     name, config = class_name(found.get("class_name")), found.get("config")
@@ -851,21 +842,17 @@ def path_edges(path: Path) -> Steps:
     return tuple(str(step.value) for step in path)
 
 
-# Lists of variables identified only by position: their members are named by the variables' full names.
-#
-# TF-Agents' PolicySaver saves `model_variables`, all variables of a policy in one list, without edges to the
-# networks that contain them (tf_agents/policies/policy_saver.py). `model_variables/3` is not informative; the
-# variable's own name is.
-
 _LISTS = frozenset(("model_variables",))
 
 
 def paths_in_lists(graph: Graph, tree: ObjectTree) -> dict[int, Path]:
     """Return the path, by full name, of every variable found only in such a list: `LIST/NAME/OF/VARIABLE`.
 
-    A list counts if it is a child of the root (or is called model_variables), contains only
-    variables, and their names come from more than one module. Variables with the same name also keep
-    their index.
+    A list counts if it is a child of the root (or is called model_variables), contains only variables, and
+    their names come from more than one module. Variables with the same name also keep their index. TF-Agents'
+    PolicySaver saves `model_variables`, all variables of a policy in one list, without edges to the networks
+    that contain them (tf_agents/policies/policy_saver.py). `model_variables/3` is not informative; the
+    variable's own name is.
     """
     if not graph or is_optimizer(graph[0]):
         return {}
@@ -908,13 +895,6 @@ def _is_named_variable(node: ObjectNode) -> bool:
     )
 
 
-# Write an object graph: the objects on a tree's paths, and the key of every tensor.
-#
-# A path's steps are the edges from the root, with one object for each prefix of a path. All paths of a leaf
-# lead to one variable; other objects are not merged, even if one had two paths in the source tree: TensorFlow
-# restores such an object through either path (tensorflow/python/checkpoint/restore.py,
-# CheckpointPosition.bind_object).
-
 # Keras 3 stores the kernel of a layer as `_kernel`, Keras 2 and most modules as `kernel`
 # (keras/src/layers/core/dense.py, embedding.py).
 _TWINS = {"kernel": "_kernel", "embeddings": "_embeddings"}
@@ -926,9 +906,12 @@ _ROUNDS = 16
 def plan_graph(tree: Tree) -> tuple[Graph, dict[Path, str]]:
     """Return the graph and the keys, in its order, under which TensorFlow restores a tree of tensors.
 
-    A leaf keeps its key if that belongs to one of TensorFlow's objects; other leaves get a key from
-    their path. Reading gives each leaf the same path again; an alias that would become the canonical
-    path is left out. Raise UnsupportedError if two leaves have the same path.
+    A leaf keeps its key if that belongs to one of TensorFlow's objects; other leaves get a key from their
+    path. Reading gives each leaf the same path again; an alias that would become the canonical path is left
+    out. Raise UnsupportedError if two leaves have the same path. A path's steps are the edges from the root,
+    with one object for each prefix of a path. All paths of a leaf lead to one variable; other objects are not
+    merged, even if one had two paths in the source tree: TensorFlow restores such an object through either
+    path (tensorflow/python/checkpoint/restore.py, CheckpointPosition.bind_object).
     """
     slots = edgeless_slots(tree)
     keys = assign_keys(tree, slots)

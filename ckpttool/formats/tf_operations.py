@@ -18,14 +18,11 @@ from ckpttool.formats.pickle_signatures import scan_head
 from ckpttool.formats.tf_common import is_inside
 from ckpttool.formats.tf_saved_model_messages import FieldMeter, node_name
 
-# Operations by their effect.
-#
 # Source: the operation registry of TensorFlow 2.21.0 (TF_GetAllOpList). The pure operations are those that
 # are not stateful there, without the ones that read or write files or memory by name, connect to other
 # processes, call Python or compiled programs, decode graphs, end the process, or exist for tests and for TPUs
 # only; and the stateful ones whose state is in memory (variables, random numbers, tables, queues, iterators)
 # or that call functions, whose bodies are judged themselves. An operation on no list is a finding.
-
 _STATELESS = (
     "Abs AccumulateNV2 AccumulatorApplyGradient AccumulatorNumAccumulated AccumulatorSetGlobalStep "
     "AccumulatorTakeGradient Acos Acosh Add AddN AddV2 AdjustContrast AdjustContrastv2 AdjustHue "

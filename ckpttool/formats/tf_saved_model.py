@@ -30,11 +30,6 @@ from ckpttool.formats.tf_saved_model_messages import (
     iter_field,
 )
 
-# TensorFlow's SavedModels: a folder with a graph (saved_model.pb) and a tensor bundle (variables/variables).
-#
-# The folder layout is defined in tensorflow/python/saved_model/constants.py. The graph is read as data, never
-# run: it contains the names of the variables, whether they are trained, and the signatures that use them.
-
 NAME = "saved_model"
 TITLE = "TensorFlow SavedModel (folder with saved_model.pb and variables/)"
 WRITES = False
@@ -345,11 +340,6 @@ def _format_names(names: list[str]) -> str:
     return abbreviate_list([name or "an unnamed variable" for name in names], _SHOWN)
 
 
-# Keras 2's layer descriptions in a SavedModel, as plain facts for the tree's containers.
-#
-# Keras describes a layer in JSON: until 2.4 in the object's own `metadata`, later in keras_metadata.pb beside
-# saved_model.pb (tf_keras/protobuf/saved_metadata.proto). JSON is read as data: no class is looked up.
-
 MAX_MODULES = 20_000
 _NODE = protobuf.Message({2: protobuf.INT32, 4: protobuf.TEXT, 5: protobuf.BINARY})
 _KERAS = "_tf_keras_"
@@ -387,8 +377,10 @@ def module_containers(
 ) -> dict[Path, Container]:
     """Return a "module" for every object whose class the graph names, by its path.
 
-    Objects on the way to a leaf have the path used by the leaf; others (layers without weights) have
-    the shortest path.
+    Objects on the way to a leaf have the path used by the leaf; others (layers without weights) have the
+    shortest path. Keras describes a layer in JSON: until 2.4 in the object's own `metadata`, later in
+    keras_metadata.pb beside saved_model.pb (tf_keras/protobuf/saved_metadata.proto). JSON is read as data: no
+    class is looked up.
     """
     places = dict(_objects_on_paths(tree, graph))
     found: dict[Path, Container] = {}
@@ -491,9 +483,11 @@ class _ListedGraph:
 def read(location: str) -> Checkpoint:
     """List the variables of the SavedModel in the folder `location`, with the facts from its graph.
 
-    If a graph is damaged, absent or too large, only its facts are missing, and a note explains why.
-    Damaged variables are a FormatError, as in any tensor bundle, and so are variables of the graph
-    that are missing from the folder.
+    If a graph is damaged, absent or too large, only its facts are missing, and a note explains why. Damaged
+    variables are a FormatError, as in any tensor bundle, and so are variables of the graph that are missing
+    from the folder. The folder layout is defined in tensorflow/python/saved_model/constants.py. The graph is
+    read as data, never run: it contains the names of the variables, whether they are trained, and the
+    signatures that use them.
     """
     folder = _SavedModelLister(location)
     graphs = _graphs(folder)

@@ -13,11 +13,6 @@ from ckpttool.core.tree import Path
 from ckpttool.encodings import protobuf
 from ckpttool.encodings.protobuf import Message
 
-# The messages of saved_model.pb as records: the parts of each MetaGraph that are kept, limited in number.
-#
-# Field numbers are from tensorflow/core/protobuf/saved_model.proto and meta_graph.proto, and from
-# tensorflow/core/framework/variable.proto.
-
 # Signatures that TensorFlow adds for itself (tensorflow/python/saved_model/constants.py).
 _INTERNAL = frozenset(("__saved_model_init_op", "__saved_model_train_op"))
 _COLLECTIONS = frozenset(("variables", "trainable_variables", "local_variables", "model_variables"))
@@ -133,7 +128,11 @@ class MetaGraph(NamedTuple):
 
 
 def parse_saved_model(data: memoryview, meter: FieldMeter) -> list[MetaGraph]:
-    """Decode a SavedModel; raise CkpttoolError if it is damaged or has too many parts."""
+    """Decode a SavedModel; raise CkpttoolError if it is damaged or has too many parts.
+
+    Field numbers are from tensorflow/core/protobuf/saved_model.proto and meta_graph.proto, and from
+    tensorflow/core/framework/variable.proto.
+    """
     return [_meta_graph(graph, meter) for graph in iter_field(2, data, meter)]
 
 
@@ -240,11 +239,6 @@ def node_name(tensor: bytes) -> bytes:
     return tensor.removeprefix(b"^").split(b":", 1)[0]
 
 
-# The GraphDef of a TensorFlow 1 SavedModel: the nodes of stored tensors, and their connections.
-#
-# Field numbers are from tensorflow/core/framework/graph.proto, node_def.proto, attr_value.proto and
-# tensor.proto. No operation is run: nodes are names, kinds of operation and inputs.
-
 _VARIABLES = frozenset((b"Variable", b"VariableV2", b"VarHandleOp", b"AutoReloadVariable"))
 # Operations between a variable and the one that saves it, or between its initial value and the source.
 _READS = frozenset((b"Identity", b"ReadVariableOp"))
@@ -280,7 +274,11 @@ class GraphNodes:
 
 
 def parse_graph_def(data: memoryview, meter: FieldMeter, *, count_only: bool = False) -> GraphNodes:
-    """Decode a GraphDef; `count_only` keeps no node. Functions of the library are counted but not read."""
+    """Decode a GraphDef; `count_only` keeps no node. Functions of the library are counted but not read.
+
+    Field numbers are from tensorflow/core/framework/graph.proto, node_def.proto, attr_value.proto and
+    tensor.proto. No operation is run: nodes are names, kinds of operation and inputs.
+    """
     found = GraphNodes()
     lists: dict[bytes, memoryview] = {}
     for number, value in meter.fields(data, _GRAPH):
@@ -392,12 +390,6 @@ def initializer_op(graph: GraphNodes, name: bytes, assign: bytes) -> str | None:
     return constant
 
 
-# The SavedObjectGraph of a TensorFlow 2 SavedModel: its objects, and the variables used by functions.
-#
-# Field numbers are from tensorflow/core/protobuf/saved_object_graph.proto and trackable_object_graph.proto.
-# Its object numbers differ from those in the bundle's own object graph: the two are joined along edges of
-# equal names, as TensorFlow's loader does (tensorflow/python/saved_model/load.py).
-
 _KINDS = {
     4: "user_object",
     5: "asset",
@@ -455,7 +447,12 @@ class SavedObjects:
 
 
 def parse_object_graph(data: memoryview, meter: FieldMeter) -> SavedObjects:
-    """Decode a SavedObjectGraph; raise FormatError for a number without an object."""
+    """Decode a SavedObjectGraph; raise FormatError for a number without an object.
+
+    Field numbers are from tensorflow/core/protobuf/saved_object_graph.proto and trackable_object_graph.proto.
+    Its object numbers differ from those in the bundle's own object graph: the two are joined along edges of
+    equal names, as TensorFlow's loader does (tensorflow/python/saved_model/load.py).
+    """
     found = SavedObjects()
     for number, value in meter.fields(data, _GRAPH):
         if number == 1:

@@ -16,15 +16,9 @@ from ckpttool.core.source import Buffer, File, Shape, Source, UnreadableSource
 from ckpttool.encodings import protobuf, sstable
 from ckpttool.encodings.protobuf import Message
 from ckpttool.encodings.sstable import BlockHandle, SStable
-from ckpttool.formats import tf_common
+from ckpttool.formats import tensor_bytes, tf_common
 from ckpttool.formats.probe import Probe
 from ckpttool.formats.tf_common import Extent, VariableInfo, tree_by_name
-
-# TensorFlow's V1 checkpoints: tables of names, shapes and values, in one file or several shards.
-#
-# The format is defined in tensorflow/core/util/tensor_slice_writer.h and tensor_slice_reader.cc; the table in
-# encodings/sstable.py. It was the Saver's only form before TensorFlow 0.12, and `SaverDef.V1` still writes
-# it.
 
 NAME = "tensorflow_v1"
 TITLE = "TensorFlow V1 checkpoint (single table or sharded)"
@@ -50,7 +44,10 @@ def redirected(probe: Probe, location: str) -> str | None:
 def read(location: str) -> Checkpoint:
     """List the file, or all shards of the pattern; indexes and names are read, values are not.
 
-    Raise TruncatedError if a shard is missing: only the shard itself lists its contents.
+    Raise TruncatedError if a shard is missing: only the shard itself lists its contents. The format is
+    defined in tensorflow/core/util/tensor_slice_writer.h and tensor_slice_reader.cc; the table in
+    encodings/sstable.py. It was the Saver's only form before TensorFlow 0.12, and `SaverDef.V1` still writes
+    it.
     """
     shards = tf_common.v1_shards(location)
     opened = [_open_shard(path) for path in (_require_shards(shards) if shards is not None else (location,))]
@@ -90,13 +87,6 @@ def _location_of_folder(probe: Probe) -> str | None:
     return os.path.join(probe.path, bases[0]) if bases else None
 
 
-# Values of a V1 checkpoint: numbers and strings in the typed fields of a TensorProto.
-#
-# Field numbers are from tensorflow/core/framework/tensor.proto;
-# tensorflow/core/util/saved_tensor_slice_util.h maps types to fields. Unlike elsewhere in TensorFlow,
-# `tensor_content` is not used, and repeated last values are not omitted: the reader (CopySliceData in
-# tensor_slice_reader.h) requires exactly as many values as the slice has elements.
-
 _FLOAT, _DOUBLE, _INT, _STRING, _SCOMPLEX, _INT64, _BOOL, _DCOMPLEX, _HALF = 5, 6, 7, 8, 9, 10, 11, 12, 13
 _UINT32, _UINT64 = 16, 17
 
@@ -122,7 +112,13 @@ _FIXED = {_FLOAT: 4, _DOUBLE: 8, _SCOMPLEX: 4, _DCOMPLEX: 8}
 
 
 class SavedSlice(NamedTuple):
-    """A slice of a tensor, or a whole tensor: one entry of a table."""
+    """A slice of a tensor, or a whole tensor: one entry of a table.
+
+    Field numbers are from tensorflow/core/framework/tensor.proto;
+    tensorflow/core/util/saved_tensor_slice_util.h maps types to fields. Unlike elsewhere in TensorFlow,
+    `tensor_content` is not used, and repeated last values are not omitted: the reader (CopySliceData in
+    tensor_slice_reader.h) requires exactly as many values as the slice has elements.
+    """
 
     file: File
     block: BlockHandle
@@ -246,11 +242,6 @@ def _decode_varints(data: memoryview) -> np.ndarray:
     return found
 
 
-# Contents of a V1 checkpoint: every shard's own record of names, shapes and slices.
-#
-# Field numbers are from tensorflow/core/util/saved_tensor_slice.proto and
-# tensorflow/core/framework/versions.proto.
-
 # TF_CHECKPOINT_VERSION in tensorflow/core/public/release_version.h.
 VERSION = 1
 # Upper limit of Snappy's compression (three bytes for a copy of 64); no value takes less than a byte.
@@ -261,7 +252,11 @@ _META = Message({1: protobuf.BINARY, 2: protobuf.MESSAGE, 3: protobuf.INT32, 4: 
 
 
 class SliceMeta(NamedTuple):
-    """A tensor as one shard describes it; `dtype` is TensorFlow's number."""
+    """A tensor as one shard describes it; `dtype` is TensorFlow's number.
+
+    Field numbers are from tensorflow/core/util/saved_tensor_slice.proto and
+    tensorflow/core/framework/versions.proto.
+    """
 
     name: bytes
     shape: Shape
@@ -326,7 +321,7 @@ def _gather_slices(wholes: dict[str, _TensorSlices], name: str, meta: SliceMeta,
         raise FormatError("unknown TensorFlow data type", found=f"number {meta.dtype}")
     if dtype.name not in FIELDS:
         raise UnsupportedError(f"V1 checkpoints cannot store values of type {dtype.name}")
-    tf_common.count_elements(meta.shape)
+    tensor_bytes.count_elements(meta.shape)
     whole = wholes.setdefault(name, _TensorSlices(dtype.name, meta.shape, []))
     if (whole.dtype, whole.shape) != (dtype.name, meta.shape):
         raise FormatError(
@@ -342,7 +337,7 @@ def _gather_slices(wholes: dict[str, _TensorSlices], name: str, meta: SliceMeta,
         block = table.block_of(key)
         if block is None:
             raise FormatError("a slice of the tensor is missing from the table", found=str(cut))
-        elements = tf_common.count_elements(shape)
+        elements = tensor_bytes.count_elements(shape)
         if elements > _DENSEST * block.size:
             raise FormatError(
                 "the tensor has more elements than its block can hold",

@@ -52,11 +52,6 @@ from ckpttool.formats.probe import (
 from ckpttool.formats.tf_common import Box, IncompleteTensor, assemble_slices, slice_box
 from ckpttool.formats.torch_tensors import BUILDERS, RANK
 
-# Folders of torch.distributed.checkpoint: `.metadata` and the shards `__RANK_N.distcp`; torch is not needed.
-#
-# Source: torch/distributed/checkpoint/filesystem.py (`_FileSystemWriter`), metadata.py and
-# default_planner.py.
-
 NAME = "pytorch_dcp"
 TITLE = "PyTorch distributed checkpoint (folder of .metadata and .distcp)"
 WRITES = True
@@ -86,7 +81,8 @@ def read(location: str) -> Checkpoint:
     """List every tensor from the metadata, and every other value; shards are not read in full.
 
     Raise NotFoundError without metadata, TruncatedError if an item extends past the end of its shard,
-    FormatError if the metadata are invalid. A missing shard is a note, and an error on reading.
+    FormatError if the metadata are invalid. A missing shard is a note, and an error on reading. Source:
+    torch/distributed/checkpoint/filesystem.py (`_FileSystemWriter`), metadata.py and default_planner.py.
     """
     names = sorted(name for name in Probe(location).names if _METADATA.fullmatch(name))
     # A pipe with the name of a file is never opened.
@@ -106,12 +102,6 @@ def read(location: str) -> Checkpoint:
     shards = (shard for shard in listing.shards.values() if shard is not None)
     return listed.checkpoint(location, NAME, *files, *shards)
 
-
-# Contents of `.metadata`: tensors and their chunks, locations of items, nesting of names.
-#
-# Source: torch/distributed/checkpoint/metadata.py (Metadata, TensorStorageMetadata, ChunkStorageMetadata,
-# MetadataIndex), filesystem.py (_StorageInfo). The classes have kept their fields since torch 2.0; later
-# versions added fields (`storage_meta`, `version`, `transform_descriptors`).
 
 _LARGEST = (1 << 63) - 1
 
@@ -160,7 +150,12 @@ class DcpMetadata(NamedTuple):
 
 
 def read_metadata(file: File) -> DcpMetadata:
-    """Return the contents of the file; raise FormatError if it is not metadata from torch."""
+    """Return the contents of the file; raise FormatError if it is not metadata from torch.
+
+    Source: torch/distributed/checkpoint/metadata.py (Metadata, TensorStorageMetadata, ChunkStorageMetadata,
+    MetadataIndex), filesystem.py (_StorageInfo). The classes have kept their fields since torch 2.0; later
+    versions added fields (`storage_meta`, `version`, `transform_descriptors`).
+    """
     pickled = pickle_reader.parse_pickle(file.read(0, file.size), builders=BUILDERS, file=file.path)
     found = _object_fields(pickled.value, "Metadata")
     once = _EntryCache()
@@ -314,15 +309,11 @@ def _fail(message: str, *, found: str | None = None) -> NoReturn:
     raise FormatError(message, found=found)
 
 
-# Restore the saved nesting from flat names, and the role of each tensor.
-#
-# Source: torch/distributed/checkpoint/_nested_dict.py (flatten_state_dict) and _traverse.py (set_element).
-
-
 def nested_paths(names: Iterable[str], planned: Mapping[str, Steps]) -> dict[str, Path]:
     """Return every name's path; a name without recorded nesting stays at the top, unchanged.
 
-    Raise FormatError if two names have the same path, or one is nested inside another.
+    Raise FormatError if two names have the same path, or one is nested inside another. Source:
+    torch/distributed/checkpoint/_nested_dict.py (flatten_state_dict) and _traverse.py (set_element).
     """
     found = {name: _nested_path(planned.get(name, (name,))) for name in names}
     taken = set(found.values())
@@ -360,9 +351,6 @@ def nested_containers(found: Iterable[Path]) -> tuple[dict[Path, Container], tup
         gaps += [(*top, index(n)) for n in range(max(numbers) if missing else 0) if n not in numbers]
     made = {top: Container("dict" if kind == "key" else "list") for top, kind in kinds.items()}
     return made, tuple(gaps)
-
-
-# Sources of a distributed checkpoint's tensors: items of shards, opened when read.
 
 
 class DcpSafetensors(NamedTuple):
@@ -617,11 +605,6 @@ def _name(name: str, below: Path) -> str:
     return ".".join((name, *(str(step.value) for step in below)))
 
 
-# Write a tree: each tensor, and each value that is not nested further, saved by torch.save in a shard.
-#
-# Sources: torch/distributed/checkpoint/filesystem.py (`_write_item`), metadata.py and _traverse.py
-# (`traverse_state_dict`: a list without tensors and dicts is one value, as is any tuple).
-
 _METADATA_MODULE = "torch.distributed.checkpoint.metadata"
 _STORAGE_MODULE = "torch.distributed.checkpoint.filesystem"
 # The version that torch writes since 2.5 (`CURRENT_DCP_VERSION`).
@@ -679,7 +662,9 @@ def plan_shards(tree: Tree, *, shard_bytes: int = SHARD_BYTES) -> ShardPlan:
     """Return the shards `__N_0.distcp`, one for each rank, and `.metadata`.
 
     Raise UnsupportedError, before anything is written, for a tree that is no dict, for two entries with the
-    same name, and for values that a torch pickle cannot contain.
+    same name, and for values that a torch pickle cannot contain. Sources:
+    torch/distributed/checkpoint/filesystem.py (`_write_item`), metadata.py and _traverse.py
+    (`traverse_state_dict`: a list without tensors and dicts is one value, as is any tuple).
     """
     entries = _list_entries(tree)
     sizes = ((entry, sum(leaf.nbytes for _, leaf in entry.tree(tree).tensors())) for entry in entries)

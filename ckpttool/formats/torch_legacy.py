@@ -36,10 +36,6 @@ from ckpttool.formats.torch_tensors import (
     storage_itemsize,
 )
 
-# PyTorch's stream of pickles and storages (torch.save before 1.6, and later on request): recognise and list.
-#
-# Source: torch/serialization.py (_legacy_save, _legacy_load).
-
 NAME = "pytorch_legacy"
 TITLE = "PyTorch checkpoint (stream, before 1.6)"
 FRAMEWORK = "torch"
@@ -53,7 +49,8 @@ def claims(probe: Probe) -> str | None:
 def read(location: str) -> Checkpoint:
     """List every tensor and value of the file; nothing named in its pickles is imported or called.
 
-    Raise FormatError if pickles and storages do not match.
+    Raise FormatError if pickles and storages do not match. Source: torch/serialization.py (_legacy_save,
+    _legacy_load).
     """
     file = File.stamp(location)
     with locate_errors(file=location):
@@ -61,17 +58,14 @@ def read(location: str) -> Checkpoint:
     return found.checkpoint(location, NAME, file)
 
 
-# The stream written by torch.save before 1.6: five pickles, then the storages in the order of the last one.
-#
-# Source: torch/serialization.py (_legacy_save, _legacy_load); torch/csrc/serialization.cpp for the storages.
-
 PROTOCOL = 1001
 
 
 def list_legacy(file: File, offset: int, length: int) -> FileListing:
     """List every tensor and value of the stream; nothing named in its pickles is imported or called.
 
-    Storages are not read. Raise FormatError if pickles and storages do not match.
+    Storages are not read. Raise FormatError if pickles and storages do not match. Source:
+    torch/serialization.py (_legacy_save, _legacy_load); torch/csrc/serialization.cpp for the storages.
     """
     if not offset and archives.is_tar_header(file.read(0, min(length, archives.BLOCK))):
         # torch checks for a tar archive before its stream (serialization.py, _legacy_load).
@@ -224,10 +218,6 @@ def _fail(message: str, stream: ByteStream, **facts: str) -> NoReturn:
     raise FormatError(message, file=stream.file.path, offset=stream.at, **facts)
 
 
-# The tar archive of PyTorch's first releases (torch.save before 0.1.10): recognise and list.
-#
-# Source: torch/serialization.py of those releases (_save) and legacy_load in current ones.
-
 TAR_NAME = "pytorch_tar"
 TAR_TITLE = "PyTorch checkpoint (tar archive, before 0.1.10)"
 
@@ -264,11 +254,6 @@ PYTORCH_TAR = FormatDefinition(
 )
 
 
-# The tar archive written by the first releases of torch (before 0.1.10): its four members.
-#
-# Source: torch/serialization.py of those releases (_save) and legacy_load in current ones;
-# torch/csrc/generic/ serialization.cpp for the numbers of a tensor (THPTensor_(writeMetadataRaw)).
-
 TAR_PROTOCOL = 1000
 TAR_MEMBERS = ("sys_info", "storages", "tensors", "pickle")
 _REBUILD = "torch._utils._rebuild_tensor_v2"
@@ -277,7 +262,9 @@ _REBUILD = "torch._utils._rebuild_tensor_v2"
 def list_tar(file: File) -> FileListing:
     """List every tensor and value of the archive; nothing is extracted, imported or called.
 
-    Raise FormatError if its members do not match.
+    Raise FormatError if its members do not match. Source: torch/serialization.py of those releases (_save)
+    and legacy_load in current ones; torch/csrc/generic/serialization.cpp for the numbers of a tensor
+    (THPTensor_(writeMetadataRaw)).
     """
     members = {
         name: ByteStream(file, s.offset, s.offset + s.length) for name, s in archives.read_tar(file).items()
@@ -447,11 +434,6 @@ def _fail_tar(message: str, stream: ByteStream) -> NoReturn:
     raise FormatError(message, file=stream.file.path, offset=stream.at)
 
 
-# A pickle that belongs to no other format: plain data, NumPy arrays, torch tensors (a dict of weights).
-#
-# Source: Lib/pickle.py and Lib/pickletools.py in CPython for the stream; encodings/pickle_values.py lists the
-# sources for NumPy's pickled arrays.
-
 PICKLE_NAME = "pickle"
 PICKLE_TITLE = "Pickle of plain data, NumPy arrays and torch tensors"
 WRITES = False
@@ -466,8 +448,9 @@ def pickle_claims(probe: Probe) -> str | None:
 def read_pickle(location: str) -> Checkpoint:
     """List every array and value of the pickle; nothing named in it is imported or called.
 
-    Calls that unpickling would make are listed as records and in a note. Raise FormatError if the
-    pickle is damaged.
+    Calls that unpickling would make are listed as records and in a note. Raise FormatError if the pickle is
+    damaged. Source: Lib/pickle.py and Lib/pickletools.py in CPython for the stream;
+    encodings/pickle_values.py lists the sources for NumPy's pickled arrays.
     """
     file = File.stamp(location)
     with locate_errors(file=location):
@@ -495,11 +478,6 @@ PYTHON_PICKLE = FormatDefinition(
     claims=pickle_claims,
     read=read_pickle,
 )
-
-
-# Pickles of torch tensors written by Python's pickle: each storage is an embedded torch stream.
-#
-# Source: torch/storage.py (`TypedStorage.__reduce__`, `_load_from_bytes`: torch.save without the zip form).
 
 
 class EmbeddedStorages:
@@ -548,7 +526,8 @@ class EmbeddedStorages:
 def list_embedded(file: File, offset: int, length: int) -> FileListing:
     """List what torch.save wrote into `length` bytes from `offset` of the file.
 
-    Raise FormatError if the bytes are not in a form that torch writes.
+    Raise FormatError if the bytes are not in a form that torch writes. Source: torch/storage.py
+    (`TypedStorage.__reduce__`, `_load_from_bytes`: torch.save without the zip form).
     """
     head = file.read(offset, min(pickle_signatures.STREAM_LENGTH, length))
     if head.startswith(pickle_signatures.ZIP):

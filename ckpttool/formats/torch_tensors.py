@@ -30,15 +30,14 @@ if TYPE_CHECKING:
     import numpy as np
 
 
-# Classes of pickled modules, and their source code, which torch stored with them before its zip files.
-#
-# Source: torch/serialization.py (persistent_id in _legacy_save): ("module", class, source file, source).
-
 _SHOWN = 5
 
 
 class ClassSources:
-    """The source code of classes by their dotted names; it is text and is never compiled."""
+    """The source code of classes by their dotted names; it is text and is never compiled.
+
+    Source: torch/serialization.py (persistent_id in _legacy_save): ("module", class, source file, source).
+    """
 
     def __init__(self) -> None:
         """Start without classes."""
@@ -82,10 +81,6 @@ def _text(value: object) -> str:
     # Python 2 wrote bytes.
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value or "")
 
-
-# Tensors as views of storages, with bounds checks.
-#
-# Source: torch/_utils.py (_rebuild_tensor, _rebuild_tensor_v2, _rebuild_tensor_v3, set_tensor_metadata).
 
 RANK = 64  # NumPy's limit on dimensions
 _LARGEST = (1 << 63) - 1
@@ -223,7 +218,18 @@ def fail(message: str, *, expected: str | None = None, found: str | None = None)
 def build_view(
     storage: Storage, dtype: str, offset: Any, shape: Any, strides: Any, requires_grad: bool = False
 ) -> Tensor:
-    """Return the tensor; raise FormatError unless it fits within its storage."""
+    """Return the tensor; raise FormatError unless it fits within its storage.
+
+    Source: torch/_utils.py (_rebuild_tensor, _rebuild_tensor_v2, _rebuild_tensor_v3, set_tensor_metadata).
+
+    Args:
+        storage: the flat buffer.
+        dtype: the element type.
+        offset: position of the first element in the storage, in elements.
+        shape: the extent of each axis, as the pickle has it: not yet checked.
+        strides: steps between elements along each axis, not yet checked either.
+        requires_grad: whether torch trains it.
+    """
     if (
         type(offset) is not int
         or not isinstance(shape, tuple | list)
@@ -336,18 +342,14 @@ TENSOR_BUILDERS: dict[str, Builder] = {
 }
 
 
-# Tensors that torch pickles as several: quantised, sparse, nested; and those without bytes.
-#
-# Sources: torch/_utils.py (_rebuild_qtensor, _rebuild_sparse_tensor, _rebuild_nested_tensor,
-# _rebuild_meta_tensor_no_storage, _rebuild_device_tensor_from_numpy), torch/_tensor.py (_reduce_ex_internal).
-
-
 @dataclass(eq=False, slots=True)
 class CompositeTensor(StatefulTensor):
     """A tensor assembled from several tensors.
 
-    `kind` is torch's name of the layout or scheme, `main` the part that contains the elements: it has
-    the name of the whole, and is a parameter if the whole is.
+    `kind` is torch's name of the layout or scheme, `main` the part that contains the elements: it has the
+    name of the whole, and is a parameter if the whole is. Sources: torch/_utils.py (_rebuild_qtensor,
+    _rebuild_sparse_tensor, _rebuild_nested_tensor, _rebuild_meta_tensor_no_storage,
+    _rebuild_device_tensor_from_numpy), torch/_tensor.py (_reduce_ex_internal).
     """
 
     kind: str
@@ -752,10 +754,6 @@ def cast_source(found: Source, stored: str, shape: Shape, dtype: str) -> Source:
     return found if stored == dtype else TransformedSource(found, stored, shape, CastOperation(dtype))
 
 
-# The storages in a torch pickle: one record for each key, without conflicts.
-#
-# Source: torch/serialization.py (persistent_id, _load, _legacy_load).
-
 _LONGEST_SHOWN = 200
 _UNTYPED = frozenset(
     f"{module}.{name}"
@@ -768,7 +766,10 @@ Place = Callable[[str, int], Bytes]
 
 
 class StorageTable:
-    """The storages of one pickle by their keys."""
+    """The storages of one pickle by their keys.
+
+    Source: torch/serialization.py (persistent_id, _load, _legacy_load).
+    """
 
     def __init__(self, place: Place) -> None:
         """Call `place` once for each key."""
@@ -819,11 +820,6 @@ def storage_dtype(kind: Global) -> str | None:
 def storage_itemsize(dtype: str | None) -> int:
     """Return the size in bytes of one unit of a storage's count."""
     return dtypes.BY_NAME[dtype].itemsize if dtype else 1
-
-
-# Functions in torch's pickles that rebuild tensors, by name: the only table of builders.
-#
-# Sources: torch/_utils.py and torch/_tensor.py (see views.py and parts.py), torch/jit/_pickle.py.
 
 
 def _first_argument(args: tuple[Any, ...]) -> object:

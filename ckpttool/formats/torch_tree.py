@@ -43,14 +43,6 @@ from ckpttool.formats.torch_tensors import (
     cast_source,
 )
 
-# Assign an optimizer's slots to parameters, if exactly one network of the checkpoint fits.
-#
-# torch numbers the parameters of an optimizer through its groups, in the order in which they were passed to
-# it; `module.parameters()` has the order of the module's state_dict without its buffers
-# (torch/optim/optimizer.py, state_dict(); torch/nn/modules/module.py, _save_to_state_dict). Optimizers
-# created from `named_parameters()` store names in `param_names` (since torch 2.6), distributed ones use names
-# instead of numbers (torch/distributed/checkpoint/state_dict.py).
-
 # A moment with another shape than its parameter (Adafactor's rows and columns) is no evidence.
 _ALIKE = frozenset(
     ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "exp_inf", "momentum_buffer", "square_avg", "grad_avg")
@@ -93,8 +85,12 @@ class _OptimizerState:
 def assign_slot_owners(tree: Tree) -> OwnedTree:
     """Return the tree with `Leaf.of` for every slot whose parameter is identified by name or by order.
 
-    Order is used only for an optimizer with a single group, if exactly one network has the same
-    number of parameters, with the shapes of the slots.
+    Order is used only for an optimizer with a single group, if exactly one network has the same number of
+    parameters, with the shapes of the slots. torch numbers the parameters of an optimizer through its groups,
+    in the order in which they were passed to it; `module.parameters()` has the order of the module's
+    state_dict without its buffers (torch/optim/optimizer.py, state_dict(); torch/nn/modules/module.py,
+    _save_to_state_dict). Optimizers created from `named_parameters()` store names in `param_names` (since
+    torch 2.6), distributed ones use names instead of numbers (torch/distributed/checkpoint/state_dict.py).
     """
     optimizers = _find_optimizer_states(tree)
     if not optimizers or len(optimizers) > _MOST:
@@ -183,12 +179,6 @@ def _find_networks(tree: Tree, optimizers: Collection[Path]) -> dict[Path, dict[
     return found
 
 
-# torch optimizers in pickles: as state_dicts, and as pickled objects.
-#
-# Source: torch/optim/optimizer.py (state_dict, __getstate__): a state_dict numbers parameters through all
-# groups; in the object itself the parameters are the keys of the slots.
-
-
 def is_state_dict(value: dict[Any, Any]) -> bool:
     """Return whether the dict has the form of an optimizer's state_dict()."""
     if value.keys() != {"state", "param_groups"}:
@@ -209,7 +199,9 @@ def is_object(state: object) -> TypeGuard[dict[str, Any]]:
 def number_slots(state: dict[str, Any]) -> dict[Any, Any]:
     """Return such an object's slots by the parameter numbers that state_dict() would assign.
 
-    Return them unchanged if they belong to other parameters than those in the groups.
+    Return them unchanged if they belong to other parameters than those in the groups. Source:
+    torch/optim/optimizer.py (state_dict, __getstate__): a state_dict numbers parameters through all groups;
+    in the object itself the parameters are the keys of the slots.
     """
     slots: dict[Any, Any] = state["state"]
     if type(next(iter(slots), None)) is not Tensor:
@@ -561,7 +553,14 @@ def list_pickle(
 ) -> FileListing:
     """Return the tree of a pickle whose storages have been located, with notes for the user.
 
-    `big` marks big-endian storages; `classes` contains the attributes of some classes.
+    Args:
+        pickled: the pickle's value and names.
+        writer: the program that wrote the file.
+        big: storages are big-endian.
+        integrity: which checksums the file has.
+        notes: sentences about the file, after those about the tree.
+        details: facts about the file for the listing.
+        classes: parameters and buffers of some classes.
     """
     walk = TorchWalk(big=big, size=pickled.end, classes=classes)
     found = assign_slot_owners(walk.tree(pickled.value))
@@ -584,11 +583,6 @@ def _notes(walk: TorchWalk) -> tuple[str, ...]:
     return tuple(notes)
 
 
-# Names of an archive's members: torch's folder, and members that no pickle references.
-#
-# Source: caffe2/serialize/inline_container.cc (PyTorchStreamReader): the first member's folder is the
-# archive's, and member lookup ignores case (miniz, mz_zip_reader_locate_file).
-
 _PICKLE = deferred.compile(r"[^/]+/data\.pkl")
 # Members that torch writes beside the storages, and those of TorchScript; code and extra files are listed
 # separately (torch_zip.py).
@@ -603,7 +597,11 @@ _SHOWN, _LONG = 3, 60
 
 
 def find_top_folder(members: Mapping[str, object], file: str) -> str:
-    """Return the folder that contains data.pkl; raise FormatError unless torch opens the same one."""
+    """Return the folder that contains data.pkl; raise FormatError unless torch opens the same one.
+
+    Source: caffe2/serialize/inline_container.cc (PyTorchStreamReader): the first member's folder is the
+    archive's, and member lookup ignores case (miniz, mz_zip_reader_locate_file).
+    """
     found = [name for name in members if _PICKLE.fullmatch(name)]
     if len(found) != 1:
         raise FormatError(

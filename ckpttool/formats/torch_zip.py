@@ -41,10 +41,6 @@ from ckpttool.formats.probe import OutputFile, Probe, WritingFormatDefinition
 from ckpttool.formats.torch_tensors import BUILDERS, StorageTable
 from ckpttool.formats.torch_tree import ClassMembers
 
-# PyTorch's zip checkpoints (torch.save since 1.6), packed or unpacked: recognise, list, write.
-#
-# Source: torch/serialization.py (_save, _load), caffe2/serialize/inline_container.cc.
-
 NAME = "pytorch"
 TITLE = "PyTorch checkpoint (zip, since 1.6)"
 WRITES = True
@@ -90,10 +86,6 @@ def _open_archive(location: str) -> archives.ZipArchive | UnpackedArchive:
     return read_folder(held)
 
 
-# torch.save's archive in any container: a file, a member of another archive, a folder.
-#
-# Source: torch/serialization.py (_save, _load), caffe2/serialize/inline_container.cc.
-
 _SMALL = 64
 _NUMBER = deferred.compile(rb"[0-9]{1,9}\n?")
 
@@ -124,7 +116,8 @@ class TorchArchive(Protocol):
 def list_archive(archive: TorchArchive) -> FileListing:
     """List every tensor and value of the archive; nothing named in the pickle is imported or called.
 
-    Raise FormatError if archive, pickle and storages do not match.
+    Raise FormatError if archive, pickle and storages do not match. Source: torch/serialization.py (_save,
+    _load), caffe2/serialize/inline_container.cc.
     """
     top = torch_tree.find_top_folder(archive.members, archive.file.path)
     _require_small(archive, top)
@@ -265,11 +258,6 @@ def _writer(archive: TorchArchive, top: str) -> str:
     return f"{kind} archive version {version.decode('latin-1').strip()}" if version else f"{kind} archive"
 
 
-# Write a tree as torch.save would: one pickle of the structure, then one aligned member per storage.
-#
-# Source: torch/serialization.py (_save), torch/_tensor.py (_reduce_ex_internal). The file can be loaded with
-# `weights_only=True` and with `mmap=True`.
-
 ALIGNMENT = 64
 _BUILD_V2 = Global("torch._utils", "_rebuild_tensor_v2")
 _BUILD_V3 = Global("torch._utils", "_rebuild_tensor_v3")
@@ -281,9 +269,10 @@ _SETS = ("builtins.set", "builtins.frozenset")
 def pieces(tree: Tree) -> tuple[OutputFile]:
     """Return the single file that contains the tree.
 
-    Leaves with a known `trainable` become Parameters, other tensors plain ones; NumPy arrays become
-    tensors; aliases share one storage. Raise UnsupportedError, before anything is written, for values
-    that a torch pickle cannot contain.
+    Leaves with a known `trainable` become Parameters, other tensors plain ones; NumPy arrays become tensors;
+    aliases share one storage. Raise UnsupportedError, before anything is written, for values that a torch
+    pickle cannot contain. Source: torch/serialization.py (_save), torch/_tensor.py (_reduce_ex_internal). The
+    file can be loaded with `weights_only=True` and with `mmap=True`.
     """
     plan = PicklePlan(tree)
     pickle = dumps(plan.value(plan.root))
@@ -472,10 +461,6 @@ def order_entries(node: NestedNode) -> list[NestedNode]:
     return [found[position] for position in range(len(found))]
 
 
-# An unpacked torch.save archive: a folder with the members as files.
-#
-# Source: torch/serialization.py (_save) for the members.
-
 TOP = "archive"
 PICKLE = "data.pkl"
 
@@ -512,7 +497,10 @@ def find_data_folder(folder: str, names: frozenset[str]) -> str | None:
 
 
 def read_folder(folder: str) -> UnpackedArchive:
-    """List the files of an unpacked archive; raise FormatError for a link that leads out of it."""
+    """List the files of an unpacked archive; raise FormatError for a link that leads out of it.
+
+    Source: torch/serialization.py (_save) for the members.
+    """
     root = filesystem.realpath(folder)
     members = {f"{TOP}/{name}": os.path.join(folder, name) for name in _iter_files(folder, root)}
     return UnpackedArchive(File.stamp(os.path.join(folder, PICKLE)), members)
@@ -545,11 +533,6 @@ def _check_link(path: str, root: str) -> None:
         raise FormatError("a symbolic link does not point to a file", file=path)
 
 
-# TorchScript archives: parameters among the attributes, constants, list of code files; no code is run.
-#
-# Sources: torch/csrc/jit/serialization/export_module.cpp (ScriptModuleSerializer: `data.pkl`,
-# `constants.pkl`, `code/`, `bytecode.pkl`), python_print.cpp (`__parameters__`, `__buffers__`).
-
 _CLASS = deferred.compile(r"class (\w+)\(Module\):")
 _NAMES = deferred.compile(r"  __(parameters|buffers)__ = \[(.*)\]")
 _QUOTED = deferred.compile(r'"([^"\\]*)"')
@@ -568,7 +551,11 @@ def is_script(members: Collection[str], top: str) -> bool:
 def script_classes(
     members: Collection[str], top: str, source: Callable[[str], Storage]
 ) -> dict[str, ClassMembers]:
-    """Return the parameters and buffers of each class in the archive's code."""
+    """Return the parameters and buffers of each class in the archive's code.
+
+    Sources: torch/csrc/jit/serialization/export_module.cpp (ScriptModuleSerializer: `data.pkl`,
+    `constants.pkl`, `code/`, `bytecode.pkl`), python_print.cpp (`__parameters__`, `__buffers__`).
+    """
     found: dict[str, ClassMembers] = {}
     for module, code in _iter_code(members, top, source, _FILE, _ALL):
         _read_classes(code, module, found)
@@ -685,11 +672,6 @@ def script_texts(members: Collection[str], top: str, source: Callable[[str], Sto
     return dict(_iter_code(members, top, source, _FOLLOWED, _FOLLOWED))
 
 
-# Several PyTorch files of one agent: PREFIX_actor, PREFIX_critic, their targets and optimizers.
-#
-# Source of the names: github.com/sfujim/TD3, TD3.py, `TD3.save`; copies of it store two critics separately
-# (`PREFIX_critic_1`) and also save the targets.
-
 SET_NAME = "pytorch_set"
 SET_TITLE = "PyTorch files of one agent with a common prefix"
 
@@ -714,7 +696,9 @@ def set_claims(probe: Probe) -> str | None:
 def read_set(location: str) -> Checkpoint:
     """List all files of the set as one tree: each file's entries under its member's name.
 
-    Native keys are `actor:l1.weight`. The format of each file is recognised from its bytes.
+    Native keys are `actor:l1.weight`. The format of each file is recognised from its bytes. Source of the
+    names: github.com/sfujim/TD3, TD3.py, `TD3.save`; copies of it store two critics separately
+    (`PREFIX_critic_1`) and also save the targets.
     """
     from ckpttool.formats.detect import open_checkpoint
 

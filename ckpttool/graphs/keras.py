@@ -15,21 +15,9 @@ from ckpttool.core.deferred import dataclass, field
 from ckpttool.core.errors import MappingError, UnsupportedError
 from ckpttool.core.source import Shape
 from ckpttool.core.tree import Path, Tree, attr
-from ckpttool.formats.keras_config import (
-    MODELS,
-    config_of,
-    has_foreign_class,
-    is_described,
-)
+from ckpttool.formats.keras_config import MODELS, config_of, has_foreign_class, is_described
 from ckpttool.formats.keras_tree import config_document, writer_version
-from ckpttool.graphs.graph import (
-    Constant,
-    Graph,
-    OpaqueError,
-    OperatorNode,
-    UnknownShapeError,
-    Value,
-)
+from ckpttool.graphs.graph import Constant, Graph, OpaqueError, OperatorNode, UnknownShapeError, Value
 from ckpttool.graphs.keras_layers import (
     Flow,
     LayerCall,

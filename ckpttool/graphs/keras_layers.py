@@ -19,11 +19,7 @@ from ckpttool.core.kinds import ACTIVATION_KINDS, gate_order
 from ckpttool.core.tree import Leaf, Path, attr
 from ckpttool.formats.keras_config import ATTENTION, CELLS, config_of, has_foreign_class
 from ckpttool.graphs.builder import ACTIVATION_NODES, ModuleNodes
-from ckpttool.graphs.graph import (
-    Constant,
-    OpaqueError,
-    require,
-)
+from ckpttool.graphs.graph import Constant, OpaqueError, require
 from ckpttool.graphs.operators import UnknownValueError
 from ckpttool.mapping.rules import KEEP, TRANSPOSE, BlockOrder, Permute, Reshape, Rule, chain_rules
 
@@ -274,9 +270,6 @@ def _moving(rule: _OneRule) -> LayerRule:
         return [Flow(rule(call, flow.name), flow.dtype)]
 
     return apply
-
-
-# Activations: keras/src/activations/activations.py.
 
 
 def _clip(call: LayerCall, x: str, low: float, high: float) -> str:
@@ -1197,9 +1190,6 @@ def _inactive(call: LayerCall) -> list[Flow]:
     for name in call.settings:
         call.get(name)
     return [call.flow(cast=False)]
-
-
-# Functions of keras.ops that a functional model calls: keras/src/ops/{numpy,nn,math}.py.
 
 
 def _operands(call: LayerCall, count: int | None = None) -> tuple[list[str], str]:

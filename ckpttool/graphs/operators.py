@@ -99,7 +99,16 @@ def operator(
     data: int = 1,
     since: int = 1,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Add rows for the operators with these names, computed by the decorated function."""
+    """Add rows for operators, computed by the decorated function.
+
+    Args:
+        *names: ONNX's names of the operators.
+        shapes: returns the shapes of the outputs.
+        macs: returns the number of multiply-accumulate operations.
+        kind: "elementwise" or "movement" of entries, else "other" (see Operator).
+        data: the number of inputs whose entries a movement moves; the others are positions and sizes.
+        since: the first version of the operator set with this meaning.
+    """
 
     def add(compute: Callable[..., Any]) -> Callable[..., Any]:
         cost = macs or (no_products if shapes is not None or kind != "other" else None)

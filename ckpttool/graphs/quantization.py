@@ -34,7 +34,15 @@ def quantize(
     saturate: int = 1,
     precision: np.dtype | None = None,
 ) -> np.ndarray:
-    """Return x / scale + zero in the type of `zero`, rounded to even and saturated."""
+    """Return x / scale + zero in the type of `zero`, rounded to even and saturated.
+
+    Args:
+        x: the numbers.
+        scale: the size of a step; broadcasts with `x`.
+        zero: the integer of zero; its type is that of the result.
+        saturate: for float8 types: 0 gives infinity or NaN beyond the largest number.
+        precision: the type of the division; by default float32 at least.
+    """
     wide = precision or (np.dtype(np.float32) if x.dtype.itemsize < 4 or x.dtype.kind in "iu" else x.dtype)
     ratio = x.astype(wide) / scale.astype(wide)
     if zero.dtype.name.startswith("float"):

@@ -34,13 +34,7 @@ from ckpttool.formats.tf_functions import (
 )
 from ckpttool.formats.tf_saved_model_messages import FieldMeter, MetaGraph, type_name
 from ckpttool.graphs.builder import FUNCTION_NODES, ActivationNodes, GraphBuilder, body
-from ckpttool.graphs.graph import (
-    Graph,
-    OpaqueError,
-    OperatorNode,
-    Value,
-    require,
-)
+from ckpttool.graphs.graph import Graph, OpaqueError, OperatorNode, Value, require
 from ckpttool.graphs.operators import compute_node
 from ckpttool.mapping.rules import KEEP, Permute, Reshape, Rule, chain_rules
 

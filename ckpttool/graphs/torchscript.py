@@ -26,12 +26,7 @@ from ckpttool.core.kinds import ACTIVATION_KINDS, gate_order
 from ckpttool.core.source import Shape
 from ckpttool.core.tree import Leaf, Tree
 from ckpttool.graphs.builder import FUNCTION_NODES, ActivationNodes, GraphBuilder
-from ckpttool.graphs.graph import (
-    Graph,
-    OpaqueError,
-    inline_constant,
-    require,
-)
+from ckpttool.graphs.graph import Graph, OpaqueError, inline_constant, require
 from ckpttool.graphs.torchscript_code import ScriptTensor, read_code, traced_inputs
 from ckpttool.graphs.torchscript_numbers import (
     COMPARISONS,

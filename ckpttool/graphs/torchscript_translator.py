@@ -12,13 +12,7 @@ from ckpttool.core.deferred import dataclass, field
 from ckpttool.core.source import Shape
 from ckpttool.core.tree import Leaf, Path, ValueLeaf, attr, index, key
 from ckpttool.graphs.builder import GraphBuilder, body
-from ckpttool.graphs.graph import (
-    Graph,
-    OpaqueError,
-    OpenShape,
-    OperatorNode,
-    Value,
-)
+from ckpttool.graphs.graph import Graph, OpaqueError, OpenShape, OperatorNode, Value
 from ckpttool.graphs.shapes import ShapeTracer
 from ckpttool.graphs.torchscript_code import (
     ScriptFunction,

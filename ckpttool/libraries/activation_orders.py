@@ -36,13 +36,6 @@ from ckpttool.graphs.shapes import ShapeTracer
 from ckpttool.graphs.weights import find_roles, number_calls
 from ckpttool.libraries.recognize import KERAS_FORMATS
 
-# Orders of flattened images as recorded by a file's own computation, for the layers that it uses.
-#
-# A TorchScript archive contains the code of `forward`, a SavedModel the functions of its signatures, an ONNX
-# model its graph: all are read as graphs (ckpttool.graphs). A graph is evaluated on inputs with numbered
-# entries (ckpttool.core.activations); no value is computed and no code of the file is run. A weight gets the
-# order of its layer's inputs and outputs.
-
 _CHANNEL = 1
 _IMAGE_RANK = 3
 _COLOURS = 4
@@ -116,8 +109,11 @@ _Orders = Mapping[Path, WeightUse]
 def read_orders(checkpoint: Checkpoint, shapes: Sequence[Shape] = ()) -> _Orders:
     """Return the orders by weight that the file's own computation, or its library's, records.
 
-    `shapes` are the target's input shapes without the batch; they are tried where the file does not
-    record those of the source.
+    `shapes` are the target's input shapes without the batch; they are tried where the file does not record
+    those of the source. A TorchScript archive contains the code of `forward`, a SavedModel the functions of
+    its signatures, an ONNX model its graph: all are read as graphs (ckpttool.graphs). A graph is evaluated on
+    inputs with numbered entries (ckpttool.core.activations); no value is computed and no code of the file is
+    run. A weight gets the order of its layer's inputs and outputs.
     """
     try:
         if checkpoint.format in ("onnx", *KERAS_FORMATS):
@@ -267,8 +263,12 @@ def with_orders(
 ) -> Tree:
     """Return a checkpoint's tree, or one of its leaves, with the orders recorded by its computation.
 
-    `sources` are the checkpoint paths of leaves that were computed from others. Without `unknown`, an
-    order that cannot be evaluated is treated as not recorded.
+    Args:
+        tree: the tree that gets them.
+        checkpoint: the one whose graph is evaluated.
+        shapes: shapes of its inputs without the batch, where the file has none.
+        sources: the checkpoint paths of leaves that were computed from others.
+        unknown: mark an order that cannot be evaluated as unknown, instead of as not recorded.
     """
     found = read_orders(checkpoint, shapes)
     if not found:
@@ -301,11 +301,6 @@ def annotate_orders(tree: Tree, orders: Mapping[int, WeightUse], *, unknown: boo
         leaves[path] = leaf
     return Tree(leaves, tree.aliases, tree.containers)
 
-
-# Evaluates a graph on numbered entries, to find the image orders of layers.
-#
-# Operators that move entries are computed on the numbers by the table (graphs/operators.py), elementwise ones
-# keep them. What a layer takes and makes is stated here; a result of another operator is not traced.
 
 _NORMS = frozenset(("BatchNormalization", "LayerNormalization", "RMSNormalization"))
 # Operators that keep the order of an image: a function of all entries, of a channel, or of a group of them.
@@ -343,8 +338,10 @@ def trace_graph_orders(
     """Return the orders recorded by a graph, by weight.
 
     `channel` is the axis of channels of the framework's images; `opaque` is the order behind an operation
-    that is not evaluated. Extents of inputs that are not fixed are
-    taken as 1; where that does not fit, other sizes are tried, and orders that depend on them are unknown.
+    that is not evaluated. Extents of inputs that are not fixed are taken as 1; where that does not fit, other
+    sizes are tried, and orders that depend on them are unknown. Operators that move entries are computed on
+    the numbers by the table (graphs/operators.py), elementwise ones keep them. What a layer takes and makes
+    is stated here; a result of another operator is not traced.
     """
     if any(value.shape is None for value in graph.inputs):
         return _orders_of_failure(graph, tree) if opaque else {}

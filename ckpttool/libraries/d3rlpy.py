@@ -40,11 +40,6 @@ from ckpttool.libraries.write import (
 )
 from ckpttool.mapping.rules import Plan, Settings, constant_tensor
 
-# Agent metadata in d3rlpy's configuration (in a `.d3` file, or a params.json of version 2).
-#
-# Sources, in github.com/takuseno/d3rlpy: d3rlpy/base.py (`LearnableConfigWithShape`),
-# d3rlpy/models/encoders.py, d3rlpy/models/utility.py (`create_activation`), d3rlpy/preprocessing/.
-
 ConfigValues = Mapping[str, object]
 
 _PARAMS = "config/params/"
@@ -62,7 +57,11 @@ def read_values(tree: Tree, *top: str) -> dict[str, object]:
 
 
 def add_config_metadata(binding: RecognizedAgent, configuration: ConfigValues, where: str) -> RecognizedAgent:
-    """Return the binding with the facts from the configuration; `where` is the configuration's location."""
+    """Return the binding with the facts from the configuration; `where` is the configuration's location.
+
+    Sources, in github.com/takuseno/d3rlpy: d3rlpy/base.py (`LearnableConfigWithShape`),
+    d3rlpy/models/encoders.py, d3rlpy/models/utility.py (`create_activation`), d3rlpy/preprocessing/.
+    """
     mine = {
         name.removeprefix(_PARAMS): value for name, value in configuration.items() if name.startswith(_PARAMS)
     }
@@ -230,12 +229,6 @@ def _numbers(configuration: ConfigValues, name: str) -> tuple[float, ...]:
     return tuple(found)
 
 
-# The configuration in a `.d3` file, from which d3rlpy builds its modules.
-#
-# Sources, in github.com/takuseno/d3rlpy: d3rlpy/base.py (`LearnableConfigWithShape`, `LearnableConfig`),
-# d3rlpy/models/encoders.py (`VectorEncoderFactory`), d3rlpy/preprocessing, d3rlpy/optimizers/optimizers.py.
-# Fields created by a factory are required; the library fills in the others.
-
 VERSION = "2.8.1"  # version of the names and the configuration
 _NONE: Mapping[str, Any] = {"type": "none", "params": {}}
 _ADAM: Mapping[str, Any] = {"type": "adam", "params": {"lr_scheduler_factory": _NONE}}
@@ -245,8 +238,11 @@ _NAMES = {ours: theirs for theirs, ours in ACTIVATIONS.items()}
 def build_config(binding: RecognizedAgent, agent: Tree) -> dict[str, Any]:
     """Return the configuration as stored in JSON.
 
-    Raise UnsupportedError for networks that the library's encoders cannot represent, UsageError if the
-    action bounds are unknown.
+    Raise UnsupportedError for networks that the library's encoders cannot represent, UsageError if the action
+    bounds are unknown. Sources, in github.com/takuseno/d3rlpy: d3rlpy/base.py (`LearnableConfigWithShape`,
+    `LearnableConfig`), d3rlpy/models/encoders.py (`VectorEncoderFactory`), d3rlpy/preprocessing,
+    d3rlpy/optimizers/optimizers.py. Fields created by a factory are required; the library fills in the
+    others.
     """
     parts = {part.title: part for part in binding.parts}
     sizes = list_kernel_shapes(parts["actor"], agent)
@@ -327,12 +323,6 @@ def list_config_leaves(value: object, at: Path) -> Iterator[tuple[Path, ValueLea
         yield at, ValueLeaf(value)
 
 
-# Write a canonical agent as the dict of state_dicts that d3rlpy's `save_model` writes.
-#
-# Sources, in github.com/takuseno/d3rlpy: d3rlpy/torch_utility.py (`Checkpointer`: every module and optimizer
-# of the algorithm is required), ddpg_impl.py, sac_impl.py and bc_impl.py in d3rlpy/algos/qlearning/torch
-# (`Modules`), encoders.py and policies.py in d3rlpy/models/torch (names), d3rlpy/optimizers/optimizers.py.
-
 _HIDDEN = "_encoder._layers.{s}"
 _OPTIMIZERS = {"actor_optimizer": "actor_optim", "critic_optimizer": "critic_optim"}
 _CONFIG = "this file does not contain scalers and activations: pass them to d3rlpy"
@@ -347,8 +337,11 @@ _PLAIN = LayerNames(_HIDDEN, "_fc")
 def plan(binding: RecognizedAgent, agent: Tree, settings: Settings) -> Plan:
     """Plan d3rlpy's dict of state_dicts: TD3's or DDPG's, SAC's, or BC's for a policy alone.
 
-    Missing targets are copied from the online networks, missing optimizers start with their defaults.
-    Raise UnsupportedError for networks or an action map that the library's modules cannot represent.
+    Missing targets are copied from the online networks, missing optimizers start with their defaults. Raise
+    UnsupportedError for networks or an action map that the library's modules cannot represent. Sources, in
+    github.com/takuseno/d3rlpy: d3rlpy/torch_utility.py (`Checkpointer`: every module and optimizer of the
+    algorithm is required), ddpg_impl.py, sac_impl.py and bc_impl.py in d3rlpy/algos/qlearning/torch
+    (`Modules`), encoders.py and policies.py in d3rlpy/models/torch (names), d3rlpy/optimizers/optimizers.py.
     """
     return plan_torch_file(_choose_table(binding), binding, agent, settings)
 
@@ -415,14 +408,6 @@ def _make_table(rows: list[NetworkRow | SingleTensorRow], optimizers: dict[str, 
     )
 
 
-# d3rlpy's agents, versions 1 and 2: `.d3` files, and `model_N.pt` with a params.json beside it.
-#
-# Sources, in github.com/takuseno/d3rlpy: d3rlpy/base.py (`dump_learnable`, `save_config`),
-# d3rlpy/torch_utility.py (`Checkpointer`; `get_state_dict` until 2.0, whose names begin with an underscore),
-# d3rlpy/models/torch/policies.py (an action is tanh of the last layer), d3rlpy/models/torch/encoders.py
-# (norms come after the activation), d3rlpy/algos/qlearning/base.py (`predict`: observation scaler before,
-# action scaler after), d3rlpy/preprocessing/action_scalers.py and observation_scalers.py.
-
 TABLE = LayoutTable(
     name="d3rlpy",
     statistics="scalers in the configuration",
@@ -485,7 +470,15 @@ _DECODERS = ("vae_decoder", "imitator")
 
 
 def recognise(tree: Tree, name: str) -> RecognizedAgent | None:
-    """Return the recognised agent of a `.d3` file, or of a dict of its state_dicts."""
+    """Return the recognised agent of a `.d3` file, or of a dict of its state_dicts.
+
+    Sources, in github.com/takuseno/d3rlpy: d3rlpy/base.py (`dump_learnable`, `save_config`),
+    d3rlpy/torch_utility.py (`Checkpointer`; `get_state_dict` until 2.0, whose names begin with an
+    underscore), d3rlpy/models/torch/policies.py (an action is tanh of the last layer),
+    d3rlpy/models/torch/encoders.py (norms come after the activation), d3rlpy/algos/qlearning/base.py
+    (`predict`: observation scaler before, action scaler after), d3rlpy/preprocessing/action_scalers.py and
+    observation_scalers.py.
+    """
     match = next(filter(None, map(_EVIDENCE.match, tree.names.values())), None)
     # Part of a .d3 file without its configuration, which might specify discrete actions.
     if match is None or (name.endswith(".d3") and not match[1]):

@@ -70,9 +70,15 @@ def lower_policy(
 ) -> GraphComputation:
     """Return the computation of a graph's action, for one observation, in float32.
 
-    `network` may name the output that is the action; with `half`, types of 16 bits are computed in
-    float32, too. Raise UnsupportedError for several inputs, an input without a fixed shape and an operator
-    that is not supported, with `hint`; UsageError if several outputs could be the action.
+    Raise UnsupportedError for several inputs, an input without a fixed shape and an operator that is not
+    supported; UsageError if several outputs could be the action.
+
+    Args:
+        graph: what the file computes.
+        network: the output that is the action; "" if there is one.
+        file: the file's name, for errors.
+        half: compute types of 16 bits in float32, too.
+        hint: what errors suggest.
     """
     return _GraphLowering(graph, file, half=half, hint=hint).policy(network)
 

@@ -15,14 +15,7 @@ from ckpttool.formats.keras_config import MODELS, KerasConfig, config_of, is_des
 from ckpttool.formats.tf_common import format_object
 from ckpttool.graphs.torchscript_code import is_number
 from ckpttool.libraries.recognize import TORCH_CLASSES, PickledModule
-from ckpttool.mapping.layers import Name
-
-# The computation in a model's own configuration, step by step: Keras's settings, torch's pickled modules.
-#
-# Sources: keras/src/models/sequential.py and functional.py (`layers` in the order of their use),
-# keras/src/layers/**; torch/nn/modules/container.py (Sequential applies its parts in the order of
-# `_modules`).
-
+from ckpttool.mapping.layer_kinds import Name
 
 _CONFIGURATION = "the model's configuration"
 
@@ -215,7 +208,9 @@ def read_keras_steps(document: Mapping[str, Any]) -> tuple[ChainStep, ...] | Non
     """Return the steps of a Keras model's configuration, None if it lists no layers.
 
     `document` is the one written by `model.save`: `class_name`, `config`. A model that is not a chain has an
-    unknown step.
+    unknown step. Sources: keras/src/models/sequential.py and functional.py (`layers` in the order of their
+    use), keras/src/layers/**; torch/nn/modules/container.py (Sequential applies its parts in the order of
+    `_modules`).
     """
     if not is_described(document):
         return None

@@ -6,23 +6,19 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from ckpttool.core import deferred
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.deferred import NamedTuple, dataclass, field
-from ckpttool.core.errors import (
-    MappingError,
-    abbreviate_list,
-)
+from ckpttool.core.errors import MappingError, abbreviate_list
 from ckpttool.core.kinds import gate_order
 from ckpttool.core.tree import Container, Leaf, Path, Tree, ValueLeaf, key
 from ckpttool.formats import onnx
 from ckpttool.formats.onnx import OnnxModel, OnnxNode
 from ckpttool.graphs.onnx import module_of_node, split_scope
 from ckpttool.libraries.activation_orders import with_orders
-from ckpttool.mapping.layer_kinds import LayerFacts
-from ckpttool.mapping.layers import LayerOption, describe_table
+from ckpttool.mapping.layer_kinds import LayerFacts, LayerOption
+from ckpttool.mapping.layers import describe_table
 from ckpttool.mapping.rules import (
     KEEP,
     TRANSPOSE,
@@ -36,17 +32,6 @@ from ckpttool.mapping.rules import (
     chain_rules,
     slice_rule,
 )
-
-if TYPE_CHECKING:
-    pass
-
-
-# The layers of an ONNX graph as a PyTorch state_dict: operators identify the weights among constants.
-#
-# Sources: onnx/docs/Operators.md (the inputs of each operator); torch/onnx/utils.py and torch/onnx/_internal
-# (names of nodes are paths of modules: `/actor/actor.0/Gemm`), tf2onnx (names of TensorFlow's operations).
-# Exporters may transpose, rename or concatenate weights, so the operator, not the name, determines a weight's
-# orientation.
 
 _TORCH = deferred.compile(
     r"(?:(.*)[./])?(weight|bias|running_mean|running_var|(?:weight|bias)_[ih]h_l\d+(?:_reverse)?)"
@@ -103,7 +88,10 @@ class _OnnxLayer:
 def plan_state_dict(checkpoint: Checkpoint) -> tuple[Plan, tuple[LayerOption, ...]]:
     """Return the plan from a model's constants to a state_dict, and the kinds that only the graph shows.
 
-    Raise MappingError if it has no layers.
+    Raise MappingError if it has no layers. Sources: onnx/docs/Operators.md (the inputs of each operator);
+    torch/onnx/utils.py and torch/onnx/_internal (names of nodes are paths of modules: `/actor/actor.0/Gemm`),
+    tf2onnx (names of TensorFlow's operations). Exporters may transpose, rename or concatenate weights, so the
+    operator, not the name, determines a weight's orientation.
     """
     model = onnx.read_model(checkpoint.files[0])
     reader = _OnnxLayerFinder(checkpoint.tree, model)

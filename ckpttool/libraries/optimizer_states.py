@@ -37,23 +37,25 @@ from ckpttool.core.tree import (
     key,
 )
 from ckpttool.libraries import optimizers_read, schema
-from ckpttool.libraries.optimizers_read import (
+from ckpttool.libraries.optimizer_entries import (
     ITERATIONS,
     OPTIMIZER,
     POWERS,
     WITHOUT,
+    has_rate,
+    list_keras_optimizers,
+    list_torch_optimizers,
+    path_texts,
+)
+from ckpttool.libraries.optimizers_read import (
     BoundOptimizer,
     CanonicalOptimizer,
     OptimizerMoves,
     Setting,
     StoredOptimizer,
     bind_torch_optimizers,
-    has_rate,
-    list_keras_optimizers,
-    list_torch_optimizers,
-    path_texts,
 )
-from ckpttool.mapping.layers import Name
+from ckpttool.mapping.layer_kinds import Name
 from ckpttool.mapping.rules import (
     KEEP,
     Move,
@@ -271,9 +273,14 @@ class TorchStates(_OptimizerStates):
         top: Path,
         number: int = 0,
     ) -> Plan:
-        """Return the plan of the optimizer as Keras's object at `top`, for variables in the rows' order.
+        """Return the plan of the optimizer as Keras's object, for variables in the rows' order.
 
-        `number` distinguishes several optimizers in the names of their variables.
+        Args:
+            state: the source's optimizer.
+            rows: the trained variables in the target's order.
+            paths: the source's path of each weight by its name.
+            top: the path of the object.
+            number: distinguishes several optimizers in the names of their variables.
         """
         weights, twice = self._weights(state, rows, paths)
         title = display(top)
@@ -295,7 +302,15 @@ class TorchStates(_OptimizerStates):
         top: Path,
         added: Collection[Name] = (),
     ) -> Plan:
-        """Return the plan of the optimizer's PyTorch state_dict at `top`, for parameters in that order."""
+        """Return the plan of the optimizer's PyTorch state_dict, for parameters in the rows' order.
+
+        Args:
+            state: the source's optimizer.
+            rows: the trained parameters in the target's order.
+            paths: the source's path of each weight by its name.
+            top: the path of the state_dict.
+            added: not used: second biases have separate state.
+        """
         del added  # second biases have separate state
         weights = self._trained_moves(state, rows, paths)
         return self._plan(state, self.settings.of(state.name, display(top)), weights, top)
@@ -552,9 +567,14 @@ class KerasStates(_OptimizerStates):
         top: Path,
         added: Collection[Name] = (),
     ) -> Plan:
-        """Return the plan of the optimizer's PyTorch state_dict at `top`, for parameters in their order.
+        """Return the plan of the optimizer's PyTorch state_dict, for parameters in the rows' order.
 
-        `added` are the names of tensors that the source does not have, e.g. second recurrent biases.
+        Args:
+            state: the source's optimizer.
+            rows: the trained parameters in the target's order.
+            paths: the source's path of each weight by its name.
+            top: the path of the state_dict.
+            added: names of tensors that the source does not have, e.g. second recurrent biases.
         """
         weights, more, doubled = self._weights(state, rows, paths, added)
         facts = {**self._first_rate(state), **self._configured(state.top), **self.settings.of(state.name)}
@@ -576,7 +596,15 @@ class KerasStates(_OptimizerStates):
         top: Path,
         number: int = 0,
     ) -> Plan:
-        """Return the plan of the optimizer as Keras's object at `top`, for variables in the rows' order."""
+        """Return the plan of the optimizer as Keras's object, for variables in the rows' order.
+
+        Args:
+            state: the source's optimizer.
+            rows: the trained variables in the target's order.
+            paths: the source's path of each weight by its name.
+            top: the path of the object.
+            number: not used: variables keep their names.
+        """
         del number  # variables keep their names
         facts = {**self._configured(state.top), **self.settings.of(state.name)}
         # Keras stores a constant learning rate as a variable, but not the rate of a schedule.
@@ -647,12 +675,6 @@ def _unknown_slots_note(title: str, slots: Sequence[Leaf], bound: OptimizerMoves
         return f"{title} has {' and '.join(more)}; its state is not converted; {WITHOUT}"
     return f"{title} has slots ({abbreviate_list(sorted(kinds), 4)}) that are not converted yet; {WITHOUT}"
 
-
-# The optimizers of a checkpoint that fills a user's model.
-#
-# The factory creates the model and thereby the order of its parameters. The state of each optimizer is moved
-# with the layer pairs and rules of the weights that it trains, into the form that the target's framework
-# loads.
 
 _MODEL = "model"
 _VARIABLES = attr("_variables")
@@ -730,13 +752,16 @@ def convert_optimizers(
 ) -> ConvertedOptimizers:
     """Return the filled model's tree with the source's optimizers in the target's form.
 
+    The factory creates the model and thereby the order of its parameters. The state of each optimizer is
+    moved with the layer pairs and rules of the weights that it trains, into the form that the target's
+    framework loads.
+
     Args:
         source: the tree that fills the model, with its optimizers.
         filling: the moves of its weights.
         skeleton: the model, with the order of its parameters.
         form: the target's form ("torch", "tf" or "keras").
         settings: settings that the checkpoint lacks.
-
     """
     from ckpttool.libraries.write import merge_plans
 
@@ -931,7 +956,6 @@ def build_torch_state(
         names: the names of the model's parameters by id.
         tensor: creates a tensor with a value.
         made: the optimizers of the checkpoint, converted for the model.
-
     """
     top, written = _only_optimizer(optimizer, made)
     numbers: dict[str, tuple[int, int]] = {}

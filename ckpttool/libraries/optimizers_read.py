@@ -14,9 +14,10 @@ from ckpttool.core import deferred, dtypes, optimizers
 from ckpttool.core.deferred import NamedTuple, dataclass, field
 from ckpttool.core.errors import CkpttoolError, DeadlineError, UnsupportedError, abbreviate_list
 from ckpttool.core.optimizers import ADAGRAD, ADAM, ADAMAX, BUFFER, FAMILIES, SGD, VELOCITY, DefaultSetting
-from ckpttool.core.tree import Leaf, Path, Tree, ValueLeaf, attr, display, key
+from ckpttool.core.tree import Leaf, Path, Tree, ValueLeaf, attr, display
 from ckpttool.libraries import schema
-from ckpttool.mapping.layers import Name
+from ckpttool.libraries.optimizer_entries import ITERATIONS, KERAS_SETTINGS, POWERS, WITHOUT
+from ckpttool.mapping.layer_kinds import Name
 from ckpttool.mapping.rules import KEEP, FixedValue, Move, Rule, ToTensor, ToValue
 
 if TYPE_CHECKING:
@@ -66,10 +67,6 @@ class OptimizerMoves:
     assumed: str = ""
 
 
-# Suggestion in notes on optimizers without an equivalent.
-WITHOUT = "use --optimizer none to convert without it"
-
-
 def make_unconverted_note(name: str, cls: str) -> str:
     """Return the note that the state of optimizer `name`, of class `cls`, is not converted."""
     why = optimizers.UNCONVERTED.get(cls.lower())
@@ -77,12 +74,6 @@ def make_unconverted_note(name: str, cls: str) -> str:
     return f"{name} is {cls}, whose state is not converted{reason}; {WITHOUT}"
 
 
-# TensorFlow 1: slots under their variables, powers of betas instead of an update count.
-#
-# Sources: tensorflow/python/training/{adam,rmsprop,momentum,adagrad,slot_creator}.py. RMSProp's mean of
-# squares starts at one there, and it always has a momentum slot.
-
-POWERS = ("beta1_power", "beta2_power")
 # The defaults of tensorflow/python/training/adam.py, and common values from "Attention Is All You Need" and
 # DCGAN.
 BETAS = ((0.9, 0.999), (0.9, 0.98), (0.5, 0.999))
@@ -99,7 +90,11 @@ def _tf1_class(leaf: Leaf | ValueLeaf) -> str | None:
 
 
 def _find_family_by_kinds(slots: Iterable[Path], tree: Tree) -> optimizers.OptimizerFamily | None:
-    """Return the optimizer with these kinds of slots; None if there are none."""
+    """Return the optimizer with these kinds of slots; None if there are none.
+
+    Sources: tensorflow/python/training/{adam,rmsprop,momentum,adagrad,slot_creator}.py. RMSProp's mean of
+    squares starts at one there, and it always has a momentum slot.
+    """
     kinds = {leaf.slot for path in slots if isinstance(leaf := tree[path], Leaf)}
     ftrl = any(leaf.slot == "linear" for _, leaf in tree.tensors())
     for family in FAMILIES if kinds else ():
@@ -170,16 +165,6 @@ def infer_step_count(tree: Tree, pair: Sequence[Path]) -> tuple[int, tuple[float
         if steps is not None:
             return steps, betas
     return None
-
-
-# Keras 3 and 2.11+ use a leading underscore, the legacy optimizers do not.
-KERAS_SETTINGS = {
-    **dict.fromkeys(("_iterations", "iterations", "iter"), "step"),
-    "step": "step",  # Sonnet's (sonnet/src/optimizers/adam.py)
-    **dict.fromkeys(("_learning_rate", "learning_rate"), "learning_rate"),
-    # `decay` of the learning rate in the legacy optimizers: torch has no equivalent and keeps it unused.
-    **{name: name for name in ("beta_1", "beta_2", "epsilon", "rho", "momentum", "decay")},
-}
 
 
 def from_keras(optimizer: StoredOptimizer) -> OptimizerMoves:
@@ -479,11 +464,6 @@ def is_state(setting: str) -> bool:
     return setting in optimizers.list_torch_slots()
 
 
-# torch's parameter groups in a state_dict: the parameters of each, and their weights.
-#
-# Source: torch/optim/optimizer.py, state_dict(): parameters are numbered through all groups, in the order of
-# the groups; `param_names` are beside them if the optimizer was created with named parameters.
-
 Shape = tuple[int, ...]
 _Item = TypeVar("_Item")
 _Part = TypeVar("_Part")
@@ -509,7 +489,11 @@ class _AmbiguousOrderError(Exception):
 
 
 def read_parameter_groups(mine: Mapping[Name, Path], tree: Tree) -> tuple[ParameterGroup, ...] | None:
-    """Return the groups of a state_dict's leaves (by name under it); None if a parameter has no number."""
+    """Return the groups of a state_dict's leaves (by name under it); None if a parameter has no number.
+
+    Source: torch/optim/optimizer.py, state_dict(): parameters are numbered through all groups, in the order
+    of the groups; `param_names` are beside them if the optimizer was created with named parameters.
+    """
     groups: dict[str, dict[str, list[tuple[str, Path]]]] = {}
     for name, path in mine.items():
         if name[0] == "param_groups" and len(name) > 2:
@@ -672,11 +656,6 @@ def from_torch(optimizer: StoredOptimizer) -> OptimizerMoves:
     return OptimizerMoves((*moves, *settings), consumed, of, assumed=assumed)
 
 
-def is_scheduled(path: Path) -> bool:
-    """Return whether a value of an optimizer's group belongs to a scheduler, not to the optimizer."""
-    return len(path) > 2 and path[-3].value == "param_groups" and path[-1].value in optimizers.SCHEDULED
-
-
 def _move_settings(
     groups: Sequence[ParameterGroup],
     order: Mapping[str, Path],
@@ -716,12 +695,6 @@ def _move_settings(
                 yield from move_each(path, [number], entry, rule)
 
 
-# The order of a PyTorch model's parameters, where a file holds them sorted by name.
-#
-# `parameters()` yields a module's own parameters, then those of its submodules, one submodule at a time
-# (torch/nn/modules/module.py, `named_parameters`). A weight comes before its bias in the modules of torch.nn;
-# submodules whose names differ in a number only (`0`, `1`; `fc1`, `fc2`) come in the order of the numbers.
-
 _RECURRENT = deferred.compile(r"(weight|bias)_(ih|hh|hr)_l(\d+)(_reverse)?")
 _NUMBER = deferred.compile(r"\d+")
 
@@ -731,8 +704,11 @@ def find_only_order(
 ) -> list[int] | None:
     """Return the numbers of named parameters in the only order with these shapes, None if not unique.
 
-    With `numbered`, submodules such as `fc1` and `fc2` are ordered by their numbers; those whose names
-    are numbers always are.
+    With `numbered`, submodules such as `fc1` and `fc2` are ordered by their numbers; those whose names are
+    numbers always are. `parameters()` yields a module's own parameters, then those of its submodules, one
+    submodule at a time (torch/nn/modules/module.py, `named_parameters`). A weight comes before its bias in
+    the modules of torch.nn; submodules whose names differ in a number only (`0`, `1`; `fc1`, `fc2`) come in
+    the order of the numbers.
     """
     # A module: its parameters' numbers by name, and its submodules by a tuple of their name.
     root: dict[Any, Any] = {}
@@ -784,13 +760,6 @@ def _submodule_chains(inner: Mapping[str, dict[Any, Any]], *, numbered: bool) ->
     ]
 
 
-# Find the parameters that each optimizer of a PyTorch checkpoint trains, without a layout.
-#
-# Names decide (`param_names`). Without names PyTorch's own rule does: param_groups list the parameters in the
-# order of the module, which the shapes of all slots must confirm, and only one network or one choice of
-# parameters may fit (torch/optim/optimizer.py, state_dict()). A file that sorts its tensors by name, as
-# safetensors does, loses that order: then only one module order may fit (see above).
-
 # Words that do not distinguish one network or optimizer from another.
 _COMMON = frozenset(
     (
@@ -817,22 +786,6 @@ class BoundOptimizer(NamedTuple):
 _Fit = tuple[str, OptimizerMoves, tuple[Path, ...]]
 
 
-def list_torch_optimizers(tree: Tree) -> dict[Path, list[Path]]:
-    """Return the leaves of every optimizer's state_dict, by its path."""
-    groups_, states = key("param_groups"), key("state")
-    tops = dict.fromkeys(
-        path[: path.index(groups_)] for path in tree if groups_ in path and path[-2:-1] == (key("params"),)
-    )
-    depths = sorted({len(top) for top in tops})
-    found: dict[Path, list[Path]] = {top: [] for top in tops}
-    for path in tree:
-        for depth in depths:
-            if path[:depth] in found and path[depth : depth + 1] in ((groups_,), (states,)):
-                found[path[:depth]].append(path)
-                break
-    return found
-
-
 def bind_torch_optimizers(
     tree: Tree,
     tops: Iterable[Path],
@@ -841,7 +794,11 @@ def bind_torch_optimizers(
 ) -> tuple[list[BoundOptimizer], list[str], list[str]]:
     """Assign each optimizer to the network that it trains; return the states, notes, and assumptions.
 
-    `networks` are the parameters of each in their order, `names` the weights' canonical paths.
+    `networks` are the parameters of each in their order, `names` the weights' canonical paths. Names decide
+    (`param_names`). Without names PyTorch's own rule does: param_groups list the parameters in the order of
+    the module, which the shapes of all slots must confirm, and only one network or one choice of parameters
+    may fit (torch/optim/optimizer.py, state_dict()). A file that sorts its tensors by name, as safetensors
+    does, loses that order: then only one module order may fit (`find_only_order`).
     """
     states: list[BoundOptimizer] = []
     notes: list[str] = []
@@ -1000,56 +957,3 @@ def make_zero_tensor(like: Leaf) -> Leaf:
     """Return a zero tensor with the dtype and shape of another: an initial moment."""
     nbytes = math.prod(like.shape) * dtypes.BY_NAME[like.dtype].itemsize
     return Leaf(like.dtype, like.shape, _ZeroSource(nbytes), "")
-
-
-OPTIMIZER = "optimizer"
-ITERATIONS, RATES = (
-    frozenset(theirs for theirs, ours in KERAS_SETTINGS.items() if ours == name)
-    for name in ("step", "learning_rate")
-)
-
-
-def list_keras_optimizers(tree: Tree) -> dict[Path, list[Path]]:
-    """Return the leaves of every optimizer, by its path; the root has slots named as in TensorFlow 1."""
-    tops: dict[Path, None] = {}
-    named: list[Path] = []
-    for path, leaf in tree.tensors():
-        if leaf.role == "slot":
-            if leaf.of is not None and path_texts(path[:-1])[-len(leaf.of) :] == path_texts(leaf.of):
-                named.append(path)
-            else:
-                from ckpttool.formats.tf_object_graph import slot_optimizer  # for objects with slots only
-
-                tops[slot_optimizer(path, leaf)] = None
-        elif leaf.role == "counter" and str(path[-1].value) in ITERATIONS and has_rate(tree, path[:-1]):
-            tops[path[:-1]] = None
-    found: dict[Path, list[Path]] = {top: [] for top in tops if top}
-    depths = sorted({len(top) for top in found}, reverse=True)
-    for path, entry in tree.items():
-        for depth in depths:
-            weight = isinstance(entry, Leaf) and entry.role in ("parameter", "buffer")
-            if path[:depth] in found and len(path) > depth and not weight:
-                found[path[:depth]].append(path)
-                break
-    if named:
-        powers = [path for path in tree if re.sub(r"_\d+$", "", str(path[-1].value)) in POWERS]
-        found[()] = [*named, *powers]
-    return found
-
-
-def path_texts(path: Path) -> tuple[str, ...]:
-    """Return the steps of a path as text."""
-    return tuple(str(step.value) for step in path)
-
-
-def has_rate(tree: Tree, top: Path) -> bool:
-    """Return whether an optimizer has a variable for its learning rate."""
-    return bool(top) and any((*top, attr(name)) in tree for name in RATES)
-
-
-def list_optimizers(tree: Tree) -> dict[Path, list[Path]]:
-    """Return the leaves of every optimizer, by its path."""
-    found = list_torch_optimizers(tree)
-    listed = {path for own in found.values() for path in own}
-    objects = list_keras_optimizers(tree)
-    return {**found, **{top: own for top, own in objects.items() if own and not listed.issuperset(own)}}

@@ -18,14 +18,8 @@ from ckpttool.core.optimizers import (
 )
 from ckpttool.core.tree import Container, Leaf, Path, Tree, ValueLeaf, attr, display, index, key
 from ckpttool.libraries import schema
-from ckpttool.libraries.optimizers_read import (
-    PLACES,
-    WITHOUT,
-    CanonicalOptimizer,
-    Setting,
-    is_state,
-    make_zero_tensor,
-)
+from ckpttool.libraries.optimizer_entries import WITHOUT
+from ckpttool.libraries.optimizers_read import PLACES, CanonicalOptimizer, Setting, is_state, make_zero_tensor
 from ckpttool.mapping.rules import (
     KEEP,
     Cast,
@@ -352,12 +346,6 @@ class KerasOptimizerWriter(_OptimizerWriter):
                 )
 
 
-# torch's state_dict.
-#
-# Source: torch/optim/optimizer.py, state_dict() and load_state_dict(): a group is a dict of settings and the
-# parameters that they apply to; parameters are numbered through all groups; an optimizer loads a state_dict
-# with the same number and sizes of groups as its own.
-
 _DICT, _LIST, _TUPLE = Container("dict"), Container("list"), Container("tuple")
 # Defaults that need no note: they do not affect updates, or the state determines them.
 _SILENT = frozenset((*HOW, "maximize", _DECOUPLED, "dampening", "centered", "lr_decay"))
@@ -367,7 +355,12 @@ _Parameter = Sequence[Move]
 
 
 class TorchOptimizerWriter(_OptimizerWriter):
-    """One canonical optimizer as torch's state_dict."""
+    """One canonical optimizer as torch's state_dict.
+
+    Source: torch/optim/optimizer.py, state_dict() and load_state_dict(): a group is a dict of settings and
+    the parameters that they apply to; parameters are numbered through all groups; an optimizer loads a
+    state_dict with the same number and sizes of groups as its own.
+    """
 
     def __init__(self, known: CanonicalOptimizer, weights: Sequence[Move]) -> None:
         """Store a canonical optimizer, which trains the `weights`."""

@@ -12,7 +12,7 @@ from contextvars import ContextVar
 from dataclasses import replace
 from functools import cache, lru_cache, partial
 from itertools import groupby, pairwise
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from ckpttool.core import deferred, plugins
 from ckpttool.core.checkpoint import Checkpoint
@@ -22,7 +22,6 @@ from ckpttool.core.kinds import ACTIVATION_KINDS, TORCH_ACTIVATIONS
 from ckpttool.core.sidecar import format_activation
 from ckpttool.core.tree import Leaf, Path, Tree, ValueLeaf, attr, display, key
 from ckpttool.libraries import schema
-from ckpttool.libraries.optimizers_read import OptimizerMoves, StoredOptimizer, from_keras, from_torch
 from ckpttool.libraries.schema import (
     BRANCHES,
     NO_LAYOUT,
@@ -34,8 +33,8 @@ from ckpttool.libraries.schema import (
     Streams,
 )
 from ckpttool.mapping import wrappers
-from ckpttool.mapping.layer_kinds import LayerKind
-from ckpttool.mapping.layers import SPELLING, Name, recognize_kind
+from ckpttool.mapping.kind_table import SPELLING, recognize_kind
+from ckpttool.mapping.layer_kinds import LayerKind, Name
 from ckpttool.mapping.rules import (
     KEEP,
     AxisSlice,
@@ -48,6 +47,10 @@ from ckpttool.mapping.rules import (
     compose_rules,
     rule_steps,
 )
+
+if TYPE_CHECKING:
+    from ckpttool.libraries.optimizers_read import OptimizerMoves, StoredOptimizer
+
 
 # Edges that Keras inserts between a model and its layers; users do not name layers like this.
 _PRIVATE = deferred.compile(r"_functional|_operations|_layers|layers|_self_tracked_trackables")
@@ -732,6 +735,8 @@ def _move_optimizer(
     Slots stored under their variables have no optimizer name: they belong to the networks' own
     optimizers.
     """
+    from ckpttool.libraries.optimizers_read import StoredOptimizer, from_keras, from_torch
+
     ours, _, head = table.optimizers[theirs].partition("/")
     mine = tuple(
         (path, move.target, move.rule)
@@ -972,11 +977,6 @@ def is_script(tree: Tree) -> bool:
     return root is not None and (root.name or "").startswith("__torch__.")
 
 
-# A torch module that was pickled whole, read as its state_dict: names of tensors, classes of its parts.
-#
-# Source: torch/nn/modules/module.py, Module.__setstate__: a module's attributes are its state; its parts are
-# in `_modules`, its tensors in `_parameters` and `_buffers`.
-
 PICKLED_MODULES = attr("_modules")
 PICKLED_TENSORS = (attr("_parameters"), attr("_buffers"))
 TORCH_CLASSES = "torch.nn.modules."
@@ -1057,7 +1057,11 @@ def _parse_module_path(module: str) -> Path:
 
 
 def read_pickled_module(tree: Tree) -> PickledModule | None:
-    """Return the tree as a whole module, None if it is not one."""
+    """Return the tree as a whole module, None if it is not one.
+
+    Source: torch/nn/modules/module.py, Module.__setstate__: a module's attributes are its state; its parts
+    are in `_modules`, its tensors in `_parameters` and `_buffers`.
+    """
     sources: dict[Path, Path] = {
         (key(name),): path for path in tree if (name := _tensor_name(path)) is not None
     }

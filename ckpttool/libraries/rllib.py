@@ -41,13 +41,6 @@ from ckpttool.libraries.schema import (
 from ckpttool.libraries.write import LayerNames, NetworkRow, WritingTable
 from ckpttool.mapping.rules import Move, Plan, Settings
 
-# Write a canonical agent as the folder of one RLModule, with the module's constructor arguments.
-#
-# Sources, in github.com/ray-project/ray: rllib/algorithms/sac/sac_catalog.py (a Q-function encodes
-# observation and action separately before it concatenates them, so it is not an MLP; a module for inference
-# has none), rllib/algorithms/ppo/ppo_catalog.py, rllib/core/rl_module/default_model_config.py (one list of
-# sizes for all encoders, heads of one layer), rllib/core/models/torch/heads.py (`log_std_clip_param_const`).
-
 _WHOSE = "RLlib"
 _ARGUMENTS = attr("arguments")
 _ALGORITHMS = "ray.rllib.algorithms"
@@ -60,7 +53,11 @@ def plan(binding: RecognizedAgent, agent: Tree, settings: Settings) -> Plan:
 
     SAC's module is for inference only, without Q-functions, unless these encode observation and action
     separately, as RLlib's do. Raise UnsupportedError for a policy whose standard deviation does not depend on
-    the observation, UsageError if the action bounds are unknown.
+    the observation, UsageError if the action bounds are unknown. Sources, in github.com/ray-project/ray:
+    rllib/algorithms/sac/sac_catalog.py (a Q-function encodes observation and action separately before it
+    concatenates them, so it is not an MLP; a module for inference has none),
+    rllib/algorithms/ppo/ppo_catalog.py, rllib/core/rl_module/default_model_config.py (one list of sizes for
+    all encoders, heads of one layer), rllib/core/models/torch/heads.py (`log_std_clip_param_const`).
     """
     ppo = write.has_value_network(binding)
     critics = [part for part in binding.parts if part.streams and part.title in _Q_MODULES]
@@ -228,18 +225,6 @@ def _list_common_settings(binding: RecognizedAgent, agent: Tree, *, ppo: bool) -
     }
 
 
-# RLlib's agents of the old API stack: the weights of one policy (SAC, PPO, DDPG, TD3, DQN), on PyTorch.
-#
-# Sources, in github.com/ray-project/ray: rllib/models/torch/fcnet.py (`_hidden_layers`, `_logits`, a value
-# branch that SAC does not use), rllib/algorithms/sac/sac_torch_model.py (`action_model`, `q_net`,
-# `twin_q_net`, `log_alpha`), rllib/algorithms/ddpg/ddpg_torch_model.py (`policy_model`, `q_model`,
-# `twin_q_model`: sigmoid of twice the last layer from 0 to 1 is tanh of it from -1 to 1),
-# rllib/models/torch/torch_action_dist.py, rllib/utils/filter.py (`MeanStdFilter`: `(x - mean) / (std +
-# 1e-8)`), rllib/utils/serialization.py (spaces: an array is zlib of a .npy file in base64),
-# rllib/utils/spaces/space_utils.py (`unsquash_action`), rllib/algorithms/dqn/dqn_torch_model.py
-# (`advantage_module`, `value_module`, whose layers have ReLU, which no setting changes; with `num_atoms` the
-# outputs are logits of values from `v_min` to `v_max`) and dqn_torch_policy.py (`compute_q_values`).
-
 POLICY_TABLE = LayoutTable(
     name="rllib_policy",
     statistics="MeanStdFilter in the folder",
@@ -259,7 +244,18 @@ Said = Mapping[str, Leaf | ValueLeaf]
 
 
 def recognize_policy(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: ARG001  # the folder's name is no evidence
-    """Return the recognised agent of a checkpoint with one policy's weights."""
+    """Return the recognised agent of a checkpoint with one policy's weights.
+
+    Sources, in github.com/ray-project/ray: rllib/models/torch/fcnet.py (`_hidden_layers`, `_logits`, a value
+    branch that SAC does not use), rllib/algorithms/sac/sac_torch_model.py (`action_model`, `q_net`,
+    `twin_q_net`, `log_alpha`), rllib/algorithms/ddpg/ddpg_torch_model.py (`policy_model`, `q_model`,
+    `twin_q_model`: sigmoid of twice the last layer from 0 to 1 is tanh of it from -1 to 1),
+    rllib/models/torch/torch_action_dist.py, rllib/utils/filter.py (`MeanStdFilter`: `(x - mean) / (std +
+    1e-8)`), rllib/utils/serialization.py (spaces: an array is zlib of a .npy file in base64),
+    rllib/utils/spaces/space_utils.py (`unsquash_action`), rllib/algorithms/dqn/dqn_torch_model.py
+    (`advantage_module`, `value_module`, whose layers have ReLU, which no setting changes; with `num_atoms`
+    the outputs are logits of values from `v_min` to `v_max`) and dqn_torch_policy.py (`compute_q_values`).
+    """
     names = [tree.names[path].split("/") for path, _ in tree.tensors()]
     roots = {"/".join((*n[:2], "")) for n in names if n[0] == "policies" and n[2:3] == ["weights"]}
     # A policy's own folder has its weights at the top level.
@@ -526,21 +522,6 @@ def _drop_settings(
 POLICY = LibraryPlugin(POLICY_TABLE, recognize_policy)
 
 
-# RLlib's agents of the new API stack: the RLModules of SAC, PPO and their relatives, on PyTorch.
-#
-# Sources, in github.com/ray-project/ray: rllib/algorithms/sac/sac_catalog.py and
-# torch/default_sac_torch_rl_module.py (`pi_encoder`, `pi`, `qf_encoder`, `qf`, their twins and targets),
-# rllib/algorithms/ppo/ppo_catalog.py (`encoder`, `pi`, `vf`), rllib/core/rl_module/default_model_config.py
-# (activations), rllib/models/torch/torch_distributions.py (the last layer outputs means, then log standard
-# deviations), rllib/core/distribution/torch/torch_distribution.py (action without noise: PPO's mean; SAC's
-# mean too, without the tanh applied to its samples, github.com/ray-project/ray/issues/51544),
-# rllib/core/models/torch/primitives.py (layer norms),
-# rllib/algorithms/dqn/torch/default_dqn_torch_rl_module.py (`af`, `vf`: Q-values are advantages minus their
-# mean plus the state's value), rllib/utils/spaces/space_utils.py (`unsquash_action`: [-1, 1] goes to the
-# bounds and is limited to them), rllib/connectors/env_to_module/mean_std_filter.py and
-# rllib/utils/filter.py (observations become `(x - mean) / (std + 1e-8)`, clipped to `clip_by_value`),
-# rllib/connectors/connector_pipeline_v2.py (each connector has a folder named after its class).
-
 _MODULES = "learner_group/learner/rl_module"
 _ARGUMENTS_FILE = "class_and_ctor_args.pkl"
 _TUPLE = "/action_space/spaces/"
@@ -573,7 +554,21 @@ _PPO = AgentMetadata(head="clip_affine", hidden="tanh", epsilon=_LAYER_NORM, lac
 
 
 def recognise(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: ARG001  # the folder's name is no evidence
-    """Return the recognised agent of a checkpoint with one RLModule, or of the module's own folder."""
+    """Return the recognised agent of a checkpoint with one RLModule, or of the module's own folder.
+
+    Sources, in github.com/ray-project/ray: rllib/algorithms/sac/sac_catalog.py and
+    torch/default_sac_torch_rl_module.py (`pi_encoder`, `pi`, `qf_encoder`, `qf`, their twins and targets),
+    rllib/algorithms/ppo/ppo_catalog.py (`encoder`, `pi`, `vf`), rllib/core/rl_module/default_model_config.py
+    (activations), rllib/models/torch/torch_distributions.py (the last layer outputs means, then log standard
+    deviations), rllib/core/distribution/torch/torch_distribution.py (action without noise: PPO's mean; SAC's
+    mean too, without the tanh applied to its samples, github.com/ray-project/ray/issues/51544),
+    rllib/core/models/torch/primitives.py (layer norms),
+    rllib/algorithms/dqn/torch/default_dqn_torch_rl_module.py (`af`, `vf`: Q-values are advantages minus their
+    mean plus the state's value), rllib/utils/spaces/space_utils.py (`unsquash_action`: [-1, 1] goes to the
+    bounds and is limited to them), rllib/connectors/env_to_module/mean_std_filter.py and
+    rllib/utils/filter.py (observations become `(x - mean) / (std + 1e-8)`, clipped to `clip_by_value`),
+    rllib/connectors/connector_pipeline_v2.py (each connector has a folder named after its class).
+    """
     names = [tree.names[path].split("/") for path, _ in tree.tensors()]
     stored = [parts for parts in names if parts[:3] == _MODULES.split("/") and len(parts) > 4]
     modules = {"/".join(parts[:4]) + "/" for parts in stored}

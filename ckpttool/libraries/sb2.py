@@ -39,12 +39,6 @@ from ckpttool.libraries.write import (
 )
 from ckpttool.mapping.rules import Move, Plan, Settings, ToValue
 
-# Observation processing in Stable-Baselines 2's DDPG: optional normalisation, then clipping.
-#
-# Sources in github.com/hill-a/stable-baselines: stable_baselines/ddpg/ddpg.py (`setup_model`: normalised if
-# `normalize_observations` is set, then always clipped to `observation_range`);
-# stable_baselines/common/mpi_running_mean_std.py (mean = sum / count, the variance at least 0.01).
-
 _RANGE = (attr("data"), key("observation_range"))
 _SUMS = tuple(
     (attr("input"), attr("obs_rms"), attr(name)) for name in ("runningsum", "runningsumsq", "count")
@@ -54,7 +48,12 @@ LIMITED, COUNTED = "data/observation_range", "input/obs_rms"
 
 
 def add_ddpg_statistics(known: AgentMetadata, tree: Tree, obs_dim: int) -> AgentMetadata:
-    """Return the facts with DDPG's observation processing [obs_dim]; may read three small tensors."""
+    """Return the facts with DDPG's observation processing [obs_dim]; may read three small tensors.
+
+    Sources in github.com/hill-a/stable-baselines: stable_baselines/ddpg/ddpg.py (`setup_model`: normalised if
+    `normalize_observations` is set, then always clipped to `observation_range`);
+    stable_baselines/common/mpi_running_mean_std.py (mean = sum / count, the variance at least 0.01).
+    """
     ends = [tree.get((*_RANGE, index(n))) for n in range(2)]
     low, high = (leaf.value if isinstance(leaf, ValueLeaf) else None for leaf in ends)
     if not isinstance(low, int | float) or not isinstance(high, int | float) or low != -high:
@@ -108,12 +107,6 @@ def read_companion(binding: RecognizedAgent, file: str, tree: Tree) -> Recognize
     return replace(found, facts=kept)
 
 
-# Write a canonical agent as a Stable-Baselines 2 file, with the settings that the library needs.
-#
-# Sources in github.com/hill-a/stable-baselines: stable_baselines/td3/policies.py, sac/policies.py,
-# ddpg/policies.py (scopes, and one list of sizes for all networks), sac/sac.py (`log_ent_coef` is a variable
-# only with `ent_coef` "auto"), common/base_class.py (`load`: all other settings have their defaults).
-
 _WHOSE = "Stable-Baselines 2"
 _DATA = attr("data")
 _ALPHA, _LOG_ALPHA = ((attr(schema.TEMPERATURE), attr(name)) for name in ("alpha", "log_alpha"))
@@ -132,7 +125,10 @@ def plan(binding: RecognizedAgent, agent: Tree, settings: Settings) -> Plan:
     """Plan a file for `TD3.load`, `SAC.load` or `DDPG.load`, depending on the agent's kind.
 
     Raise UnsupportedError for networks or an action map that the library's policies cannot represent,
-    UsageError if the action bounds are unknown.
+    UsageError if the action bounds are unknown. Sources in github.com/hill-a/stable-baselines:
+    stable_baselines/td3/policies.py, sac/policies.py, ddpg/policies.py (scopes, and one list of sizes for all
+    networks), sac/sac.py (`log_ent_coef` is a variable only with `ent_coef` "auto"), common/base_class.py
+    (`load`: all other settings have their defaults).
     """
     kind = "sac" if write.is_gaussian(binding) else "td3" if write.count_critics(binding) > 1 else "ddpg"
     made = copy_shared_tensors(
@@ -264,20 +260,6 @@ def _has_layer_norms(binding: RecognizedAgent, parts: Sequence[AgentNetwork]) ->
     return True
 
 
-# Agents of Stable-Baselines 2 (TensorFlow 1): TD3, DDPG and SAC, with and without layer norm; DQN; PPO2, A2C,
-# ACER, ACKTR, PPO1 and TRPO.
-#
-# Sources in github.com/hill-a/stable-baselines: stable_baselines/td3/policies.py, sac/policies.py and
-# ddpg/policies.py for the networks (64 and 64 units, ReLU; `policy_kwargs` may change both);
-# common/math_util.py, `unscale_action`, for the action: tanh, from [-1, 1] to [low, high]. The layer norm is
-# that of tensorflow/contrib/layers/python/layers/layers.py, whose epsilon is 1e-12. Optimizers are not saved.
-# deepq/policies.py: a dueling network has two separate chains, `action_value` and `state_value`, and hidden
-# layers with ReLU. common/policies.py (`mlp_extractor`, tanh) and common/distributions.py
-# (`proba_distribution_from_latent`: `pi`, its `logstd`, and `q`, which only ACER's training uses);
-# common/base_class.py, `predict`: a mean is clipped to the bounds. Before the option net_arch all hidden
-# layers of the policy came before those of the value.
-
-
 TABLE = LayoutTable(
     name="stable_baselines2",
     statistics="vecnormalize.pkl; DDPG's in the file",
@@ -361,8 +343,17 @@ _HIDDEN = 2
 def recognise(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: ARG001  # the file's name is no evidence
     """Return the recognised agent of a file with the library's variables.
 
-    A file without variable names is recognised if the variables fit the networks of the policy's class,
-    which is the library's own, or in shape those of DQN or of an on-policy algorithm.
+    A file without variable names is recognised if the variables fit the networks of the policy's class, which
+    is the library's own, or in shape those of DQN or of an on-policy algorithm. Sources in
+    github.com/hill-a/stable-baselines: stable_baselines/td3/policies.py, sac/policies.py and ddpg/policies.py
+    for the networks (64 and 64 units, ReLU; `policy_kwargs` may change both); common/math_util.py,
+    `unscale_action`, for the action: tanh, from [-1, 1] to [low, high]. The layer norm is that of
+    tensorflow/contrib/layers/python/layers/layers.py, whose epsilon is 1e-12. Optimizers are not saved.
+    deepq/policies.py: a dueling network has two separate chains, `action_value` and `state_value`, and hidden
+    layers with ReLU. common/policies.py (`mlp_extractor`, tanh) and common/distributions.py
+    (`proba_distribution_from_latent`: `pi`, its `logstd`, and `q`, which only ACER's training uses);
+    common/base_class.py, `predict`: a mean is clipped to the bounds. Before the option net_arch all hidden
+    layers of the policy came before those of the value.
     """
     names = {path: tuple(str(step.value) for step in path) for path in tree if path[:1] != (_DATA,)}
     assumed: tuple[str, ...] = ()

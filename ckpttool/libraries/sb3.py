@@ -72,12 +72,6 @@ from ckpttool.libraries.write import (
 from ckpttool.mapping.layer_kinds import kernel_permutation
 from ckpttool.mapping.rules import KEEP, TRANSPOSE, Move, Plan, Settings, ToTensor
 
-# Spaces and activations in the settings of a Stable-Baselines agent (2 or 3).
-#
-# Sources: gymnasium/spaces/box.py and gym/spaces/box.py (`low`, `high`);
-# stable_baselines3/common/save_util.py and stable_baselines/common/save_util.py (`data_to_json`: attributes
-# as text beside the pickle); stable_baselines3/common/preprocessing.py (`is_image_space`, `preprocess_obs`).
-
 _POLICY, _DATA = key("policy"), attr("data")
 _TEXT = deferred.compile(r"[-+\w.]+")
 # By the last part of a class name in torch.nn or TensorFlow.
@@ -97,7 +91,13 @@ _UNKNOWN_IMAGES = f"{IMAGES} whose bounds are unknown: only those from 0 to 255 
 
 
 def add_settings_metadata(known: AgentMetadata, tree: Tree) -> AgentMetadata:
-    """Return the facts with the spaces' bounds and the activation from the settings."""
+    """Return the facts with the spaces' bounds and the activation from the settings.
+
+    Sources: gymnasium/spaces/box.py and gym/spaces/box.py (`low`, `high`);
+    stable_baselines3/common/save_util.py and stable_baselines/common/save_util.py (`data_to_json`: attributes
+    as text beside the pickle); stable_baselines3/common/preprocessing.py (`is_image_space`,
+    `preprocess_obs`).
+    """
     low, high = (read_bound(tree, end) for end in ("low", "high"))
     known = known.bounded("data/action_space", low or (), high or ()) or known
     space = _read_observation_space(tree)
@@ -323,12 +323,6 @@ def _member(tree: Tree, group: str, name: str) -> Leaf | ValueLeaf | None:
     return next((found for step in steps if (found := tree.get((_DATA, key(group), step))) is not None), None)
 
 
-# A policy saved alone, as an algorithm's file holds it.
-#
-# Sources in github.com/DLR-RM/stable-baselines3: common/policies.py, BaseModel.save (a state_dict, and as
-# `data` the constructor's arguments) and the attributes of BasePolicy; `_get_constructor_parameters` of every
-# policy, in which an actor has its features extractor itself instead of a class.
-
 _STATE_DICT, _CONSTRUCTOR = key("state_dict"), key("data")
 _KWARGS = (_DATA, key("policy_kwargs"))
 _SPACES = ("observation_space", "action_space")
@@ -355,7 +349,12 @@ class PolicyAlone(NamedTuple):
 
 
 def read_policy_alone(tree: Tree) -> PolicyAlone | None:
-    """Return a policy that was saved by its own `save`, as a state_dict or as a whole module; else None."""
+    """Return a policy that was saved by its own `save`, as a state_dict or as a whole module; else None.
+
+    Sources in github.com/DLR-RM/stable-baselines3: common/policies.py, BaseModel.save (a state_dict, and as
+    `data` the constructor's arguments) and the attributes of BasePolicy; `_get_constructor_parameters` of
+    every policy, in which an actor has its features extractor itself instead of a class.
+    """
     module = read_pickled_module(tree)
     if module is not None:
         tensors = {(_POLICY, *place): path for place, path in module.sources.items()}
@@ -432,12 +431,6 @@ def _setting_place(path: Path, settings: Path) -> Path | None:
     return (*_KWARGS, *_ATTRIBUTES.get(first, (key(first),)), *rest)
 
 
-# Batch renormalisation in CrossQ's policy: which norm precedes which layer.
-#
-# Sources in github.com/Stable-Baselines-Team/stable-baselines3-contrib: sb3_contrib/crossq/policies.py (one
-# before every linear layer, `mu` included; `batch_norm_eps` is 0.001 unless `policy_kwargs` changes it) and
-# sb3_contrib/common/torch_layers.py (BatchRenorm: evaluation uses the running statistics).
-
 _TENSORS = {"ra_mean": "mean", "ra_var": "var", "scale": "scale", "bias": "offset"}
 _COUNT = "steps"
 _EPSILON = 1e-3
@@ -453,7 +446,12 @@ class PolicyNorms(NamedTuple):
 
 
 def find_policy_norms(tree: Tree, component: str) -> PolicyNorms:
-    """Return the policy's batch renormalisation, empty if it has none or an unsupported one."""
+    """Return the policy's batch renormalisation, empty if it has none or an unsupported one.
+
+    Sources in github.com/Stable-Baselines-Team/stable-baselines3-contrib: sb3_contrib/crossq/policies.py (one
+    before every linear layer, `mu` included; `batch_norm_eps` is 0.001 unless `policy_kwargs` changes it) and
+    sb3_contrib/common/torch_layers.py (BatchRenorm: evaluation uses the running statistics).
+    """
     modules = _list_chain_modules(tree, component)
     norms = [name for name, group in modules.items() if "ra_mean" in group]
     layers = [name for name in modules if name not in norms]
@@ -489,14 +487,6 @@ def _list_chain_modules(tree: Tree, component: str) -> dict[str, dict[str, Path]
     return found
 
 
-# Encoders before the layers of a Stable-Baselines3 policy: features extractors, and contrib's LSTM.
-#
-# Sources in github.com/DLR-RM/stable-baselines3: stable_baselines3/common/torch_layers.py (NatureCNN, whose
-# convolutions have strides 4, 2 and 1; CombinedExtractor, which concatenates the parts of a Dict in the
-# space's order and flattens all but images), common/preprocessing.py (`preprocess_obs`: images are divided by
-# 255), common/vec_env/vec_transpose.py (policies receive images with the channels first). LSTM:
-# github.com/Stable-Baselines-Team/stable-baselines3-contrib, sb3_contrib/common/recurrent/policies.py.
-
 _SPACE = (_DATA, key("observation_space"))
 _LIBRARY = "stable_baselines3.common.torch_layers."
 _EXTRACTORS = {f"{_LIBRARY}{name}" for name in ("NatureCNN", "CombinedExtractor", "FlattenExtractor")}
@@ -516,7 +506,12 @@ NamedTensors = Mapping[str, Path]
 def find_encoder(tree: Tree, component: str, unplaced: tuple[str, ...]) -> PolicyEncoder | None:
     """Return the encoder before a policy's layers; None if there is none or it is unknown.
 
-    `unplaced` are the names of the policy's tensors that are not in its layers.
+    `unplaced` are the names of the policy's tensors that are not in its layers. Sources in
+    github.com/DLR-RM/stable-baselines3: stable_baselines3/common/torch_layers.py (NatureCNN, whose
+    convolutions have strides 4, 2 and 1; CombinedExtractor, which concatenates the parts of a Dict in the
+    space's order and flattens all but images), common/preprocessing.py (`preprocess_obs`: images are divided
+    by 255), common/vec_env/vec_transpose.py (policies receive images with the channels first). LSTM:
+    github.com/Stable-Baselines-Team/stable-baselines3-contrib, sb3_contrib/common/recurrent/policies.py.
     """
     spaces = _read_space_shapes(tree)
     tensors = _list_encoder_tensors(tree, component)
@@ -715,15 +710,6 @@ def move_encoder(
         yield Move(tensors[f"{module}.bias"], (*place, schema.BIAS), KEEP)
 
 
-# Files that RL-Zoo, Stable-Baselines' callbacks and the hub store beside an agent: statistics, arguments,
-# settings.
-#
-# Sources in github.com/DLR-RM/rl-baselines3-zoo: rl_zoo3/exp_manager.py (`_save_config`,
-# `save_trained_model`: `<folder>/<env>/vecnormalize.pkl`, `config.yml`, `args.yml`), rl_zoo3/utils.py
-# (`get_saved_hyperparams`: what `normalize` means). stable_baselines3/common/callbacks.py, CheckpointCallback
-# (`_checkpoint_path`); common/vec_env/vec_normalize.py for how statistics are used. On the hub the file is
-# called vec_normalize.pkl.
-
 _STATISTICS = ("vecnormalize.pkl", "vec_normalize.pkl", "obs_rms.pkl")
 STATISTICS_FILE = _STATISTICS[0]
 _VEC_ENV = "stable_baselines3.common.vec_env.vec_normalize"
@@ -745,7 +731,12 @@ _MISSING = unknown_fact(
 def companions(location: str) -> list[str]:
     """Return the files that RL-Zoo, callbacks and the hub store beside an agent, the nearest first.
 
-    Statistics come before the settings that require them.
+    Statistics come before the settings that require them. Sources in github.com/DLR-RM/rl-baselines3-zoo:
+    rl_zoo3/exp_manager.py (`_save_config`, `save_trained_model`: `<folder>/<env>/vecnormalize.pkl`,
+    `config.yml`, `args.yml`), rl_zoo3/utils.py (`get_saved_hyperparams`: what `normalize` means).
+    stable_baselines3/common/callbacks.py, CheckpointCallback (`_checkpoint_path`);
+    common/vec_env/vec_normalize.py for how statistics are used. On the hub the file is called
+    vec_normalize.pkl.
     """
     folder, name = os.path.split(os.path.normpath(location))
     stem = os.path.splitext(name)[0]
@@ -1018,12 +1009,6 @@ def _make_array(numbers: Sequence[float] | float, dtype: str = "f8") -> PickleOb
     return pickle_values.pickle_array(dtype, shape, struct.pack(f"<{len(values)}{code}", *values))
 
 
-# Write a canonical agent as a Stable-Baselines3 file, with the settings that the library needs.
-#
-# Sources in github.com/DLR-RM/stable-baselines3: stable_baselines3/td3/policies.py, sac/policies.py (modules
-# and their order), common/torch_layers.py (`create_mlp`: a layer, its activation, ...), ddpg/ddpg.py (one
-# critic).
-
 _WHOSE = "Stable-Baselines3"
 _PACKAGE = "stable_baselines3"
 QUANTILES: Scores = "quantiles"
@@ -1042,8 +1027,10 @@ _LOG_ALPHA = (attr(schema.TEMPERATURE), attr("log_alpha"))
 def plan(binding: RecognizedAgent, agent: Tree, settings: Settings) -> Plan:
     """Plan a file of TD3, DDPG, SAC, PPO, A2C, DQN or QR-DQN for the library's own `load`.
 
-    Missing targets are copied from the online networks. Raise UnsupportedError for networks or an
-    action map that the library's policies cannot represent, UsageError if the action space is unknown.
+    Missing targets are copied from the online networks. Raise UnsupportedError for networks or an action map
+    that the library's policies cannot represent, UsageError if the action space is unknown. Sources in
+    github.com/DLR-RM/stable-baselines3: stable_baselines3/td3/policies.py, sac/policies.py (modules and their
+    order), common/torch_layers.py (`create_mlp`: a layer, its activation, ...), ddpg/ddpg.py (one critic).
     """
     if has_q_policy(binding):
         writing, policy = _make_q_table(binding, agent)
@@ -1264,17 +1251,6 @@ def _sizes(agent: Tree, part: AgentNetwork) -> list[int]:
     return [shapes[0][0], *(shape[1] for shape in shapes)]
 
 
-# Agents of Stable-Baselines3 and its contrib: TD3, DDPG, SAC, TQC; PPO, A2C, TRPO; DQN, QR-DQN; ARS.
-#
-# Sources in github.com/DLR-RM/stable-baselines3: stable_baselines3/td3/policies.py, sac/policies.py and
-# common/policies.py (ContinuousCritic, ActorCriticPolicy) for the networks; common/policies.py,
-# `BasePolicy.predict` and `unscale_action`, for the action: a squashed one is mapped from [-1, 1] to [low,
-# high], others are clipped to the bounds. sac/policies.py, Actor: with gSDE the mean is clipped to
-# [-clip_mean, clip_mean] before it is squashed. Hidden layers are ReLU, in common/policies.py Tanh. TQC:
-# github.com/Stable-Baselines-Team/stable-baselines3-contrib, sb3_contrib/tqc/policies.py; sb3_contrib/ars/
-# policies.py: ReLU and tanh to the bounds in ARSPolicy, one matrix clipped to the bounds in ARSLinearPolicy.
-# dqn/policies.py: up to version 2.3 the optimizer also lists the target's parameters, which it never updates.
-
 # The library compares these with the environment's space; a conversion to the same layout keeps them.
 OBSERVATION_SPACE: tuple[Path, ...] = tuple(
     (_DATA, key("observation_space"), attr(end)) for end in ("low", "high")
@@ -1385,7 +1361,16 @@ _CLASSES = ((("policy_class",), "policy"), (("policy_kwargs", _EXTRACTOR_CLASS),
 def recognise(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: ARG001  # the file's name is no evidence
     """Return the recognised agent of a file written by an algorithm's `save`, or of a policy saved alone.
 
-    Networks other than MLPs are only listed; a policy for discrete actions is not run.
+    Networks other than MLPs are only listed; a policy for discrete actions is not run. Sources in
+    github.com/DLR-RM/stable-baselines3: stable_baselines3/td3/policies.py, sac/policies.py and
+    common/policies.py (ContinuousCritic, ActorCriticPolicy) for the networks; common/policies.py,
+    `BasePolicy.predict` and `unscale_action`, for the action: a squashed one is mapped from [-1, 1] to [low,
+    high], others are clipped to the bounds. sac/policies.py, Actor: with gSDE the mean is clipped to
+    [-clip_mean, clip_mean] before it is squashed. Hidden layers are ReLU, in common/policies.py Tanh. TQC:
+    github.com/Stable-Baselines-Team/stable-baselines3-contrib, sb3_contrib/tqc/policies.py; sb3_contrib/ars/
+    policies.py: ReLU and tanh to the bounds in ARSPolicy, one matrix clipped to the bounds in
+    ARSLinearPolicy. dqn/policies.py: up to version 2.3 the optimizer also lists the target's parameters,
+    which it never updates.
     """
     policy = read_policy_alone(tree)
     if policy is None:

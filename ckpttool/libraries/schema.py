@@ -1,4 +1,21 @@
-"""The canonical agent: networks, distributions, normalisation, memory."""
+"""The canonical agent: networks, distributions, normalisation, memory.
+
+actor/<n>/kernel                      the policy's n-th layer, dense kernels [in, out]
+critic/q1/<n>/kernel                  each Q-function has a separate head
+actor_target/..., critic_target/...   the slow copies
+value/<n>/kernel, value_target/...    SAC's state value, where there is one; discriminator/... of GAIL
+actor/log_std/kernel                  a Gaussian policy's other head: beside the chain that gives the mean
+actor/log_std, actor/std              a deviation that does not depend on the observation
+actor/action_scale, action_bias       the action's map per dimension, where the weights hold it
+normalizer/mean, var (or std), count  statistics of the observations; critic_mean, ... those of a critic
+critic/q_support                      the values of the atoms whose logits a critic gives
+temperature/log_alpha                 SAC's entropy coefficient (alpha where it is stored as such)
+actor_optimizer/m/<n>/kernel          a moment lies where its weight lies, under its slot's name
+actor_optimizer/step                  updates made; learning_rate, beta_1, ... beside it
+actor_optimizer/weight_decay/<n>/...  a setting that not all weights share lies where a moment lies
+optimizer/m/actor/<n>/kernel          one optimizer of all online networks (PPO, A2C) names the network too
+total_it, save_counter                counters of the agent and of its checkpoint
+"""
 
 from __future__ import annotations
 
@@ -37,14 +54,6 @@ from ckpttool.mapping.rules import KEEP, Move, MoveList, Reshape
 if TYPE_CHECKING:
     from ckpttool.mapping.layer_kinds import Group, TensorMapping
 
-
-# What a policy computes besides a chain of layers: image encoders, the joining of several inputs, memory.
-#
-# The tensors lie beside the policy's layers in the canonical tree of an agent that is to be played:
-# actor/front/<input>/<n>/kernel        a convolution [height, width, in, out], or a dense layer after those
-# actor/memory/<n>/kernel, ...          an lstm or gru: recurrent_kernel, bias_input, bias_recurrent beside it
-# actor/norm/<n>/mean, var, ...         a batch norm before the n-th dense layer: scale and offset beside them
-# No conversion takes them: there they are unmapped tensors of a network that cannot be written.
 
 KERNEL, RECURRENT, BIAS = attr("kernel"), attr("recurrent_kernel"), attr("bias")
 KERNEL_DEVIATION, BIAS_DEVIATION = "kernel_deviation", "bias_deviation"
@@ -94,6 +103,11 @@ class PolicyEncoder:
     `norms` are located among the policy's own layers. `moves` map the tensors to the canonical tree,
     `covers` are the entries of RecognizedAgent.unplaced that this encoder handles, `assumed` lists its
     assumptions.
+    The tensors lie beside the policy's layers in the canonical tree of an agent that is to be played:
+    actor/front/<input>/<n>/kernel      a convolution [height, width, in, out], or a dense layer after those
+    actor/memory/<n>/kernel, ...        an lstm or gru: recurrent_kernel, bias_input, bias_recurrent beside it
+    actor/norm/<n>/mean, var, ...       a batch norm before the n-th dense layer: scale and offset beside them
+    No conversion takes them: there they are unmapped tensors of a network that cannot be written.
     """
 
     streams: tuple[EncoderInput, ...]
@@ -127,24 +141,6 @@ def batch_norm_path(component: str, number: int) -> Path:
     """Return the canonical path of the batch norm before a dense layer."""
     return (attr(component), attr("norm"), index(number))
 
-
-# The canonical agent tree that every layout maps to and from, and what a layout found out on the way.
-#
-# actor/<n>/kernel                      the policy's n-th layer, dense kernels [in, out]
-# critic/q1/<n>/kernel                  each Q-function has a separate head
-# actor_target/..., critic_target/...   the slow copies
-# value/<n>/kernel, value_target/...    SAC's state value, where there is one; discriminator/... of GAIL
-# actor/log_std/kernel                  a Gaussian policy's other head: beside the chain that gives the mean
-# actor/log_std, actor/std              a deviation that does not depend on the observation
-# actor/action_scale, action_bias       the action's map per dimension, where the weights hold it
-# normalizer/mean, var (or std), count  statistics of the observations; critic_mean, ... those of a critic
-# critic/q_support                      the values of the atoms whose logits a critic gives
-# temperature/log_alpha                 SAC's entropy coefficient (alpha where it is stored as such)
-# actor_optimizer/m/<n>/kernel          a moment lies where its weight lies, under its slot's name
-# actor_optimizer/step                  updates made; learning_rate, beta_1, ... beside it
-# actor_optimizer/weight_decay/<n>/...  a setting that not all weights share lies where a moment lies
-# optimizer/m/actor/<n>/kernel          one optimizer of all online networks (PPO, A2C) names the network too
-# total_it, save_counter                counters of the agent and of its checkpoint
 
 NETWORKS = ("actor", "actor_target", "critic", "critic_target")
 CRITICS = ("critic", "critic_target")
@@ -788,9 +784,15 @@ class RecognizedAgent:
     ) -> RecognizedAgent:
         """Return the binding of an agent that takes the discrete action with the best output.
 
-        The file does not list the actions: the last layer has `outputs` for each. If it is 1, an environment
-        of as many actions shows whether they are one choice or several. `scores` and `support` are those of
-        Choices, and `where` contains their number.
+        The file does not list the actions: the last layer has `outputs` for each.
+
+        Args:
+            tree: the canonical tree, whose last layer counts the actions.
+            scores: what the outputs are (Choices).
+            support: values of the atoms, where outputs are logits of these.
+            outputs: numbers for each action. If it is 1, an environment of as many actions shows whether they
+                are one choice or several.
+            where: what contains their number.
         """
         facts = self.facts.without_lack("action bounds", "action map")._replace(head="argmax")
         binding = replace(self, facts=facts).with_q_policies(scores)
@@ -991,12 +993,6 @@ def list_distribution_notes(binding: RecognizedAgent, tree: Tree) -> tuple[str, 
     return tuple(notes)
 
 
-# Recurrent layers before a policy's dense layers: their kinds and canonical paths.
-#
-# Names: torch/nn/modules/rnn.py, RNNBase (`weight_ih_l0`; a second direction ends in `_reverse`, a projection
-# is named `weight_hr_l0`); keras/src/layers/rnn/gru.py (a GRU that resets before the product has one bias,
-# one that resets after it two rows of them).
-
 _TORCH = deferred.compile(r"((?:.*/)?)((?:weight|bias)_(?:ih|hh))_l(\d+)")
 _KERAS = deferred.compile(r"(.*)/(kernel|recurrent_kernel|bias)()")
 _NAMES = {"torch": _TORCH, "tensorflow": _KERAS}
@@ -1008,7 +1004,12 @@ RecurrentLayers = tuple[tuple[str, ...], list[Move]]
 def read_recurrent_layers(
     tree: Tree, component: str, tensors: Mapping[str, Path], framework: str
 ) -> RecurrentLayers | None:
-    """Return the layer kinds in order, and the moves of their tensors; None for unsupported ones."""
+    """Return the layer kinds in order, and the moves of their tensors; None for unsupported ones.
+
+    Names: torch/nn/modules/rnn.py, RNNBase (`weight_ih_l0`; a second direction ends in `_reverse`, a
+    projection is named `weight_hr_l0`); keras/src/layers/rnn/gru.py (a GRU that resets before the product has
+    one bias, one that resets after it two rows of them).
+    """
     groups: dict[tuple[str, str], dict[str, Path]] = {}
     for whole, path in tensors.items():
         name = _NAMES[framework].fullmatch(whole)
@@ -1035,8 +1036,8 @@ def read_recurrent_layers(
 
 def _read_cell(group: Group, framework: str) -> tuple[str, Iterable[TensorMapping]] | None:
     """Return the kind of one layer and the mapping of its tensors to canonical ones."""
+    from ckpttool.mapping.kind_table import candidate_kinds
     from ckpttool.mapping.layer_kinds import TensorMapping
-    from ckpttool.mapping.layers import candidate_kinds
 
     if framework == "tensorflow" and "bias" not in group:
         return None  # only the bias shape shows when a GRU resets
@@ -1138,18 +1139,6 @@ def make_float64_tensor(values: Sequence[float], name: str = "") -> Leaf:
     packed = struct.pack(f"<{len(values)}d", *values)
     return Leaf("float64", (len(values),), Inline(packed), name, "buffer")
 
-
-# Statistics of observations that a checkpoint holds beside or inside its networks, under any usual name.
-#
-# Layouts read the statistics of their libraries. This finds those of custom programs: `{actor,
-# critic, obs_rms: {mean, var, count}}`, the state_dict of a normaliser, `obs_mean` and `obs_std`. The names
-# of the buffers show the class, and with it the formula:
-#
-# rsl_rl/modules/normalization.py, EmpiricalNormalization: (x - _mean) / (_std + 1e-2)
-# skrl/resources/preprocessors/torch/running_standard_scaler.py: (x - mean) / (sqrt(var) + 1e-8), limited to 5
-# rl_games/algos_torch/running_mean_std.py: (x - mean) / sqrt(var + 1e-5), limited to 5 (without norm_only)
-# gymnasium/wrappers/stateful_observation.py, NormalizeObservation: (x - mean) / sqrt(var + 1e-8)
-# keras/src/layers/preprocessing/normalization.py, Normalization: (x - mean) / max(sqrt(variance), 1e-7)
 
 DICT_UNKNOWN = unknown_fact(
     "observation statistics", "how the parts of a Dict observation are normalised", decides=True
@@ -1262,7 +1251,18 @@ class StoredStatistics:
 
 
 def find_statistics(tree: Tree, taken: Collection[Path] = ()) -> tuple[StoredStatistics, ...]:
-    """Return all observation statistics in the tree, outside the entries in `taken`."""
+    """Return all observation statistics in the tree, outside the entries in `taken`.
+
+    Layouts read the statistics of their libraries. This finds those of custom programs: `{actor, critic,
+    obs_rms: {mean, var, count}}`, the state_dict of a normaliser, `obs_mean` and `obs_std`. The names of the
+    buffers show the class, and with it the formula:
+
+    rsl_rl/modules/normalization.py, EmpiricalNormalization: (x - _mean) / (_std + 1e-2)
+    skrl/resources/preprocessors/torch/running_standard_scaler.py: (x - mean) / (sqrt(var) + 1e-8), limited to
+    5 rl_games/algos_torch/running_mean_std.py: (x - mean) / sqrt(var + 1e-5), limited to 5 (without
+    norm_only) gymnasium/wrappers/stateful_observation.py, NormalizeObservation: (x - mean) / sqrt(var + 1e-8)
+    keras/src/layers/preprocessing/normalization.py, Normalization: (x - mean) / max(sqrt(variance), 1e-7)
+    """
     return tuple(_make_statistics(group) for group in _group_statistics(tree, taken) if group.size)
 
 

@@ -47,8 +47,8 @@ from ckpttool.libraries.schema import (
     RecognizedAgent,
 )
 from ckpttool.mapping import wrappers
-from ckpttool.mapping.layer_kinds import LayerKind
-from ckpttool.mapping.layers import SPELLING, Name, candidate_kinds, recognize_kind
+from ckpttool.mapping.kind_table import SPELLING, candidate_kinds, recognize_kind
+from ckpttool.mapping.layer_kinds import LayerKind, Name
 from ckpttool.mapping.rules import KEEP, Move, MoveList
 
 if TYPE_CHECKING:

@@ -18,11 +18,6 @@ if TYPE_CHECKING:
     from ckpttool.libraries.write import WritingTable
 
 
-# Arguments of a tf2rl run, `args.txt` beside its checkpoints; only the environment is used.
-#
-# Source: github.com/keiohta/tf2rl, tf2rl/misc/prepare_output_dir.py: the command's arguments as JSON. Its
-# examples call the environment `env_name`.
-
 _NAME = "args.txt"
 _KEYS = ("env_name", "env_id", "env")
 # A plain environment id: the part before a colon would be imported.
@@ -35,7 +30,11 @@ def companions(location: str) -> Sequence[str]:
 
 
 def read_companion(binding: RecognizedAgent, file: str, tree: Tree) -> RecognizedAgent:
-    """Return the binding with the environment from the arguments, unchanged if there is none."""
+    """Return the binding with the environment from the arguments, unchanged if there is none.
+
+    Source: github.com/keiohta/tf2rl, tf2rl/misc/prepare_output_dir.py: the command's arguments as JSON. Its
+    examples call the environment `env_name`.
+    """
     for name in _KEYS:
         leaf = tree.get((key(name),))
         env = plain_id(leaf.value) if isinstance(leaf, ValueLeaf) else None
@@ -48,13 +47,6 @@ def plain_id(value: object) -> str | None:
     """Return the value if it is the plain id of an environment, None otherwise."""
     return value if isinstance(value, str) and _ENV.fullmatch(value) else None
 
-
-# tf2rl's SAC agents; its TD3 and DDPG have the names of layout td3_tf.
-#
-# Sources in github.com/keiohta/tf2rl: tf2rl/experiments/trainer.py (`tf.train.Checkpoint(policy=...)`);
-# tf2rl/algos/sac.py (CriticQ; until 1.0 also a state value, CriticV); tf2rl/policies/tfp_gaussian_actor.py,
-# GaussianActor: an action without noise is max_action times tanh of `out_mean`. Hidden layers are ReLU:
-# `base_layers`, in older versions `l1` and `l2`.
 
 TABLE = LayoutTable(
     name="tf2rl",
@@ -88,7 +80,13 @@ TABLE = LayoutTable(
 
 
 def recognise(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: ARG001  # a prefix's name is no evidence
-    """Return the recognised agent if the policy's last layer and the critics have these names."""
+    """Return the recognised agent if the policy's last layer and the critics have these names.
+
+    Sources in github.com/keiohta/tf2rl: tf2rl/experiments/trainer.py (`tf.train.Checkpoint(policy=...)`);
+    tf2rl/algos/sac.py (CriticQ; until 1.0 also a state value, CriticV); tf2rl/policies/tfp_gaussian_actor.py,
+    GaussianActor: an action without noise is max_action times tanh of `out_mean`. Hidden layers are ReLU:
+    `base_layers`, in older versions `l1` and `l2`.
+    """
     ends = {tuple(each.split("/")[-3:-1]) for each in tree.names.values()}
     if ("actor", "out_mean") not in ends or not any("qf1" in each.split("/") for each in tree.names.values()):
         return None

@@ -40,14 +40,6 @@ from ckpttool.libraries.write import (
 )
 from ckpttool.mapping.rules import Plan, Settings
 
-# Further facts on a policy in TF-Agents: action bounds and observation statistics.
-#
-# Sources in github.com/tensorflow/agents: tf_agents/policies/policy_saver.py (`policy_specs.pbtxt`, a
-# StructuredValue of tensorflow/core/protobuf/struct.proto as text: tf_agents/specs/tensor_spec.py,
-# to_pbtxt_file); tf_agents/utils/tensor_normalizer.py (StreamingTensorNormalizer: `_m2` over `_count` is the
-# variance; EMATensorNormalizer: moving averages of both; `normalize`: epsilon 1e-3 inside the square root,
-# clipped to [-5, 5]).
-
 _FILE = "policy_specs.pbtxt"
 _EPSILON, _CLIP = 1e-3, 5.0
 # tensorflow/core/framework/tensor.proto: numbers are in a field for their dtype, or all as bytes.
@@ -98,7 +90,14 @@ def companions(location: str) -> Sequence[str]:
 
 
 def read_companion(binding: RecognizedAgent, file: str, tree: Tree) -> RecognizedAgent:
-    """Return the binding with the actions, and the bounds that the specs contain."""
+    """Return the binding with the actions, and the bounds that the specs contain.
+
+    Sources in github.com/tensorflow/agents: tf_agents/policies/policy_saver.py (`policy_specs.pbtxt`, a
+    StructuredValue of tensorflow/core/protobuf/struct.proto as text: tf_agents/specs/tensor_spec.py,
+    to_pbtxt_file); tf_agents/utils/tensor_normalizer.py (StreamingTensorNormalizer: `_m2` over `_count` is
+    the variance; EMATensorNormalizer: moving averages of both; `normalize`: epsilon 1e-3 inside the square
+    root, clipped to [-5, 5]).
+    """
     kinds = [tree.get((*place, *_steps("dtype"))) for place in _list_specs(tree, "action")]
     if any(isinstance(leaf, ValueLeaf) and str(leaf.value).startswith("DT_INT") for leaf in kinds):
         binding = _add_discrete_action(binding, file, tree)
@@ -192,29 +191,6 @@ def _read_bound(tree: Tree, place: Path, count: int) -> tuple[float, ...] | None
         found *= count
     return tuple(found) if len(found) == count and all(map(math.isfinite, found)) else None
 
-
-# TF-Agents: DDPG, TD3, SAC, PPO and DQN agents, and the policies that PolicySaver exports.
-#
-# Sources in github.com/tensorflow/agents: tf_agents/utils/common.py (`Checkpointer`, `scale_to_spec`: an
-# action is the middle of the bounds plus half their distance times tanh),
-# tf_agents/agents/ddpg/actor_network.py and critic_network.py (lists of layers as private attributes; the
-# action is concatenated with the output of `_observation_layers`), tf_agents/agents/{ddpg,td3,sac,ppo}/ (the
-# attributes of an agent), tf_agents/networks/ actor_distribution_network.py, normal_projection_network.py (a
-# mean with tanh and scaling, a standard deviation that is a bias or a layer),
-# tf_agents/agents/sac/tanh_normal_projection_network.py (one layer for both, the mean first;
-# `SquashToSpecNormal.mode` is tanh, scaled), tf_agents/policies/policy_saver.py (`_all_assets`). Every
-# network's default activation is ReLU, and files do not record another one. PPO's policy normalises
-# observations with tf_agents/utils/tensor_normalizer.py: epsilon 1e-3 inside the square root, then clipped to
-# [-5, 5]; PPO's own examples have tanh. tf_agents/networks/q_network.py (`_encoder`, `_q_value_layer`) and
-# categorical_q_network.py (a QNetwork with outputs for each atom of each action), policies/q_policy.py and
-# greedy_policy.py: the mode of the logits is the action. policies/categorical_q_policy.py: the best action
-# has the largest mean of `np.linspace(min_q_value, max_q_value, num_atoms)`, which no variable holds; because
-# these values are equidistant and increase, the best action does not depend on them. A Sequential
-# (agents/ddpg/examples/v2/train_eval.py) has the same layers under `_sequential_layers`.
-#
-# TD3's and SAC's agents pass the critics' variables to the optimizer in the order of their memory addresses
-# (td3_agent.py, `ObjectIdentitySet`), so that a Keras 2.11 optimizer's lists cannot be written for them.
-# SAC's makes legacy optimizers of Keras's newer ones.
 
 _POLICIES = {"_actor_network": "actor", "_actor_net": "actor", "_target_actor_network": "actor_target"}
 _CRITICS = {
@@ -315,7 +291,29 @@ _ATOM_RANGE = (-10.0, 10.0)  # categorical_dqn_agent.py, min_q_value and max_q_v
 
 
 def recognise(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: ARG001  # a prefix's name is no evidence
-    """Return the recognised agent if a policy is stored under TF-Agents' private attributes."""
+    """Return the recognised agent if a policy is stored under TF-Agents' private attributes.
+
+    Sources in github.com/tensorflow/agents: tf_agents/utils/common.py (`Checkpointer`, `scale_to_spec`: an
+    action is the middle of the bounds plus half their distance times tanh),
+    tf_agents/agents/ddpg/actor_network.py and critic_network.py (lists of layers as private attributes; the
+    action is concatenated with the output of `_observation_layers`), tf_agents/agents/{ddpg,td3,sac,ppo}/
+    (the attributes of an agent), tf_agents/networks/actor_distribution_network.py,
+    normal_projection_network.py (a mean with tanh and scaling, a standard deviation that is a bias or a
+    layer), tf_agents/agents/sac/tanh_normal_projection_network.py (one layer for both, the mean first;
+    `SquashToSpecNormal.mode` is tanh, scaled), tf_agents/policies/policy_saver.py (`_all_assets`). Every
+    network's default activation is ReLU, and files do not record another one. PPO's policy normalises
+    observations with tf_agents/utils/tensor_normalizer.py: epsilon 1e-3 inside the square root, then clipped
+    to [-5, 5]; PPO's own examples have tanh. tf_agents/networks/q_network.py (`_encoder`, `_q_value_layer`)
+    and categorical_q_network.py (a QNetwork with outputs for each atom of each action), policies/q_policy.py
+    and greedy_policy.py: the mode of the logits is the action. policies/categorical_q_policy.py: the best
+    action has the largest mean of `np.linspace(min_q_value, max_q_value, num_atoms)`, which no variable
+    holds; because these values are equidistant and increase, the best action does not depend on them. A
+    Sequential (agents/ddpg/examples/v2/train_eval.py) has the same layers under `_sequential_layers`.
+
+    TD3's and SAC's agents pass the critics' variables to the optimizer in the order of their memory addresses
+    (td3_agent.py, `ObjectIdentitySet`), so that a Keras 2.11 optimizer's lists cannot be written for them.
+    SAC's makes legacy optimizers of Keras's newer ones.
+    """
     binding = _recognize_networks(_drop_keras_names(tree))
     # Layers before the encoder's own, whose activations no file records: a Lambda is not even a variable.
     before = any(INPUT_LAYERS & {step.value for step in path} for path in (*tree.containers, *tree))

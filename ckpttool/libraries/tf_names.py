@@ -19,13 +19,8 @@ from ckpttool.formats import tf_object_graph
 from ckpttool.formats.tf_bundle import tree_from_graph
 from ckpttool.formats.tf_common import VariableInfo
 from ckpttool.formats.tf_object_graph import MARK, slot_optimizer, slot_path
-from ckpttool.libraries.optimizers_read import (
-    KERAS_SETTINGS,
-    POWERS,
-    keras_class,
-    make_zero_tensor,
-    path_texts,
-)
+from ckpttool.libraries.optimizer_entries import KERAS_SETTINGS, POWERS, path_texts
+from ckpttool.libraries.optimizers_read import keras_class, make_zero_tensor
 from ckpttool.mapping.rules import (
     KEEP,
     Label,
@@ -38,12 +33,6 @@ from ckpttool.mapping.rules import (
     ToValue,
     object_graph_paths,
 )
-
-# From objects to names: plan an object graph's variables as TensorFlow 1's.
-#
-# Adam's moments are stored beside their variables, and the powers of its betas are computed from its update
-# count. RMSProp's and Momentum's slots are stored there too; Momentum's do not include the learning rate in
-# TensorFlow 1 (sources: tensorflow/python/training/{adam,rmsprop,momentum}.py, slot_creator.py).
 
 _BETAS = dict(zip(POWERS, ("beta_1", "beta_2"), strict=True))
 _MOST_STEPS = 10_000_000  # by then, a usual beta's power is 0 in float32
@@ -78,9 +67,12 @@ def plan_variable_names(tree: Tree, settings: Settings) -> Plan:
     """Return the plan from an object graph to variables known by name, with readable paths.
 
     `settings` are optimizer settings from a sidecar. State of other optimizers keeps its path. Each of
-    several optimizers has its own scope, as if created there
-    (tensorflow/python/training/slot_creator.py): powers at `SCOPE/beta1_power`, moments at
-    `SCOPE/VARIABLE/Adam`, so that the names identify their optimizer.
+    several optimizers has its own scope, as if created there (tensorflow/python/training/slot_creator.py):
+    powers at `SCOPE/beta1_power`, moments at `SCOPE/VARIABLE/Adam`, so that the names identify their
+    optimizer. Adam's moments are stored beside their variables, and the powers of its betas are computed from
+    its update count. RMSProp's and Momentum's slots are stored there too; Momentum's do not include the
+    learning rate in TensorFlow 1 (sources: tensorflow/python/training/{adam,rmsprop,momentum}.py,
+    slot_creator.py).
     """
     found = list(_list_optimizers(tree))
     names = {path: tree.names[path] for path, _ in tree.tensors()}
@@ -234,14 +226,6 @@ def _read_number(tree: Tree, path: Path | None) -> float | None:
     return found if isinstance(found, int | float) else None
 
 
-# TensorFlow's two ways of storing the same variables: by name (TensorFlow 1), as objects (TensorFlow 2).
-#
-# Variables keep their paths; the section above plans objects as names. Adam differs: by name its moments are
-# `VARIABLE/Adam` and `VARIABLE/Adam_1` beside two powers of its betas; as an object it owns them. Adam's
-# object here is the one that tf.train.Checkpoint saves for a tf.compat.v1.train.AdamOptimizer: children
-# beta1_power and beta2_power, slot variables m and v (tensorflow/python/training/adam.py,
-# tensorflow/python/training/optimizer.py).
-
 _ADAM = ("m", "v")
 # Slots of optimizers without their own variables, as named by `_create_slots`
 # (tensorflow/python/training/{momentum,rmsprop,adagrad,adadelta,ftrl}.py).
@@ -274,8 +258,12 @@ def plan_variable_objects(tree: Tree) -> Plan:
     """Return the plan from variables known by name to an object graph: each keeps its path.
 
     Adam's moments become slot variables of an optimizer, named after the scope of its beta powers, or
-    `optimizer` if they have none. Moments that cannot be assigned to one pair of powers stay where they
-    are. The slots of other optimizers become slot variables of one named after the scope around them.
+    `optimizer` if they have none. Moments that cannot be assigned to one pair of powers stay where they are.
+    The slots of other optimizers become slot variables of one named after the scope around them. By name,
+    Adam's moments are `VARIABLE/Adam` and `VARIABLE/Adam_1` beside two powers of its betas; as an object it
+    owns them. Adam's object here is the one that tf.train.Checkpoint saves for a
+    tf.compat.v1.train.AdamOptimizer: children beta1_power and beta2_power, slot variables m and v
+    (tensorflow/python/training/adam.py, tensorflow/python/training/optimizer.py).
     """
     pairs, notes = _pair_powers(tree)
     leaves = dict(tree.tensors())
@@ -415,12 +403,6 @@ def _list_optimizer_paths(
     return tops
 
 
-# Object graph of variables known by name: kept in a sidecar, so that the reverse conversion restores the same
-# objects.
-#
-# TensorFlow 1's format cannot store edges, keys and an optimizer's kind. The sidecar of a conversion to it
-# contains the object graph, as TensorFlow stores it, and each variable's key in it.
-
 # A sidecar may have 16 MB; a graph of 10,000 objects has about 1 MB.
 _MOST_BYTES = 4 << 20
 
@@ -429,6 +411,8 @@ def record_objects(tree: Tree, plan: Plan) -> dict[str, Any] | None:
     """Return the sidecar's record of the tree's objects after `plan` named its variables.
 
     None if they cannot be stored as objects, are too many for a sidecar, or changed during conversion.
+    TensorFlow 1's format cannot store edges, keys and an optimizer's kind. The sidecar of a conversion to it
+    contains the object graph, as TensorFlow stores it, and each variable's key in it.
     """
     if any(move.rule != KEEP for move in plan.moves):
         return None  # the variables differ from those of the objects

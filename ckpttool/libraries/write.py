@@ -27,8 +27,8 @@ from ckpttool.libraries.schema import (
     list_kernel_shapes,
     matches_action_map,
 )
+from ckpttool.mapping.kind_table import SPELLING
 from ckpttool.mapping.layer_kinds import LayerKind, WeightSpec
-from ckpttool.mapping.layers import SPELLING
 from ckpttool.mapping.rules import (
     KEEP,
     TRANSPOSE,
@@ -50,11 +50,6 @@ from ckpttool.mapping.rules import (
     object_graph_paths,
 )
 
-# Location of observation statistics in a library, and its normalisation formula.
-#
-# The same numbers give another function if epsilon is placed elsewhere or clipping differs. Then they are
-# recomputed to preserve the function, or stored only in the sidecar if that is impossible.
-
 _SAME = 1e-6  # twice the rounding error of float32 numbers, which most libraries store
 _FIRST = (index(0), attr("kernel"))
 _NOTE = "observation statistics are in the sidecar"
@@ -63,10 +58,12 @@ _NOTE = "observation statistics are in the sidecar"
 class StatisticsRow(NamedTuple):
     """The paths of mean, var, std and count ([obs_dim] each except count), and their conversion.
 
-    `owner` is "critic_" for statistics of a critic's observations, which are only copied. `shape` is
-    the tensors' shape (-1 is obs_dim); `epsilon`, `outside` and `clip` are those of
-    ObservationNormalizer. If they are `required`, an agent without statistics gets neutral ones, and
-    one whose statistics cannot be represented is refused.
+    `owner` is "critic_" for statistics of a critic's observations, which are only copied. `shape` is the
+    tensors' shape (-1 is obs_dim); `epsilon`, `outside` and `clip` are those of ObservationNormalizer. If
+    they are `required`, an agent without statistics gets neutral ones, and one whose statistics cannot be
+    represented is refused. The same numbers give another function if epsilon is placed elsewhere or clipping
+    differs. Then they are recomputed to preserve the function, or stored only in the sidecar if that is
+    impossible.
     """
 
     places: Mapping[str, Path]
@@ -607,11 +604,6 @@ def list_trained_moves(optimizer: str, rows: Iterable[_PlacedRow]) -> list[Move]
     ]
 
 
-# Makes a plan from a table of names, so that a layout writes a canonical agent with one call.
-#
-# A layout chooses the rows that fit the agent (one Q-function or two, a Gaussian policy or not) and passes
-# them in the order of its files. Entries without a row are unused and listed.
-
 DICT, ORDERED, LIST = Container("dict"), Container("OrderedDict"), Container("list")
 # torch/optim/adam.py, Adam.__init__: defaults of settings that the agent lacks.
 _ADAM_SETTINGS = {"learning_rate": 1e-3, "beta_1": 0.9, "beta_2": 0.999, "epsilon": 1e-8}
@@ -622,8 +614,10 @@ _OUTPUTS = "the policy's outputs are the logits of its actions' probabilities"
 def plan_torch_file(writing: WritingTable, binding: RecognizedAgent, agent: Tree, settings: Settings) -> Plan:
     """Plan a torch file from the table.
 
-    Missing targets are copied from the online networks. Raise UnsupportedError for networks,
-    Q-functions or an action map that the library's classes cannot represent.
+    Missing targets are copied from the online networks. Raise UnsupportedError for networks, Q-functions or
+    an action map that the library's classes cannot represent. A layout chooses the rows that fit the agent
+    (one Q-function or two, a Gaussian policy or not) and passes them in the order of its files. Entries
+    without a row are unused and listed.
     """
     require_support(writing, binding, agent)
     rows = place_rows(writing, binding, agent)
@@ -767,10 +761,6 @@ def has_value_network(binding: RecognizedAgent) -> bool:
     return "value" in found and "critic" not in found
 
 
-# Writes an agent as TensorFlow's objects or variables with a table of names.
-#
-# Paths are edges from the checkpoint's root, layer names have slashes, and numeric segments are list indices.
-
 KERAS: Mapping[str, LayerKind] = {kind: SPELLING["tensorflow", kind] for kind in ("dense", "layer_norm")}
 # The order of tf.Module and of Sonnet's optimizers: by name.
 SONNET: Mapping[str, LayerKind] = {
@@ -806,10 +796,18 @@ def plan_object_graph(
     form: str | None = None,
     counted: str = "int64",
 ) -> Plan:
-    """Plan a TensorFlow tree from the table.
+    """Plan a TensorFlow tree from the table; raise UnsupportedError as `plan_torch_file` does.
 
-    Optimizers are written in the given form, or omitted without one; the agent's own counters become
-    `counted`. Raise UnsupportedError as `plan_torch_file` does.
+    Paths are edges from the checkpoint's root, layer names have slashes, and numeric segments are list
+    indices.
+
+    Args:
+        writing: the table of names.
+        binding: the source's agent.
+        agent: its canonical tree.
+        settings: optimizer settings.
+        form: the form of optimizers; None omits them.
+        counted: the type of the agent's own counters.
     """
     require_support(writing, binding, agent)
     placed = _index_lists(place_rows(writing, binding, agent))

@@ -25,7 +25,6 @@ def describe_architecture(checkpoint: Checkpoint, shapes: Sequence[str] = ()) ->
     Args:
         checkpoint: any checkpoint; no tensor is read.
         shapes: input shapes without the batch, "3,32,32" or "PATH=3,32,32" for the input of one layer.
-
     """
     input_shapes = parse_shapes(shapes)
     models: tuple[Architecture, ...] = ()

@@ -9,9 +9,8 @@ from ckpttool.core import code_references, urls
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.deferred import NamedTuple, dataclass, field
 from ckpttool.core.errors import LimitError
-from ckpttool.core.text import compile_glob, describe_record, suggest_glob
+from ckpttool.core.text import compile_glob, describe_record, render_record, suggest_glob
 from ckpttool.core.tree import Path, Role
-from ckpttool.core.tree_views import render_record
 from ckpttool.listing.audit import LoadingVerdict, audit_notes, build_audit_document, judge_loading
 from ckpttool.listing.findings import unjudged_findings
 from ckpttool.listing.modules import ModuleSummary, group_by_module

@@ -146,7 +146,8 @@ def update_count_notes(tree: Tree) -> tuple[str, ...]:
 
 
 def _find_update_counts(tree: Tree) -> Iterator[str]:
-    from ckpttool.libraries.optimizers_read import POWERS, infer_step_count
+    from ckpttool.libraries.optimizer_entries import POWERS
+    from ckpttool.libraries.optimizers_read import infer_step_count
 
     for path, leaf in tree.tensors():
         last = str(path[-1].value) if path else ""

@@ -24,13 +24,11 @@ from ckpttool.mapping.kind_notes import (
     refusal_from_error,
     refuse_ambiguous,
 )
-from ckpttool.mapping.layer_kinds import NO_FACTS
+from ckpttool.mapping.layer_kinds import NO_FACTS, LayerOption, Name
 from ckpttool.mapping.layers import (
     Layer,
     LayerConversion,
-    LayerOption,
     ModuleInfo,
-    Name,
     convert_layer,
     find_layers,
     framework_kind,

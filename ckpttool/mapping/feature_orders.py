@@ -82,10 +82,16 @@ def plan_reordering(
 ) -> FeatureReordering:
     """Return how the features of a layer are reordered between the models of two frameworks.
 
-    `layer.facts` contains the orders of the source, `ours` those of the target. A source without known
-    order is assumed to use its framework's order, if the target's order is its own framework's or the
-    source's: then both are plain, or the two were made to agree. Raise MappingError if the target
-    orders features in a third way, if the two do not agree, or if one cannot be followed.
+    A source without known order is assumed to use its framework's order, if the target's order is its own
+    framework's or the source's: then both are plain, or the two were made to agree. Raise MappingError if the
+    target orders features in a third way, if the two do not agree, or if one cannot be followed.
+
+    Args:
+        tree: the source.
+        layer: the layer, with the orders of the source among its facts.
+        kind: how the source stores it.
+        ours: the orders of the target.
+        frameworks: the source's and the target's.
     """
     axes = LAYER_TYPES[kind.name].features if kind.name in LAYER_TYPES else {}
     found = {name: leaf.shape for name, leaf in canonical_tensors(tree, layer, kind).items() if name in axes}
@@ -131,10 +137,16 @@ def arrange_parts(
 ) -> FeatureReordering:
     """Return the reordering of a layer with that of the parts that its input and output have.
 
-    `theirs` are the parts of the input in the source, with the calls of the target, `kernel` is the shape of
-    the canonical kernel [..., inputs, outputs]. If both models record
-    where the parts come from, they decide, and so do images that only one part can be; otherwise the order
-    is assumed, and so is that of an output that the target uses in parts.
+    If both models record where the parts come from, they decide, and so do images that only one part can be;
+    otherwise the order is assumed, and so is that of an output that the target uses in parts.
+
+    Args:
+        layer: the layer.
+        kind: how the source stores it.
+        made: the reordering within the parts.
+        theirs: the parts of the input in the source, with the calls of the target.
+        ours: the target's facts about its parts.
+        kernel: the shape of the canonical kernel [..., inputs, outputs].
     """
     if kind.name not in ("dense", "convolution", "depthwise"):
         return made

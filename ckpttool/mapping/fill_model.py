@@ -28,22 +28,26 @@ from ckpttool.mapping.flattening import (
     find_unknown_orders,
 )
 from ckpttool.mapping.kind_notes import layer_settings
-from ckpttool.mapping.layer_kinds import IN_OUT, POINTWISE, WEIGHT_NORM, LayerFacts, LayerKind
+from ckpttool.mapping.kind_table import NUMBERED, candidate_kinds, selectable_kinds
+from ckpttool.mapping.layer_kinds import (
+    IN_OUT,
+    POINTWISE,
+    WEIGHT_NORM,
+    LayerFacts,
+    LayerKind,
+    LayerOption,
+    Name,
+)
 from ckpttool.mapping.layers import (
-    NUMBERED,
     TITLE,
     Layer,
-    LayerOption,
     ModuleInfo,
-    Name,
-    candidate_kinds,
     canonical_tensors,
     convert_layer,
     describe_table,
     find_layers,
     find_modules,
     propose_options,
-    selectable_kinds,
 )
 from ckpttool.mapping.rules import KEEP, Cast, Move, Plan, Reshape, Rule, apply_plan, chain_rules
 from ckpttool.mapping.solver import (
@@ -319,7 +323,6 @@ class FillSource:
         in_order: the tree lists its layers in the order of creation.
         listed: numbers in the layers' names follow the calls of a graph.
         described: facts in the file about the module of each tensor.
-
     """
 
     tree: Tree
@@ -346,7 +349,6 @@ class MatchOptions:
         cast: round numbers to the types of the model.
         decided: pairs of layers that the outputs of both models decided (see conversion/filling_by_outputs).
         part_orders: orders of parts that the outputs of both models decided.
-
     """
 
     choices: Sequence[LayerOption] = ()

@@ -7,9 +7,8 @@ from functools import partial
 from itertools import combinations
 from math import prod
 from types import MappingProxyType
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from ckpttool.core.activations import AxisOrder, Parts
 from ckpttool.core.deferred import NamedTuple, dataclass, field
 from ckpttool.core.errors import MappingError
 from ckpttool.core.kinds import count_gates, gate_order
@@ -28,13 +27,13 @@ from ckpttool.mapping.rules import (
     constant_tensor,
 )
 
-# A layer kind: how a framework stores a layer, with mappings to the canonical form and back.
-#
-# The canonical form has TensorFlow's orientation and keeps every distinction of the stored forms: a recurrent
-# cell has two biases and its gates have one order, the three projections of an attention are three matrices.
+if TYPE_CHECKING:
+    from ckpttool.core.activations import AxisOrder, Parts
+
 
 NOTHING: Mapping[str, Leaf] = MappingProxyType({})
 Group = Mapping[str, Leaf]
+Name = tuple[str, ...]
 
 
 class WeightSpec(NamedTuple):
@@ -94,6 +93,17 @@ class LayerFacts(NamedTuple):
 
 
 NO_FACTS = LayerFacts()
+
+
+class LayerOption(NamedTuple):
+    """An option for the layers whose names match a pattern: their kind, or other facts."""
+
+    pattern: str
+    fits: Callable[[str], bool]
+    kind: str | None = None
+    facts: LayerFacts = NO_FACTS
+
+
 Reading = Callable[[Group, LayerFacts], LayerMapping]
 
 
@@ -102,13 +112,14 @@ class LayerKind:
     """One way in which a framework stores one kind of layer.
 
     Without `reading`, the weights' own rules are used; it may return rows of optional tensors that the layer
-    does not have. Writing is the inverse of reading tensors of the
-    `shapes` that a canonical layer has in the framework, unless `writing` does more; `multiplier` is the
-    canonical kernel whose last axis is the number in the facts for that. `also` is a condition besides
-    names and ranks. `form` names the variant if a framework has several; "" is the one that is
-    written. `modules` is a pattern for the module's name if that distinguishes the kind from another.
-    `asked` means that the kind is used only if an option or the file selects it; `refused` is the
-    reason why it is not converted.
+    does not have. Writing is the inverse of reading tensors of the `shapes` that a canonical layer has in the
+    framework, unless `writing` does more; `multiplier` is the canonical kernel whose last axis is the number
+    in the facts for that. `also` is a condition besides names and ranks. `form` names the variant if a
+    framework has several; "" is the one that is written. `modules` is a pattern for the module's name if that
+    distinguishes the kind from another. `asked` means that the kind is used only if an option or the file
+    selects it; `refused` is the reason why it is not converted. The canonical form has TensorFlow's
+    orientation and keeps every distinction of the stored forms: a recurrent cell has two biases and its gates
+    have one order, the three projections of an attention are three matrices.
     """
 
     name: str
@@ -216,15 +227,9 @@ def require_tensors(kind: LayerKind, canonical: Group, names: Iterable[str]) -> 
         )
 
 
-# Multi-head attention: four projections, which PyTorch stores as one matrix for three of them and a separate
-# one.
-#
-# The canonical form has matrices [in, heads * depth] and vectors; only Keras's shapes contain the number of
-# heads.
-#
-# Sources: keras/src/layers/attention/multi_head_attention.py; torch/nn/modules/activation.py
+# Attention's canonical form has matrices [in, heads * depth] and vectors; only Keras's shapes contain the
+# number of heads. Sources: keras/src/layers/attention/multi_head_attention.py; torch/nn/modules/activation.py
 # (MultiheadAttention).
-
 PROJECTIONS = ("query", "key", "value")
 _OUT = "output"
 _ALL = (*PROJECTIONS, _OUT)
@@ -443,16 +448,6 @@ KINDS: tuple[LayerKind, ...] = (
 )
 
 
-# Convolutions of one to three dimensions: plain, transposed, depthwise and separable.
-#
-# The kernel of a transposed convolution is [H, W, O, I] in TensorFlow and [I, O, H, W] in PyTorch: the
-# permutation is that of a plain convolution, [H, W, I, O] to [O, I, H, W], so that both are one kind here.
-#
-# Sources: keras/src/layers/convolutional/base_conv.py, base_conv_transpose.py, base_depthwise_conv.py and
-# base_separable_conv.py; tf_keras/src/layers/convolutional/base_depthwise_conv.py (`depthwise_kernel`);
-# sonnet/src/conv.py; torch/nn/modules/conv.py.
-
-
 def _matrix(rank: int, kernel: str, bias: str = "bias", rule: Rule = KEEP) -> tuple[WeightSpec, ...]:
     """Return a kernel and its bias, which a layer may lack."""
     return WeightSpec(kernel, "kernel", rank, rule), WeightSpec(bias, "bias", 1, optional=True)
@@ -462,7 +457,14 @@ _BIAS = WeightSpec("bias", "bias", 1, optional=True)
 
 
 def kernel_permutation(dimensions: int) -> Permute:
-    """Return the permutation of a torch weight [O, I, ...] to a kernel [..., I, O]."""
+    """Return the permutation of a torch weight [O, I, ...] to a kernel [..., I, O].
+
+    A transposed convolution's kernel is [H, W, O, I] in TensorFlow and [I, O, H, W] in PyTorch: the
+    permutation is the same, so that both are one kind. Sources: keras/src/layers/convolutional/base_conv.py,
+    base_conv_transpose.py, base_depthwise_conv.py and base_separable_conv.py;
+    tf_keras/src/layers/convolutional/base_depthwise_conv.py (`depthwise_kernel`); sonnet/src/conv.py;
+    torch/nn/modules/conv.py.
+    """
     return Permute((*range(2, dimensions + 2), 1, 0))
 
 
@@ -639,12 +641,6 @@ CONVOLUTION_KINDS: tuple[LayerKind, ...] = (
 )
 
 
-# Dense layers and embeddings: both are matrices, and only dense ones are transposed.
-#
-# Sources: keras/src/layers/core/dense.py and embedding.py; tensorflow/python/keras/legacy_tf_layers/core.py;
-# tf_slim (`weights`, `biases`); sonnet/src/linear.py (`w`, `b`); torch/nn/modules/linear.py and sparse.py.
-
-
 def channels_first_rule(shape: Shape, outputs: int) -> Rule:
     """Return the rule from a channels-last kernel [H * W * C, out] to the weight [out, C * H * W].
 
@@ -693,7 +689,12 @@ _KERNEL_BIASED, _WEIGHT_BIASED = partial(_fits_bias, 1), partial(_fits_bias, 0)
 
 
 def _transposed_kind(name: str, bias: str, framework: str, form: str) -> LayerKind:
-    """Return a dense layer whose matrix has the orientation of the other framework."""
+    """Return a dense layer whose matrix has the orientation of the other framework.
+
+    Sources: keras/src/layers/core/dense.py and embedding.py;
+    tensorflow/python/keras/legacy_tf_layers/core.py; tf_slim (`weights`, `biases`); sonnet/src/linear.py
+    (`w`, `b`); torch/nn/modules/linear.py and sparse.py.
+    """
     rule, also = (TRANSPOSE, _WEIGHT_BIASED) if form == OUT_IN else (KEEP, _KERNEL_BIASED)
     return LayerKind("dense", framework, _matrix(2, name, bias, rule), form, also, opt_in=True)
 
@@ -846,13 +847,9 @@ DENSE_KINDS: tuple[LayerKind, ...] = (
 )
 
 
-# Batch, layer and group normalisation, RMS norm, and PReLU: vectors with one entry per channel.
-#
-# Layer and group norm are stored in the same way in each framework and are one kind here.
-#
-# Sources: keras/src/layers/normalization/*.py, keras/src/layers/activations/prelu.py;
-# sonnet/src/layer_norm.py; torch/nn/modules/batchnorm.py, normalization.py, activation.py.
-
+# Layer and group norm are stored in the same way in each framework and are one kind here. Sources:
+# keras/src/layers/normalization/*.py, keras/src/layers/activations/prelu.py; sonnet/src/layer_norm.py;
+# torch/nn/modules/batchnorm.py, normalization.py, activation.py.
 _TAKEN_FOR_GRANTED = {"scale": 1.0, "offset": 0.0}
 _PAIR = {"scale": "weight", "offset": "bias"}
 _SPELLED = {"scale": "gamma", "offset": "beta"}
@@ -999,15 +996,6 @@ NORM_KINDS: tuple[LayerKind, ...] = (
 )
 
 
-# Recurrent cells, one layer in one direction each: LSTM, GRU, simple RNN.
-#
-# The canonical form uses Keras's order of gates (LSTM i, f, g, o; GRU z, r, h), a kernel [in, gates * units],
-# a recurrent kernel [units, gates * units] and two biases, which a GRU must keep separate and an LSTM adds.
-#
-# Sources: keras/src/layers/rnn/lstm.py, gru.py, simple_rnn.py; tf_keras/src/saving/legacy/hdf5_format.py
-# (_convert_rnn_weights: the cuDNN forms); sonnet/src/recurrent.py; stable_baselines/common/tf_layers.py
-# (lstm); torch/nn/modules/rnn.py.
-
 KERNELS = ("kernel", "recurrent_kernel")
 BIASES = ("bias_input", "bias_recurrent")
 
@@ -1015,8 +1003,12 @@ BIASES = ("bias_input", "bias_recurrent")
 class _CellForm(NamedTuple):
     """Storage form of a cell: names of kernels and biases, form of biases.
 
-    Biases are one for both, two in a row ("long",
-    as in cuDNN), two rows ("rows"), or two tensors ("apart").
+    Biases are one for both, two in a row ("long", as in cuDNN), two rows ("rows"), or two tensors ("apart").
+    The canonical form uses Keras's order of gates (LSTM i, f, g, o; GRU z, r, h), a kernel [in, gates *
+    units], a recurrent kernel [units, gates * units] and two biases, which a GRU must keep separate and an
+    LSTM adds. Sources: keras/src/layers/rnn/lstm.py, gru.py, simple_rnn.py;
+    tf_keras/src/saving/legacy/hdf5_format.py (_convert_rnn_weights: the cuDNN forms);
+    sonnet/src/recurrent.py; stable_baselines/common/tf_layers.py (lstm); torch/nn/modules/rnn.py.
     """
 
     kind: str

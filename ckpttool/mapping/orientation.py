@@ -620,10 +620,16 @@ def checkpoint_orientation(
 ) -> str:
     """Return the framework whose orientation a checkpoint's tree has: "torch", "tensorflow" or "numpy".
 
-    `native` is the framework of its format, `stated` the user's option (a word of WORDS), `target` the
-    framework of the output. The evidence decides for formats that contain arrays of any program, and
-    for HDF5 files not written by Keras; arrays that do not look like layers belong to the format's
-    own framework. Raise MappingError as `infer_orientation` does.
+    The evidence decides for formats that contain arrays of any program, and for HDF5 files not written by
+    Keras; arrays that do not look like layers belong to the format's own framework. Raise MappingError as
+    `infer_orientation` does.
+
+    Args:
+        checkpoint: its format and its record of the writer.
+        tree: its tensors, or a part of them.
+        native: the framework of its format.
+        stated: the user's option, a word of WORDS.
+        target: the framework of the output.
     """
     if stated is not None:
         if stated not in WORDS:
@@ -658,13 +664,6 @@ def _undecided_error(what: str, evidence: OrientationEvidence) -> MappingError:
     )
 
 
-# --- Kinds of layers ----------------------------------------------------------------------------------
-#
-# A PyTorch matrix without a bias is a dense layer or an embedding, and a weight [C, 1, ...] a convolution
-# of one channel or a depthwise one. If no class is recorded, the name of the layer and the widths of the
-# layers around it are evidence. Evidence that is missing or contradictory decides nothing: the layer keeps
-# all of its kinds. Each decision is an assumption, because a program may use any name and any width.
-
 _MATRIX_KINDS = frozenset(("dense", "embedding"))
 _WINDOW_KINDS = frozenset(("convolution", "depthwise"))
 _NORM_KINDS = list_kinds("norm", "batch_norm")
@@ -696,7 +695,11 @@ class _Widths(NamedTuple):
 def decide_kinds(tree: Tree, found: Sequence[Layer], *, ordered: bool) -> tuple[Layer, ...]:
     """Return PyTorch layers with the kind for which there is evidence, and the evidence itself.
 
-    With `ordered`, the file lists the layers in the order in which the model creates them.
+    With `ordered`, the file lists the layers in the order in which the model creates them. A PyTorch matrix
+    without a bias is a dense layer or an embedding, and a weight [C, 1, ...] a convolution of one channel or
+    a depthwise one. If no class is recorded, the name of the layer and the widths of the layers around it are
+    evidence. Evidence that is missing or contradictory decides nothing: the layer keeps all of its kinds.
+    Each decision is an assumption, because a program may use any name and any width.
     """
     unknown = [at for at, layer in enumerate(found) if _is_undecided(layer)]
     if not unknown:

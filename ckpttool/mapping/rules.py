@@ -10,7 +10,6 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ckpttool.core import deferred, dtypes
-from ckpttool.core.activations import WeightUse
 from ckpttool.core.deferred import NamedTuple, dataclass, field
 from ckpttool.core.errors import MappingError
 from ckpttool.core.source import (
@@ -40,6 +39,8 @@ from ckpttool.core.tree import (
 
 if TYPE_CHECKING:
     import numpy as np
+
+    from ckpttool.core.activations import WeightUse
 
 
 # A tile has as many rows as fill four cache lines of the result, and this many columns: 256 KiB.
@@ -114,14 +115,12 @@ def _transpose_matrix(matrix: np.ndarray) -> np.ndarray:
     return made
 
 
-# Rules: changes to one leaf on its way to another tree, each with its inverse.
-#
-# A rule changes an unread leaf into another unread leaf; the only values read are scalars that become plain
-# numbers (an optimizer's learning rate is a tensor in TensorFlow and a float in PyTorch).
-
-
 class Rule(Protocol):
-    """One invertible change of a leaf."""
+    """One invertible change of a leaf.
+
+    A rule changes an unread leaf into another unread leaf; the only values read are scalars that become plain
+    numbers (an optimizer's learning rate is a tensor in TensorFlow and a float in PyTorch).
+    """
 
     @property
     def name(self) -> str:
@@ -512,13 +511,6 @@ class Fill(NamedTuple):
         raise MappingError("a filled tensor is not reversible")
 
 
-# Rules on parts of a tensor: splitting one stored tensor, merging several, reordering blocks.
-#
-# `AxisSlice` cuts, `ConcatPart` merges; `BlockOrder` reorders the gates of a recurrent cell; `SumTerm` adds
-# what one side stores as two. The results of `ConcatPart` and `SumTerm` are unfinished until all parts are
-# present (see apply_plan).
-
-
 class AxisSlice(NamedTuple):
     """Take the entries `start` to `stop` of an axis of `whole` entries: several tensors are stored as one."""
 
@@ -550,7 +542,10 @@ class AxisSlice(NamedTuple):
 
 
 class ConcatPart(NamedTuple):
-    """Become the entries `start` to `stop` of an axis of `whole` entries; other parts add the rest."""
+    """Become the entries `start` to `stop` of an axis of `whole` entries; other parts add the rest.
+
+    The result is unfinished until all parts are present (see apply_plan).
+    """
 
     axis: int
     start: int
@@ -776,7 +771,15 @@ def is_cut(rule: Rule) -> bool:
 
 
 def constant_tensor(dtype: str, shape: Shape, value: float, name: str = "", role: Role = "parameter") -> Leaf:
-    """Return a tensor filled with one number: a value that one framework stores and the other implies."""
+    """Return a tensor filled with one number: a value that one framework stores and the other implies.
+
+    Args:
+        dtype: the element type.
+        shape: the shape.
+        value: the number.
+        name: the stored name.
+        role: what the tensor is in the model.
+    """
     import numpy as np
 
     return Leaf(dtype, shape, Inline(np.full(shape, value, dtypes.numpy_dtype(dtype)).tobytes()), name, role)
@@ -1069,7 +1072,6 @@ def sequential_names(
     Args:
         shapes: the variables of networks with their shapes in TensorFlow.
         first: number of the first layer; by default, modules before it count.
-
     """
     below: dict[tuple[str, ...], dict[str, None]] = {}
     layers: dict[tuple[str, ...], dict[str, Shape]] = {}

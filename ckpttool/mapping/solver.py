@@ -17,12 +17,6 @@ from ckpttool.mapping.feature_orders import AssumedParts
 from ckpttool.mapping.layers import DIRECTION_NAME
 from ckpttool.mapping.rules import Move
 
-# Layer names shared by two frameworks: bookkeeping removed, counting numbers separated.
-#
-# Keras counts its layers by class through a whole program (`dense_7`), lists and Sequentials count their
-# items: such numbers give an order and are never compared (keras/src/backend/common/name_scope.py,
-# auto_name).
-
 # tf.train.Checkpoint's edges between a Keras model and its layers, and groups in Keras's files.
 _BOOKKEEPING = frozenset(
     ("_functional", "_operations", "_layers", "layers", "_self_tracked_trackables", "model_weights", "vars")
@@ -50,7 +44,12 @@ class NameStep(NamedTuple):
 
 
 def parse_layer_name(name: tuple[str, ...]) -> tuple[tuple[str, NameStep], ...]:
-    """Return the steps of a name, without bookkeeping steps."""
+    """Return the steps of a name, without bookkeeping steps.
+
+    Keras counts its layers by class through a whole program (`dense_7`), lists and Sequentials count their
+    items: such numbers give an order and are never compared (keras/src/backend/common/name_scope.py,
+    auto_name).
+    """
     found: list[tuple[str, NameStep]] = []
     for step in name:
         item = _ITEM.fullmatch(step)
@@ -467,13 +466,6 @@ def _refine_marks(
     }
 
 
-# Find the source layer for every layer of a target, with the evidence.
-#
-# Names are compared from the root: modules with the same name are one scope, and its contents match nothing
-# outside. Remaining layers are matched by a unique fit of kind and shape, by words common to both sides, by
-# modules whose other layers are matched, and by numbers that count the layers on both sides. The order in
-# which the two sides list layers is not evidence: it decides only if the user accepts it.
-
 By = Literal["given", "name", "outputs", "words", "numbers", "calls", "only fit", "order"]
 # Confidence in a match, in words.
 CONFIDENCE: dict[By, str] = {
@@ -540,12 +532,20 @@ def solve(
     given: Sequence[tuple[str, str]] = (),
     accept_order: bool = False,
 ) -> Solution:
-    """Return the source for each target.
+    """Return the source for each target; raise UsageError for a name in `given` that does not exist.
 
-    `in_order` means that the source lists its layers in the order of creation; otherwise only numbers
-    in names give an order. `given` are pairs of source and target names of modules or layers. With
-    `accept_order`, the order decides if no other evidence does. Raise UsageError for a name in
-    `given` that does not exist.
+    Names are compared from the root: modules with the same name are one scope, and its contents match nothing
+    outside. Remaining layers are matched by a unique fit of kind and shape, by words common to both sides, by
+    modules whose other layers are matched, and by numbers that count the layers on both sides. The order in
+    which the two sides list layers is not evidence: it decides only if the user accepts it.
+
+    Args:
+        sources: the layers of the source.
+        targets: the layers that are to be filled.
+        in_order: the source lists its layers in the order of creation; otherwise only numbers in names give
+            an order.
+        given: pairs of source and target names of modules or layers.
+        accept_order: the order decides if no other evidence does.
     """
     return _Solver(sources, targets, in_order=in_order, accept_order=accept_order).solved(given)
 

@@ -25,12 +25,6 @@ from ckpttool.mapping.rules import (
     parse_rule,
 )
 
-# A user's own rules: a TOML file of patterns with holes (applied by mapping.by_rules).
-#
-# [[rule]] has `from`, `to` and optionally `rule` (text as in reports, or a list of texts), [[drop]] has
-# `from`, [[add]] has `to`, `value`, `dtype` and `shape`; `rest` is the treatment of unmatched tensors. A hole
-# `{n}` stands for a part of one segment, `{n*}` for any text.
-
 _MOST_BYTES = 4 << 20
 _MOST_ELEMENTS = 1 << 24
 HOLE = deferred.compile(r"\{([A-Za-z_]\w*)(\*?)\}", re.ASCII)
@@ -75,7 +69,12 @@ _EXAMPLE = 'an entry is [[rule]] with the lines from = "a/kernel" and to = "b/we
 
 
 def load_rules(path: str) -> RuleFile:
-    """Read a rule file; raise UsageError, with the line, for anything invalid."""
+    """Read a rule file; raise UsageError, with the line, for anything invalid.
+
+    [[rule]] has `from`, `to` and optionally `rule` (text as in reports, or a list of texts), [[drop]] has
+    `from`, [[add]] has `to`, `value`, `dtype` and `shape`; `rest` is the treatment of unmatched tensors. A
+    hole `{n}` stands for a part of one segment, `{n*}` for any text.
+    """
     import tomllib  # most conversions need no rules
 
     if not os.path.isfile(path):

@@ -24,11 +24,13 @@ from ckpttool.core.tree import (
     key,
     path_to_json,
 )
-from ckpttool.mapping.layers import ModuleInfo, Name, class_info
+from ckpttool.mapping.layer_kinds import Name
 from ckpttool.mapping.rules import KEEP, Move, Plan
 
 if TYPE_CHECKING:
     import numpy as np
+
+    from ckpttool.mapping.layers import ModuleInfo
 
 
 # torch/optim/swa_utils.py, AveragedModel: its own buffer is a sibling of the wrapped module.
@@ -188,13 +190,6 @@ def _plain_module(full: Name, places: Mapping[Name, WrapperPrefix]) -> str | Non
         at += 1
 
 
-# Strip the prefixes that torch's wrapper modules add to names in a state_dict, and restore them.
-#
-# Each wrapper stores its module in one attribute, which becomes part of every name under it. Sources:
-# torch/nn/parallel/distributed.py and data_parallel.py, torch/optim/swa_utils.py (AveragedModel),
-# torch/_dynamo/eval_frame.py (OptimizedModule), torch/distributed/fsdp/_common_utils.py,
-# torch/distributed/algorithms/_checkpoint/checkpoint_wrapper.py, lightning/fabric/wrappers.py.
-
 WRAPPERS: Mapping[str, str] = {
     "module": "DataParallel, DistributedDataParallel or AveragedModel",
     "_orig_mod": "torch.compile",
@@ -232,7 +227,13 @@ class StripResult(NamedTuple):
 
 
 def find_prefixes(tree: Tree) -> tuple[DictPrefixes, ...]:
-    """Return the prefixes in each dict; nothing is removed."""
+    """Return the prefixes in each dict; nothing is removed.
+
+    Each wrapper stores its module in one attribute, which becomes part of every name under it. Sources:
+    torch/nn/parallel/distributed.py and data_parallel.py, torch/optim/swa_utils.py (AveragedModel),
+    torch/_dynamo/eval_frame.py (OptimizedModule), torch/distributed/fsdp/_common_utils.py,
+    torch/distributed/algorithms/_checkpoint/checkpoint_wrapper.py, lightning/fabric/wrappers.py.
+    """
     found = strip_prefixes(tree)
     return found.decorations if found is not None else ()
 
@@ -441,9 +442,6 @@ def _with_metadata(container: Container, metadata: Mapping[str, object]) -> Cont
     return container._replace(state={**state, "_metadata": kind(metadata)})
 
 
-# Convert a tree with objects of classes that are never instantiated to plain containers: a state_dict of
-# each.
-
 # Records that are data: their items can be written again.
 _SETS = ("builtins.set", "builtins.frozenset")
 
@@ -479,6 +477,8 @@ def describe_modules(tree: Tree) -> dict[Path, ModuleInfo]:
 
     Settings are the object's plain values, with a tuple of numbers (`stride`) as a list.
     """
+    from ckpttool.mapping.layers import class_info
+
     settings: dict[Path, dict[str, Any]] = {}
     for path, leaf in tree.plain():
         if len(path) > 1 and path[-1].kind == "index":
@@ -553,15 +553,6 @@ def _map_aliases(
                 found[place] = (*found.get(place, ()), second)
     return found
 
-
-# Fold weight normalisation in a torch state_dict: direction and length become a single weight.
-#
-# weight = g * v / ||v||, the norm over all axes except those along which g varies. Sources:
-# torch/nn/utils/weight_norm.py (NAME_g, NAME_v), torch/nn/utils/parametrizations.py (_WeightNorm:
-# parametrizations.NAME.original0 is g, original1 is v), aten/src/ATen/native/WeightNorm.cpp
-# (norm_except_dim). Spectral norm has similar names (NAME_orig, NAME_u, NAME_v;
-# parametrizations.NAME.original) but is different: its weight depends on a power iteration, and it is not
-# changed.
 
 _OLD = deferred.compile(r"(?P<module>(?:.*\.)?)(?P<name>\w+)_g", re.DOTALL)
 _NEW = deferred.compile(r"(?P<module>(?:.*\.)?)parametrizations\.(?P<name>\w+)\.original0", re.DOTALL)
@@ -673,7 +664,15 @@ class _WeightNormPair(NamedTuple):
 
 
 def merge_weight_norm(tree: Tree) -> WeightNormFold:
-    """Return the tree with every pair of weight norm as one weight, in the place of its direction."""
+    """Return the tree with every pair of weight norm as one weight, in the place of its direction.
+
+    weight = g * v / ||v||, the norm over all axes except those along which g varies. Sources:
+    torch/nn/utils/weight_norm.py (NAME_g, NAME_v), torch/nn/utils/parametrizations.py (_WeightNorm:
+    parametrizations.NAME.original0 is g, original1 is v), aten/src/ATen/native/WeightNorm.cpp
+    (norm_except_dim). Spectral norm has similar names (NAME_orig, NAME_u, NAME_v;
+    parametrizations.NAME.original) but is different: its weight depends on a power iteration, and it is not
+    changed.
+    """
     pairs = {pair.direction: pair for pair in _find_pairs(tree)}
     gone = {pair.length for pair in pairs.values()}
     tops = _affected_optimizers(tree, gone | pairs.keys()) if pairs else frozenset()

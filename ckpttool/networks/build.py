@@ -107,9 +107,12 @@ def add_lstm(
 ) -> int:
     """Add an LSTM cell on the last value; return its output, the next hidden state.
 
-    kernel [in, 4 * units], recurrent [units, 4 * units], bias [4 * units], gates in the order i, f, g,
-    o of Keras and PyTorch; `states` names the slots of the hidden state and the cell state, `units`
-    each.
+    Args:
+        builder: the network.
+        states: names of the slots of the hidden state and the cell state, `units` each.
+        kernel: [in, 4 * units], gates in the order i, f, g, o of Keras and PyTorch.
+        recurrent: [units, 4 * units].
+        bias: [4 * units].
     """
     hidden, cell = states
     units = len(recurrent)
@@ -136,10 +139,16 @@ def add_gru(
 ) -> int:
     """Add a GRU cell on the last value; return its next state.
 
-    kernel [in, 3 * units], recurrent [units, 3 * units] and one bias [3 * units] for each, gates in
-    Keras's order z, r, h (keras/src/layers/rnn/gru.py). `reset_after` multiplies the recurrent product
-    by the reset gate, as PyTorch and cuDNN do; otherwise the gate multiplies the state before the
-    product.
+    Gates have Keras's order z, r, h (keras/src/layers/rnn/gru.py).
+
+    Args:
+        builder: the network.
+        state: name of the slot of the state [units].
+        kernel: [in, 3 * units].
+        recurrent: [units, 3 * units].
+        biases: [3 * units] each, of the input's product and of the state's.
+        reset_after: the reset gate multiplies the recurrent product, as in PyTorch and cuDNN; otherwise it
+            multiplies the state before the product.
     """
     units, before = len(recurrent), builder.number(state)
     given = builder.add(Dense(kernel, biases[0]), builder.last)
@@ -235,10 +244,10 @@ Shapes = Mapping[str, Shape]
 """Shapes of observations by input name, without the batch."""
 
 
-def fits_observations(front: PolicyEncoder, seen: Shapes) -> bool:
+def fits_observations(front: PolicyEncoder, observed: Shapes) -> bool:
     """Return whether an encoder accepts observations of these shapes, images also with channels last."""
-    return seen.keys() == {stream.name for stream in front.streams} and all(
-        seen[stream.name] in (stream.shape, *([_channels_last(stream.shape)] if stream.image else []))
+    return observed.keys() == {stream.name for stream in front.streams} and all(
+        observed[stream.name] in (stream.shape, *([_channels_last(stream.shape)] if stream.image else []))
         for stream in front.streams
     )
 
@@ -247,14 +256,21 @@ def start_network(
     agent: Tree,
     component: str,
     front: PolicyEncoder,
-    seen: Shapes | None = None,
+    observed: Shapes | None = None,
     more: Iterable[tuple[str, int]] = (),
 ) -> NetworkBuilder:
-    """Return a network of an encoder's inputs and states; `seen` are matching environment shapes.
+    """Return a network of an encoder's inputs and states.
 
-    `more` are the names and widths of further inputs.
+    Args:
+        agent: the canonical tree.
+        component: the network that the encoder belongs to, e.g. "actor".
+        front: the encoder.
+        observed: the environment's observation shapes, by input, where they differ from those of training.
+        more: names and widths of further inputs.
     """
-    inputs = [(s.name, _input_shape(s.shape if seen is None else seen[s.name])) for s in front.streams]
+    inputs = [
+        (s.name, _input_shape(s.shape if observed is None else observed[s.name])) for s in front.streams
+    ]
     inputs += more
     places = [(*schema.recurrent_layer_path(component, n), schema.RECURRENT) for n in range(len(front.cells))]
     units = [cast(Leaf, agent[place]).shape[0] for place in places]
@@ -273,7 +289,12 @@ def add_encoder(
 ) -> int:
     """Add an encoder on its inputs; return the number of its output, [batch, features].
 
-    `normalise` adds the statistics of an input that is not an image.
+    Args:
+        builder: the network.
+        agent: the canonical tree.
+        component: the network that the encoder belongs to, e.g. "actor".
+        front: the encoder.
+        normalise: adds the statistics of an input that is not an image.
     """
     joined = []
     for number, stream in enumerate(front.streams):
@@ -448,19 +469,24 @@ def policy_network(
     part: AgentNetwork,
     wiring: NetworkSettings,
     front: PolicyEncoder | None = None,
-    seen: Shapes | None = None,
+    observed: Shapes | None = None,
 ) -> Network:
     """Return the policy: obs [batch, obs_dim] to an environment's action [batch, act_dim], float32.
 
-    `front` is the encoder before its layers; `seen` are the environment's observation shapes where they
-    differ from the policy's: images with channels last, rows as grids.
+    Args:
+        agent: the canonical tree.
+        part: the policy's layers in it.
+        wiring: activations, normalisation, distribution and action map.
+        front: the encoder before its layers.
+        observed: the environment's observation shapes where they differ from the policy's: images with
+            channels last, rows as grids.
     """
     obs_dim, act_dim = layer_widths(agent, part)
     if wiring.choices is None:
         _require_action_map(wiring, act_dim)
     _require_rows(front, wiring, obs_dim)
     wiring = _with_linear_encoding(part, wiring)
-    builder = _start_policy(agent, part, wiring, front, seen)
+    builder = _start_policy(agent, part, wiring, front, observed)
     norms = read_encoder_norms(agent, part.component, front) if front is not None else {}
     values = [builder.last]
     if part.program is None:
@@ -499,7 +525,7 @@ def _start_policy(
     part: AgentNetwork,
     wiring: NetworkSettings,
     front: PolicyEncoder | None,
-    seen: Shapes | None,
+    observed: Shapes | None,
 ) -> NetworkBuilder:
     """Return a builder whose last value is what a policy's layers receive, or a program's output."""
     obs_dim, act_dim = layer_widths(agent, part)
@@ -508,14 +534,14 @@ def _start_policy(
     if part.program is not None:
         if wiring.distribution is not None:
             raise UnsupportedError("actions are not drawn by a policy that is a model's own graph")
-        return _start_from_program(part.program, wiring, seen)
+        return _start_from_program(part.program, wiring, observed)
     if front is None:
-        builder = NetworkBuilder([("obs", obs_dim if seen is None else seen["obs"]), *more])
-        if seen is not None and len(seen["obs"]) > 1:
+        builder = NetworkBuilder([("obs", obs_dim if observed is None else observed["obs"]), *more])
+        if observed is not None and len(observed["obs"]) > 1:
             builder.add(Flatten())
         _add_normalization(builder, wiring, obs_dim)
         return builder
-    builder = start_network(agent, part.component, front, seen, more)
+    builder = start_network(agent, part.component, front, observed, more)
     add_encoder(
         builder,
         agent,
@@ -741,10 +767,10 @@ def _final_layers(wiring: NetworkSettings, width: int) -> list[Layer]:
     return [*before, *([] if wiring.output == "scores" else [ArgMax(choices.counts, choices.starts)])]
 
 
-def _start_from_program(program: Program, wiring: NetworkSettings, seen: Shapes | None) -> NetworkBuilder:
+def _start_from_program(program: Program, wiring: NetworkSettings, observed: Shapes | None) -> NetworkBuilder:
     """Return a builder with a program's operations, for observations of the environment's shape."""
     ((name, shape),) = program.inputs
-    given = shape if seen is None else tuple(seen[name])
+    given = shape if observed is None else tuple(observed[name])
     builder = NetworkBuilder([(name, given[0] if len(given) == 1 else given)], program.states.items())
     if given != shape and len(shape) == 3 and given == _channels_last(shape):
         builder.add(Transpose((2, 0, 1)))
@@ -772,6 +798,13 @@ def q_network(
 
     The action is joined to the observation, in the older DDPG form to the first layer's output, or both are
     joined after separate layers.
+
+    Args:
+        agent: the canonical tree.
+        part: the Q-function's layers in it.
+        wiring: activations and normalisation.
+        obs_dim: numbers in an observation.
+        act_dim: numbers in an action.
     """
     builder = NetworkBuilder([("obs", obs_dim), ("action", act_dim)])
     first, _ = layer_widths(agent, part)

@@ -52,7 +52,6 @@ def common_layers(
         mean: averages an array over an axis, which stays with `keepdims`.
         split: splits the last axis of an array into two of a shape, where -1 stands for the rest.
         reorder: reorders all axes of an array.
-
     """
 
     def layer_norm(layer: LayerNorm, put: Put) -> Function:

@@ -28,9 +28,6 @@ from ckpttool.networks.live_trees import (
     sorted_attributes,
 )
 
-# Comparison of a live tree with a checkpoint's: leaves matched by name, either tree as the skeleton of the
-# other.
-
 Said = tuple[str, Shape]
 
 
@@ -396,18 +393,14 @@ def _saved_roots(obj: Any) -> list[tuple[Path, Any]]:
     return [each for each in live_trees.visit_once([((), obj)], below) if is_whole(*each)]
 
 
-# Assign values to the tensors of a live model: all or none.
-#
-# Every value is read, checked and cast to its tensor's type before the first tensor changes; if an assignment
-# still fails, the previous ones are rolled back.
-
-
 def assign(values: Iterable[tuple[str, Any, Leaf]]) -> Callable[[], None]:
     """Assign values to live tensors: name, variable or torch.Tensor, and unread value of each.
 
     Return the function that restores the former values. All values are in memory at once. The model's types
     (e.g. bfloat16) and devices do not change; gradients are not recorded. Raise errors of reading,
     MappingError for a value of another shape or kind, UnsupportedError for a tensor that cannot be changed.
+    Every value is read, checked and cast to its tensor's type before the first tensor changes; if an
+    assignment still fails, the previous ones are rolled back.
     """
     staged = [_Assignment(name, variable, leaf) for name, variable, leaf in values]
     done: list[_Assignment] = []

@@ -126,12 +126,6 @@ def unwrap_variable(variable: Any) -> Any:
     return variable
 
 
-# Plain containers in tf.nest's order: list items by number, dict items by sorted key, fields by name.
-#
-# Source: tensorflow/python/util/nest_util.py (_tf_core_yield_sorted_items). Sets are not containers there.
-# Two differences: a dict with unsortable keys keeps its order, where TensorFlow raises an error, and a
-# `range` or a buffer of numbers is one value.
-
 _ATOMS = (str, bytes, bytearray, memoryview, range, array.array)
 Items = Iterator[tuple[PathStep, Any]]
 
@@ -156,7 +150,12 @@ def _is_flattened(kind: Any) -> bool:
 
 
 def nest_items(value: Any) -> Items:
-    """Yield a container's entries, each with its step."""
+    """Yield a container's entries, each with its step.
+
+    Source: tensorflow/python/util/nest_util.py (_tf_core_yield_sorted_items). Sets are not containers there.
+    Two differences: a dict with unsortable keys keeps its order, where TensorFlow raises an error, and a
+    `range` or a buffer of numbers is one value.
+    """
     if type(value) is list:
         yield from _indexed_items(value)
     elif isinstance(value, Mapping):
@@ -231,11 +230,6 @@ def visit_once(
             waiting += reversed([((*path, step), held) for step, held in below(path, value)])
 
 
-# The walk of tf.Module: sorted attributes, own leaves first, every path, cycles cut.
-#
-# Source: tensorflow/python/module/module.py (_flatten_module). An object reached again from within itself
-# yields its own leaves once more and is not followed further.
-
 # Objects that reference each other can have an intractable number of paths. After this many values only new
 # objects are entered: each variable keeps its first path and loses further ones.
 MOST = 200_000
@@ -284,8 +278,12 @@ def visit_paths(
 ) -> Iterator[LiveValue]:
     """Yield the values that `own` returns of the root and of every object that may be entered, by every path.
 
-    After `most` values only new objects are entered. Of an object inside itself, `repeated` yields the own
-    values once more.
+    Args:
+        root: the object at the top.
+        own: returns an object's values.
+        enter: whether an object's own values are visited.
+        most: the number of values after which only new objects are entered.
+        repeated: of an object inside itself, yield the own values once more.
     """
     left, above = most, set[int]()
     entered: dict[int, Any] = {}  # keeps the objects: the id of a deleted one may be reused
@@ -322,7 +320,15 @@ def walk_values(
 ) -> Iterator[LiveValue]:
     """Yield every value under `root` by every path, in the order of `tf.Module._flatten`.
 
-    See flatten_with_path; with `most` -1, no object is entered twice.
+    See flatten_with_path. Source: tensorflow/python/module/module.py (_flatten_module). An object reached
+    again from within itself yields its own leaves once more and is not followed further.
+
+    Args:
+        root: the object at the top.
+        enter: whether an object's attributes are visited.
+        recursive: also visit the attributes of objects below the root.
+        order: the key by which attributes are sorted; by default their names.
+        most: the number of values after which only new objects are entered; with -1, none is entered twice.
     """
 
     def own(visit: LiveValue) -> Iterator[LiveValue]:
@@ -908,7 +914,6 @@ def flatten_with_path(
     >>> tree = ckpttool.flatten_with_path(holder, predicate=lambda value: isinstance(value, numpy.ndarray))
     >>> [(ckpttool.display(path), leaf.shape) for path, leaf in tree.items()]
     [('actor/0', (3, 64))]
-
     """
     if is_tensor(obj):
         raise UsageError("a tensor has no children", hint="flatten a list or dict that contains it")

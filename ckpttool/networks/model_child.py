@@ -1,4 +1,7 @@
-"""A user's model in its process: built by the user's code, walked, called, filled and saved."""
+"""A user's model in its process: built by the user's code, walked, called, filled and saved.
+
+The syntax is Python 3.7's: interpreters of other environments run this code.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +43,6 @@ if TYPE_CHECKING:
 else:
     np = deferred.DeferredModule("numpy")
 
-# The syntax of this file is Python 3.7's, because environments with old frameworks have old interpreters.
 
 _SHOWN, _NAMES = 300, 5
 
@@ -520,7 +522,6 @@ class ModelRunner:
             hint: the hint of the error.
 
         Raise UsageError with the error of the first attempt if none works.
-
         """
         given = named or {f"input {place}": None for place in range(len(shapes))}
         names, dtypes = list(given), [each or "float32" for each in given.values()]

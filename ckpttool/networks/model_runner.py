@@ -1,4 +1,7 @@
-"""The process of a model: models and programs in files, and answers to the requests of the parent."""
+"""The process of a model: models and programs in files, and answers to the requests of the parent.
+
+The syntax is Python 3.7's: interpreters of other environments run this code.
+"""
 
 from __future__ import annotations
 
@@ -44,8 +47,6 @@ from ckpttool.networks.tracing import (
     to_array,
     view_array,
 )
-
-# The syntax of this file is Python 3.7's, because environments with old frameworks have old interpreters.
 
 _BATCH = 2
 

@@ -1,4 +1,8 @@
-"""Train any model with its own framework and its checkpoint's optimizer, always from the same state."""
+"""Train any model with its own framework and its checkpoint's optimizer, always from the same state.
+
+The syntax is Python 3.7's: interpreters of other environments run this code. Settings and state have one name
+in all frameworks (core/optimizers.py): learning_rate, beta_1, rho, ...
+"""
 
 from __future__ import annotations
 
@@ -21,10 +25,6 @@ from ckpttool.networks import model_child
 from ckpttool.networks.messages import Message
 from ckpttool.networks.model_child import find_named_object, last_error_line
 from ckpttool.networks.tracing import paired
-
-# The syntax of this file is Python 3.7's, because environments with old frameworks have old interpreters.
-#
-# Settings and state have one name in all frameworks (core/optimizers.py): learning_rate, beta_1, rho, ...
 
 STEP = "step"
 # State of one parameter that is a number, in PyTorch.
@@ -699,9 +699,6 @@ def _assign_state(optimizer: Any, values: list[Any]) -> None:
 def _raw(variable: Any) -> Any:
     """Return TensorFlow's variable inside one of Keras 3."""
     return variable.value if hasattr(variable, "_value") else variable
-
-
-# Requests of the process that runs a model (networks/model_runner.py).
 
 
 def _trainer(session: Any) -> TorchTrainer | KerasTrainer:

@@ -14,12 +14,6 @@ from ckpttool.core.errors import EnvironmentMismatchError, FormatError, Unsuppor
 from ckpttool.core.kinds import ActivationName
 from ckpttool.core.sidecar import DEFAULT_SLOPE
 
-# The finished network: a small frozen graph of typed layers, independent of frameworks.
-#
-# Values are numbered: first the inputs in order, then one per node. A backend turns the whole graph into one
-# function (see Policy); a new kind of layer is one more class here and one more row in layer_functions.py, or
-# in each backend's table.
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Dense:
@@ -230,10 +224,12 @@ class StateSlot:
 class Network:
     """A graph with named inputs and one output.
 
-    `inputs` are names and widths, e.g. `("obs", 17)`, or shapes without the batch,
-    `("obs", (64, 64, 3))`; a network with state also lists its state slots' names among the inputs.
-    `output` is the number of the returned value. `members` above 1 means the arrays of several
-    networks in one, each with a leading member axis (see stack_networks).
+    `inputs` are names and widths, e.g. `("obs", 17)`, or shapes without the batch, `("obs", (64, 64, 3))`; a
+    network with state also lists its state slots' names among the inputs. `output` is the number of the
+    returned value. `members` above 1 means the arrays of several networks in one, each with a leading member
+    axis (see stack_networks). Values are numbered: first the inputs in order, then one per node. A backend
+    turns the whole graph into one function (see Policy); a new kind of layer is one more class here and one
+    more row in layer_functions.py, or in each backend's table.
     """
 
     inputs: tuple[tuple[str, int | tuple[int, ...]], ...]
@@ -315,10 +311,6 @@ class Backend(Protocol):
         """Return the versions of the computing libraries."""
         ...
 
-
-# Output shape of each kind of layer from its input shapes, without the batch.
-#
-# A rule takes a layer and the shapes of its inputs; its ValueError contains the expected and the found shape.
 
 Shape = tuple[int, ...]
 
@@ -416,11 +408,6 @@ RULES: dict[type[Layer], Callable[[Any, Sequence[Shape]], Shape]] = {
 }
 
 
-# Several networks of one structure as one: every array gets a member axis, and rows belong to members.
-#
-# The input of a stacked policy contains the members' rows one block after the other, obs [K * n, obs_dim];
-# block m is computed with member m's weights: one batched product instead of K small ones.
-
 # Layers that act on the last axis alone: a member axis before the batch does not affect them.
 STACKABLE: frozenset[type[Layer]] = frozenset(get_args(Layer)) - {
     Flatten,
@@ -448,7 +435,9 @@ def stack_structure(network: Network) -> Hashable | None:
 def stack_networks(networks: Sequence[Network]) -> Network:
     """Stack the networks as one with `members=K`: kernels [K, in, out], all other arrays [K, 1, n].
 
-    A single network is its own stack. Raise UsageError if structures differ.
+    A single network is its own stack. Raise UsageError if structures differ. The input of a stacked policy
+    contains the members' rows one block after the other, obs [K * n, obs_dim]; block m is computed with
+    member m's weights: one batched product instead of K small ones.
     """
     first, *others = networks
     if not others:
@@ -512,7 +501,8 @@ def dtype_of(network: Network) -> Dtype:
 def value_shapes(network: Network) -> list[Shape]:
     """Return the shape of every value without its batch; raise UsageError if layers do not match.
 
-    The members of a stacked network share their shapes, which are without the member axis.
+    The members of a stacked network share their shapes, which are without the member axis. A rule takes a
+    layer and the shapes of its inputs; its ValueError contains the expected and the found shape.
     """
     network = select_member(network, 0)
     found = list(network.input_shapes.values())

@@ -64,10 +64,15 @@ def encode_model(
 ) -> bytes:
     """Return the model's bytes, checked by the onnx library; equal networks give equal bytes.
 
-    Inputs have the network's names and are [batch, ...], a stack's [members, batch, ...]; `output` is
-    the name of the result, followed by `next_NAME` for each state slot. Where the network ends by choosing
-    discrete actions, `scores` is the name of a further output before it: what it chooses by. `places` has
-    a name per node, the prefix of its constants and values.
+    Inputs have the network's names and are [batch, ...], a stack's [members, batch, ...].
+
+    Args:
+        network: what the model computes.
+        places: a name per node, the prefix of its constants and values.
+        output: the name of the result, followed by `next_NAME` for each state slot.
+        metadata: texts by name, stored in the model.
+        scores: where the network ends by choosing discrete actions, the name of a further output before it:
+            what it chooses by.
     """
     found = value_shapes(network)
     graph = _OnnxGraphBuilder(dtype_of(network), 1 if network.members == 1 else 2)

@@ -212,11 +212,6 @@ class GradientEngine:
         self.apply(optimizer, [g * factor + number(decay) * weight for g, weight, decay in rows])
 
 
-# The algorithms: losses and their gradients for the networks' outputs, the same on every backend.
-#
-# Sources: TD3: Fujimoto et al., 2018; stable_baselines3 2.9: sac/sac.py, ppo/ppo.py, a2c/a2c.py (`train`),
-# common/distributions.py; SAC: Haarnoja et al., 2018; PPO: Schulman et al., 2017; A2C: Mnih et al., 2016.
-
 _MOST_LOG_STD, _LEAST_LOG_STD = 2.0, -20.0
 _SQUASH = 1e-6
 _CLIP = 0.2
@@ -382,7 +377,11 @@ UPDATES: Mapping[str, Callable[[GradientEngine, Learner, TrainingBatch, int], tu
 def train_learner(
     engine: GradientEngine, learner: Learner, batches: Sequence[TrainingBatch]
 ) -> TrainedWeights:
-    """Make one update for each batch."""
+    """Make one update for each batch.
+
+    Sources: TD3: Fujimoto et al., 2018; stable_baselines3 2.9: sac/sac.py, ppo/ppo.py, a2c/a2c.py (`train`),
+    common/distributions.py; SAC: Haarnoja et al., 2018; PPO: Schulman et al., 2017; A2C: Mnih et al., 2016.
+    """
     moved: dict[str, int] = {}
     first: Weights = {}
     for number, batch in enumerate(batches, 1):
@@ -400,15 +399,13 @@ def clip_factor(gradients: Sequence[np.ndarray], limit: float | None) -> float:
     return min(1.0, limit / (norm + 1e-6))
 
 
-# Update rules in NumPy: the float64 reference of every backend.
-#
-# Sources: Adam (Kingma and Ba, 2015), AMSGrad (Reddi et al., 2018), AdamW (Loshchilov and Hutter, 2019),
-# RMSprop (Hinton, 2012; centered: Graves, 2013), momentum (Sutskever et al., 2013), Adagrad (Duchi et al.,
-# 2011).
-
-
 class NumpyOptimizer:
-    """One optimizer's update rule and state."""
+    """One optimizer's update rule and state.
+
+    Sources: Adam (Kingma and Ba, 2015), AMSGrad (Reddi et al., 2018), AdamW (Loshchilov and Hutter, 2019),
+    RMSprop (Hinton, 2012; centered: Graves, 2013), momentum (Sutskever et al., 2013), Adagrad (Duchi et al.,
+    2011).
+    """
 
     def __init__(self, setup: OptimizerSetup) -> None:
         self._setup, self._count = setup, setup.step

@@ -25,12 +25,6 @@ from ckpttool.networks.policy_training import (
 )
 from ckpttool.networks.torch_backend import LAYERS, as_tensor, first_line, is_out_of_memory
 
-# Steps on a CUDA device: page-locked host buffers, one captured graph per batch shape.
-#
-# Launching a small network's kernels one by one takes longer than running them; a captured graph is one
-# launch (https://docs.pytorch.org/docs/stable/notes/cuda.html, "CUDA Graphs"). Imported only where there is a
-# GPU.
-
 Run = Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
 Result = TypeVar("Result")
 
@@ -55,9 +49,11 @@ _failed_graphs: list[torch.cuda.CUDAGraph] = []
 class CudaRunner:
     """Run a function of device tensors on host arrays, with one wait per call.
 
-    The first call of a batch shape runs kernel by kernel, without buffers; the second captures a
-    graph, which later calls replay. A shape whose capture fails keeps running kernel by kernel, with a
-    RuntimeWarning.
+    The first call of a batch shape runs kernel by kernel, without buffers; the second captures a graph, which
+    later calls replay. A shape whose capture fails keeps running kernel by kernel, with a RuntimeWarning.
+    Launching a small network's kernels one by one takes longer than running them; a captured graph is one
+    launch (https://docs.pytorch.org/docs/stable/notes/cuda.html, "CUDA Graphs"). Imported only where there is
+    a GPU.
     """
 
     def __init__(self, run: Run, place: torch.device, *, graphs: bool) -> None:
@@ -258,7 +254,6 @@ def capture_graph(
         place: the device.
         pool: memory pool to share with other graphs (torch.cuda.graph_pool_handle); None for a new one.
         warm_ups: calls before the capture.
-
     """
     pool = torch.cuda.graph_pool_handle() if pool is None else pool
     with _device_lock(place), _capture_lock, torch.cuda.device(place):

@@ -2,8 +2,8 @@
 
 The order of entries is traced (see ckpttool.core.activations). PyTorch reports every operation to a dispatch
 mode (torch/utils/_python_dispatch.py), TensorFlow to an operation callback
-(tensorflow/python/framework/op_callbacks.py). Operations that only move entries are repeated on the
-entries' numbers.
+(tensorflow/python/framework/op_callbacks.py). Operations that only move entries are repeated on the entries'
+numbers. The syntax is Python 3.7's: interpreters of other environments run this code.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 else:
     np = DeferredModule("numpy")
 
-# The syntax of this file is Python 3.7's, because environments with old frameworks have old interpreters.
 
 ROOT = "(model)"
 

@@ -283,7 +283,15 @@ def parse_model_spec(
     python: str | None,
     option: str = "--like-args",
 ) -> ModelSpec:
-    """Parse the user's description; raise UsageError for invalid JSON (of `option`) or an invalid shape."""
+    """Parse the user's description; raise UsageError for invalid JSON or an invalid shape.
+
+    Args:
+        factory: `module:name`, or a path and a name.
+        arguments: JSON of the factory's arguments.
+        shapes: shapes of the model's inputs without the batch, as text.
+        python: the interpreter of the model's process, by default this one.
+        option: the option that `arguments` come from, for errors.
+    """
     return ModelSpec(
         factory,
         _parse_arguments(arguments, option),
@@ -327,19 +335,16 @@ class ModelProcess(ChildProcess):
         super().__init__(name, ("-c", program), arguments, python=python, timeout=timeout, threads=None)
 
 
-# Worker: a separate process per framework, with one protocol for all.
-#
-# Arrays are .npy files in a folder that parent and worker share; messages.py describes the messages. A new
-# kind of request is a row in HANDLERS. This module is the worker's program and imports no framework.
-
 TIMEOUT_S = 120.0
 
 
 class Worker(ChildProcess):
     """A backend in a separate process; a context manager that ends the process and removes the folder.
 
-    `python` may be another environment's interpreter (3.11 or newer, with numpy). No request waits
-    longer than `timeout` seconds. `threads` limits the framework's number of threads.
+    `python` may be another environment's interpreter (3.11 or newer, with numpy). No request waits longer
+    than `timeout` seconds. `threads` limits the framework's number of threads. Arrays are .npy files in a
+    folder that parent and worker share; messages.py describes the messages. A new kind of request is a row in
+    HANDLERS. This module is the worker's program and imports no framework.
     """
 
     def __init__(

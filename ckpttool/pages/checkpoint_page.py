@@ -11,21 +11,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ckpttool.commands.diff import align_checkpoints, compare_alignment
+from ckpttool.commands.diff import Diff, compare_alignment
 from ckpttool.commands.doctor import Diagnosis, examine_agent
 from ckpttool.commands.inspect import summary
-from ckpttool.commands.stats import (
-    ChangedEntry,
-    Diff,
-    Entry,
-    Moments,
-    Stats,
-    TensorStats,
-    compute_moments,
-    compute_stats,
-    histogram,
-    tensor_stats,
-)
+from ckpttool.commands.stats import Stats, TensorStats, compute_stats, tensor_stats
+from ckpttool.conversion.alignment import ChangedEntry, Entry, align_checkpoints
 from ckpttool.conversion.reconversion import DiffSide
 from ckpttool.core import filesystem, sidecar, text, urls
 from ckpttool.core.atomic_write import Progress, ignore_progress
@@ -68,6 +58,7 @@ from ckpttool.pages.rendering import (
     typeset_minus,
 )
 from ckpttool.verification.array_differences import ArrayDifference, Values
+from ckpttool.verification.moments import Moments, compute_moments, histogram
 
 # Bytes of all pictures on a page, less those that the row of a tensor takes from them; maximum and minimum
 # cells per picture; maximum side length.
@@ -930,10 +921,17 @@ def gather_contents(
     layout: str | None = None,
     progress: Progress = ignore_progress,
 ) -> ReportContents:
-    """Read the checkpoint at the path, and its differences from `other`.
+    """Read the checkpoint at the path, and its differences from `other`; raise any error of reading.
 
-    Raise any error of opening and reading. At most one tensor of each checkpoint is in memory at a
-    time.
+    At most one tensor of each checkpoint is in memory at a time.
+
+    Args:
+        path: the checkpoint.
+        other: the one that it is compared with.
+        inputs: files of results that the page shows.
+        glob: a pattern for the paths of tensors.
+        layout: the layout of the first checkpoint.
+        progress: called with the bytes read so far, and all.
     """
     evaluations = read_evaluations(inputs.evaluations)
     listing = summary(path, glob, layout)
@@ -990,7 +988,7 @@ def _read_tensors(
         if (made := pictures.add(names[at], values)) is not None:
             heat_maps[names[at]] = made
 
-    values = compute_stats(listing.checkpoint, listing.binding, glob, progress, seen=add_heat_map)
+    values = compute_stats(listing.checkpoint, listing.binding, glob, progress, observe=add_heat_map)
     return values, TensorReadings({each.path: each for each in values.tensors}, heat_maps)
 
 

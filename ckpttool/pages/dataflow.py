@@ -10,9 +10,8 @@ from ckpttool.core.deferred import dataclass, field
 from ckpttool.core.text import clean, format_count, shorten
 from ckpttool.listing.strips import FlowStage, FlowStrip, format_shape
 
-# Lengths are in pixels, from the upper left corner; the widest common monospaced font has an advance of
-# 0.602 of its size.
-
+# Lengths are in pixels, from the upper left corner; the widest common monospaced font has an advance of 0.602
+# of its size.
 FONT = 12
 DESCENT = 4.0
 ADVANCE = 0.61 * FONT

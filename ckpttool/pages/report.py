@@ -158,7 +158,6 @@ def report(
     ...     page = ckpttool.report("sample_ckpts/td3_pendulum_torch", out=os.path.join(folder, "run.html"))
     >>> len(page.contents.history.checkpoints), page.nbytes < 2_000_000
     (6, True)
-
     """
     from ckpttool.commands.run_history import RunReading, find_run
 
@@ -275,11 +274,19 @@ def write_report(
     force: bool = False,
     progress: Progress = ignore_progress,
 ) -> HtmlReport:
-    """Write a page about the checkpoint at the path, compared with `other` if given, into a new file.
+    """Write a page about a checkpoint into a new file; raise any error of opening and reading.
 
-    `glob` keeps the tensors whose path matches, `layout` names the layout of the first checkpoint.
-    Raise TargetExistsError if the file exists and `force` is not given, and any error of opening and
-    reading.
+    Raise TargetExistsError if the file exists and `force` is not given.
+
+    Args:
+        path: the checkpoint.
+        other: the one that it is compared with.
+        out: the page's file, by default named after the checkpoint.
+        inputs: files of results that the page shows.
+        glob: a pattern for the paths of tensors.
+        layout: the layout of the first checkpoint.
+        force: replace the file.
+        progress: called with the bytes read so far, and all.
     """
     target = out if out is not None else default_report_name(path, other)
     require_new(target, force=force)
@@ -302,9 +309,18 @@ def write_run_report(
     force: bool = False,
     progress: Progress = ignore_progress,
 ) -> RunReport:
-    """Write a page about a training run into a new file; see `write_report` for the other parameters.
+    """Write a page about a training run into a new file; raise any error of reading.
 
-    Raise TargetExistsError if the file exists and `force` is not given, and any error of reading.
+    Raise TargetExistsError if the file exists and `force` is not given.
+
+    Args:
+        run: the checkpoints of the run.
+        out: the page's file, by default named after the run's folder.
+        inputs: files of results that the page shows.
+        glob: a pattern for the paths of tensors.
+        layout: the layout of the run's agents.
+        force: replace the file.
+        progress: called with the bytes read so far, and all.
     """
     from ckpttool.pages.run_page import gather_run, render_run
 

@@ -121,7 +121,15 @@ def gather_run(
     layout: str | None = None,
     progress: Progress = ignore_progress,
 ) -> RunContents:
-    """Read a run and the files about it; raise any error of reading."""
+    """Read a run and the files about it; raise any error of reading.
+
+    Args:
+        run: the checkpoints of the run.
+        inputs: files of results, and the film of the best checkpoint.
+        glob: a pattern for the paths of tensors.
+        layout: the layout of the run's agents.
+        progress: called with the bytes read so far, and all.
+    """
     given, films, choices = _read_results(inputs.evaluations)
     if inputs.film is not None and (problem := _film_problem(inputs.film)) is not None:
         raise problem

@@ -18,8 +18,8 @@ from ckpttool.core.errors import MappingError, abbreviate_list
 from ckpttool.core.kinds import SETTINGS, find_family
 from ckpttool.core.source import Inline
 from ckpttool.core.tree import Leaf
+from ckpttool.mapping.kind_table import candidate_kinds
 from ckpttool.mapping.layer_kinds import LayerFacts
-from ckpttool.mapping.layers import candidate_kinds
 from ckpttool.mapping.rules import merge_parts
 from ckpttool.networks.tracing import ROOT
 from ckpttool.verification.computations import Term, iter_activations, name_computations, without_border
@@ -27,7 +27,6 @@ from ckpttool.verification.computations import Term, iter_activations, name_comp
 if TYPE_CHECKING:
     from ckpttool.verification.two_models import ModelClient
 
-# Layers and their families (core/kinds.py), whatever the framework calls them.
 
 # Families whose layers are compared as a whole: frameworks divide them differently.
 _COMPOSITE = ("recurrent", "attention")
@@ -140,9 +139,6 @@ def _parents(path: str) -> Iterator[str]:
 
 def _layer_tensor(row: Mapping[str, Any]) -> LayerTensor:
     return LayerTensor(row["name"], tuple(row["shape"]), row["values"], row["constant"])
-
-
-# Pairs: by equal weights, then by order between paired neighbours.
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,9 +257,6 @@ def _likeness(a: ModelLayer, b: ModelLayer) -> float:
 
 def _size(tensor: LayerTensor) -> int:
     return int(np.prod(tensor.shape))
-
-
-# Comparison of the captured inputs and outputs of a pair.
 
 
 @dataclass(frozen=True, slots=True)
@@ -421,9 +414,6 @@ def _steps(made: Sequence[np.ndarray]) -> list[np.ndarray]:
     if len(made) == 1 or first.ndim != 3:
         return [first]
     return [first, first[:, -1], *made[1:]]
-
-
-# Causes of a difference in one layer: a change of one side's layer that makes the difference disappear.
 
 
 @dataclass(frozen=True, slots=True)
@@ -643,9 +633,6 @@ class LayerCauses:
             for call in self._calls
         ]
         return _different_activations(names)
-
-
-# Layers in the other framework's form, by the catalogue of layer kinds.
 
 
 def translate_tensors(
@@ -921,9 +908,6 @@ def _find_rounding(a: np.ndarray, b: np.ndarray) -> str | None:
             if np.array_equal(a.astype(kind).astype(np.float64), b.astype(np.float64)):
                 return name
     return None
-
-
-# Causes between two layers: what the inputs of the second show, whose predecessor agrees.
 
 
 _MOST_TESTED = 1 << 20

@@ -58,7 +58,6 @@ def name_computations(
         a: A's values.
         b: B's values, in each order of axes that gives A's shape.
         bound: the error that is allowed, relative to the largest number.
-
     """
     rows = max(1, min(len(a), *(_MOST_ENTRIES * len(x) // max(x.size, 1) for _, x in operands)))
     if any(len(x) != len(a) for x in (*b, *(x for _, x in operands))):
@@ -310,9 +309,6 @@ def _mixed(operands: Sequence[Term]) -> Iterator[Term]:
                     names = ", ".join(each.text for each in chosen)
                     weights = f"{name}({gate})" if name else gate
                     yield Term(f"sum of {how[0][0]} of {names}, weighed by {weights}", np.asarray(made))
-
-
-# Attention.
 
 
 def _attended(operands: Sequence[Term]) -> Iterator[Term]:

@@ -333,9 +333,6 @@ def further_inputs(
     return found
 
 
-# The user's own inputs: arrays of an `.npz` file, for each input of A.
-
-
 class InputFile:
     """The arrays of a file by the name of A's input; each one begins with the batch."""
 

@@ -53,7 +53,6 @@ class VerificationOptions:
     Agent:
         layout: Layout of the first checkpoint, if it is not to be recognized.
         facts: Facts of the common agent that no file contains.
-
     """
 
     tolerance: float | None = None

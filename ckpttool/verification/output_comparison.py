@@ -25,11 +25,6 @@ from ckpttool.networks import numpy_backend
 from ckpttool.networks.network import Dense, Network, Observation, Policy
 from ckpttool.verification.inputs import OPPOSITE, move_channels
 
-# Output differences of one network, and their bound.
-#
-# The error of both is measured against a float64 reference in numpy: a conversion is correct when B's error
-# is no larger than that of A's own framework, give or take rounding.
-
 PARITY_OBSERVATIONS = 1000
 OWN_ERROR = 2.0
 # Relative to the largest intermediate number, not the output: docs/decisions/0016-verification-bounds.md.
@@ -75,10 +70,20 @@ def measure_parity(
     *,
     exact: np.ndarray | None = None,
 ) -> Parity:
-    """Return how far two outputs for `given` are from each other and from the float64 result.
+    """Return how far two outputs are from each other and from the float64 result.
 
-    Without a `tolerance`, B may be `own` times as far off as A, or within rounding. `exact` is the
-    network's float64 output, if known.
+    The error of both is measured against a float64 reference in numpy: a conversion is correct when B's error
+    is no larger than that of A's own framework, give or take rounding.
+
+    Args:
+        title: the network's name.
+        network: what is computed in float64.
+        given: the inputs.
+        outputs: A's and B's.
+        tolerance: how far B may be off, relative to the output's scale; without one, `own` times as far as A,
+            or within rounding.
+        own: the factor of A's error.
+        exact: the network's float64 output, if known.
     """
     if exact is None:
         exact = run_network(numpy_backend.build(network.cast("float64")), to_float64(given))
@@ -152,11 +157,6 @@ def run_network(policy: Policy, given: Observation) -> np.ndarray:
     return output
 
 
-# Verifies a conversion before the output gets its name: it computes the same as the source.
-#
-# Both sides run in numpy, in float64: that tests the mapping without starting a framework. `verify` shows how
-# the frameworks themselves run the two files.
-
 OBSERVATIONS = 100
 _CANNOT = (EnvironmentMismatchError, MappingError, UnsupportedError, UsageError)
 
@@ -201,7 +201,8 @@ def verify_outputs(source: Agent, written: Checkpoint, target: str, recorded: Si
     """Compare the source with the output for `target`, read again, its layout recognised again.
 
     `recorded` is the sidecar to be written beside it. Raise DiffersError if a network computes something
-    else.
+    else. Both sides run in numpy, in float64: that tests the mapping without starting a framework. `verify`
+    shows how the frameworks themselves run the two files.
     """
     written = replace(written, path=target)
     binding = recognize_checkpoint(written)
@@ -254,8 +255,6 @@ def _compare_network(title: str, left: Network, source: Agent, there: Agent) -> 
     return measure_parity(title, left, given, (first, second), exact=first)
 
 
-# Outputs of two models: which belong together, how far they may differ, and whether they show anything.
-
 Outputs = Mapping[str, np.ndarray]
 
 
@@ -271,10 +270,16 @@ class OutputNames:
 def pair_outputs(
     a: Outputs, b: Outputs, hows: set[str], layouts: Sequence[str], assumed: list[str]
 ) -> tuple[list[OutputNames], list[str]]:
-    """Return the outputs that belong together, and those that B lacks; append assumptions.
+    """Return the outputs that belong together, and those that B lacks.
 
-    Names decide if all of one side's occur on the other, else the order. `hows` are the moves of the
-    inputs' channels, `layouts` where each side's convolutions have channels.
+    Names decide if all of one side's occur on the other, else the order.
+
+    Args:
+        a: A's outputs by name.
+        b: B's.
+        hows: the moves of the inputs' channels.
+        layouts: where each side's convolutions have channels.
+        assumed: gets the assumptions.
     """
     if {*a} <= {*b} or {*b} <= {*a}:
         rows = [(name, name) for name in a if name in b]
@@ -299,8 +304,6 @@ def pair_outputs(
         found.append(OutputNames(x, y, OPPOSITE[turned]))
     return found, missing
 
-
-# The bound of an output.
 
 # A number on the way may be far larger than the output, e.g. the -1e9 of a mask: what rounding may cost is
 # limited by this many times the output's own scale. A float64 run shows where rounding costs more.
@@ -456,6 +459,13 @@ def measure_output(
     own float64 run shows how far A is. If both runs exist, they must agree within float32 rounding of the
     output: they show differences that float32 hides. Infinite numbers and NaN must be at the same places,
     integers and truth values must be equal.
+
+    Args:
+        name: the output's name.
+        outputs: A's and B's.
+        exact: both sides' float64 runs, None where there is none.
+        rounding: what rounding may cost.
+        tolerance: how far B may be off, relative to the output's scale; None for the rule.
     """
     a, b = outputs
     if a.shape != b.shape or not a.size:
@@ -489,8 +499,6 @@ def _masked(array: np.ndarray, there: np.ndarray) -> np.ndarray:
     return np.where(there & np.isfinite(found), found, 0.0)
 
 
-# A float64 run that computes something else is no reference.
-
 _CREDIBLE = 1e-2
 
 
@@ -507,8 +515,6 @@ def are_close(plain: Outputs, exact: Outputs) -> bool:
             return False
     return True
 
-
-# Whether an output repeats, up to the rounding of another order of sums.
 
 _REPEATED = 1e-4
 
@@ -531,8 +537,6 @@ def changing_outputs(first: Outputs, again: Outputs) -> list[str]:
     return found
 
 
-# Other inputs, which show whether A's outputs depend on them.
-
 _SHAKEN = 0.1
 
 
@@ -547,9 +551,6 @@ def shake_inputs(arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
         else:
             found.append(np.roll(each, 1, axis=0 if len(each) > 1 else -1))
     return found
-
-
-# Both sides' results for one set of inputs.
 
 
 @dataclass(slots=True)

@@ -69,7 +69,6 @@ class ModelProof:
         command: the command that compares them.
         comparison: what both models computed.
         rounded: the type to which the source's weights were rounded, as the conversion rounds them.
-
     """
 
     reason: str | None = None
@@ -149,7 +148,6 @@ class ProofRequest:
         part: the part of the source that fills the model.
         rounded: the type to which the conversion rounds all weights.
         incomplete: some tensors of the model keep its own values.
-
     """
 
     like: ModelSpec | None = None
@@ -169,7 +167,6 @@ def common_rounding(
         moves: the conversion.
         filled: the tensors that it fills.
         merged: tensors of the source were merged before.
-
     """
     names = {each.dtype for each in filled if isinstance(each, Leaf) and same_family(each.dtype, "float32")}
     if len(names) != 1:
@@ -208,8 +205,14 @@ def prove_outputs(
     """Run the source and the filled model on the same inputs and return the comparison.
 
     Raise ModelMismatchError if an output differs, and the error of the user's code that builds the source's
-    model. A source that cannot run for another reason is reported as such, with the `command` that compares
-    the outputs.
+    model. A source that cannot run for another reason is reported as such.
+
+    Args:
+        checkpoint: the source.
+        target: the filled model and its process.
+        request: the source's model, part and permissions.
+        progress: called with the steps that are done, and all.
+        command: the command that compares the outputs, reported where the source cannot run.
     """
     if (reason := prevented(checkpoint, request)) is not None:
         return ModelProof(reason, command)

@@ -21,8 +21,9 @@ from ckpttool.evaluation.restore import read_any_sidecar
 from ckpttool.formats.detect import open_checkpoint
 from ckpttool.formats.keras_config import audit_document
 from ckpttool.libraries import optimizer_settings
+from ckpttool.libraries.optimizer_entries import OPTIMIZER, path_texts
 from ckpttool.libraries.optimizer_states import KERAS_ARGUMENTS, KerasStates, OptimizerSettings
-from ckpttool.libraries.optimizers_read import OPTIMIZER, CanonicalOptimizer, path_texts
+from ckpttool.libraries.optimizers_read import CanonicalOptimizer
 from ckpttool.mapping.rules import KEEP, Move, MoveList, canonical_tree
 from ckpttool.networks.model_training import choose_optimizer
 from ckpttool.verification.causes import Cause
@@ -533,7 +534,6 @@ def compare_training(
         frameworks: that of each side's model, "agent" for a recognised agent.
         targets: the outputs that the quadratic loss uses.
         options: steps, losses and optimizers.
-
     """
     rows = zip(
         processes,

@@ -21,8 +21,7 @@ from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.code_references import CLASSES, CODE, UNKNOWN, filter_verdict
 from ckpttool.core.deferred import NamedTuple, dataclass, field
 from ckpttool.core.errors import CkpttoolError, MappingError, UnsupportedError, UsageError, abbreviate_list
-from ckpttool.core.text import describe_record
-from ckpttool.core.tree_views import render_record
+from ckpttool.core.text import describe_record, render_record
 from ckpttool.evaluation.agent_facts import NO_FACTS, AgentFacts
 from ckpttool.evaluation.agent_networks import available_backend, build_agent_network, require_facts
 from ckpttool.evaluation.restore import recognize_playable_agent, restore_agent
@@ -75,8 +74,6 @@ from ckpttool.verification.output_comparison import (
     to_float64,
 )
 from ckpttool.verification.training import ModelTraining, OutputTarget, TrainingOptions, compare_training
-
-# A side: what runs it, and its process.
 
 KINDS = {
     keras_h5.ARCHIVE_NAME: "keras",
@@ -402,7 +399,15 @@ class ModelClient:
         exact: bool,
         given: np.ndarray | None = None,
     ) -> tuple[np.ndarray, ...]:
-        """Return the outputs of a captured call with these changes; nothing if it fails."""
+        """Return the outputs of a captured call with changes of its layer; nothing if it fails.
+
+        Args:
+            call: the layer's path, and the number of the call.
+            tensors: new values of the layer's tensors by name.
+            settings: new values of the layer's attributes.
+            exact: compute in float64.
+            given: the call's first input instead of the captured one.
+        """
         if given is not None:
             self.write("change-given.npy", given)
         files = {}
@@ -419,9 +424,6 @@ class ModelClient:
             given=None if given is None else "change-given.npy",
         )
         return tuple(self.read(f"repeated-{place}.npy") for place in range(max(answer["made"], 0)))
-
-
-# The result.
 
 
 @dataclass(frozen=True, slots=True)
@@ -996,8 +998,6 @@ def _exact_outputs(
     session.notes.append(f"{side.side.word} has no float64 run: {reason}")
     return None
 
-
-# Layers.
 
 _MOST_ROUNDS = 8  # of inputs for the rows of one table
 _MOST_BYTES = 512 << 20

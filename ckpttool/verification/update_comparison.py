@@ -145,9 +145,14 @@ def _relative_distance(right: Sequence[np.ndarray], other: Sequence[np.ndarray])
 def compare_training(
     a: Agent, b: Agent, steps: int, workers: list[Worker], assumed: list[str]
 ) -> tuple[TrainStepComparison, list[str]]:
-    """Train both sides; return results and notes, and add assumptions to `assumed`.
+    """Train both sides; return results and notes.
 
-    `a` has the optimizer options that its conversion to `b` stated.
+    Args:
+        a: the source, with the optimizer options that its conversion to `b` stated.
+        b: its conversion.
+        steps: updates on the same batches.
+        workers: one process for each side.
+        assumed: gets the assumptions.
     """
     prepared, notes = [], []
     for side, agent, other in (("A", a, b), ("B", b, a)):

@@ -15,8 +15,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ckpttool.commands.diff import CheckpointAlignment, align_checkpoints
-from ckpttool.commands.stats import By, ChangedEntry, Entry
+from ckpttool.conversion.alignment import By, ChangedEntry, CheckpointAlignment, Entry, align_checkpoints
 from ckpttool.conversion.reconversion import DiffSide, Reconversion
 from ckpttool.conversion.reverse import reverse_conversion
 from ckpttool.core import text

@@ -93,10 +93,15 @@ def map_entries(
     jobs: int | None,
     ray: str | None,
 ) -> Iterator[_Result]:
-    """Yield the result of each entry, given with its name and bytes, in order; raise its error with its name.
+    """Yield the result of each entry in order; raise its error with its name.
 
-    `work`, a function of a module, is called with each. The entries are of `checkpoints`, which the processes
-    read themselves.
+    Args:
+        work: a function of a module, called with each entry.
+        entries: each with its name and its size in bytes.
+        checkpoints: what the entries belong to; the processes read them themselves.
+        progress: called with the bytes of the entries that are done, and of all.
+        jobs: processes on this machine.
+        ray: address of a Ray cluster, whose processes work instead.
     """
     from ckpttool.evaluation import scheduling
 
