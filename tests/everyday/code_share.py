@@ -294,16 +294,20 @@ def run(job):
     spec.loader.exec_module(code)
     with watched() as loaded:
         model = code.load(job["target"])
-    outputs, states = [], []
-    for inputs in steps:
+    states, kept = [], {}
+    for step, inputs in enumerate(steps):
         if hasattr(code, "act"):
             result = code.act(model, *inputs, *states)
             result, states = (result[0], result[1:]) if isinstance(result, tuple) else (result, ())
         else:
             result = call(model, inputs)
-        outputs.append(np.asarray(result))
+        kept[f"arr_{step}"] = np.asarray(result)
     own = original(job["original"], steps) if not hasattr(code, "act") else None
-    np.savez(job["results"], *outputs, **({} if own is None else {"own": own}))
+    kept |= {} if own is None else {"own": np.asarray(own)}
+    # NumPy reads no bfloat16 from a file.
+    for name, each in kept.items():
+        kept[name] = each.astype("float32") if each.dtype.kind == "V" else each
+    np.savez(job["results"], **kept)
     return strict(code, model, job["target"], loaded)
 
 """
