@@ -12,6 +12,7 @@ import pytest
 import ckpttool
 from ckpttool.conversion import graph_code
 from ckpttool.core import Inline, Leaf, Tree, UnsupportedError, key
+from ckpttool.evaluation.agent_facts import AgentFacts
 from ckpttool.evaluation.agent_networks import ActionBounds, derive_network_settings
 from ckpttool.evaluation.restore import restore_agent
 from ckpttool.formats import open_checkpoint
@@ -452,6 +453,23 @@ def test_keras_memory_has_the_batch_first(
     source = write_keras_cell(tmp_path, cls, gates, bias, **more)
     expected, result, _ = outputs_of(source, [weights(2, 4, 3)])
     require_equal(expected, result)
+
+
+def test_code_states_what_the_conversion_assumed(tmp_path: Path) -> None:
+    from tests.test_computation import node, write_functional
+
+    policy = {"dtype": {"class_name": "DTypePolicy", "config": {"name": "mixed_float16"}}}
+    layers = [
+        node("x", [], "InputLayer", batch_shape=[None, 3]),
+        node("layer", ["x"], "Dense", units=5, activation="relu", use_bias=True, **policy),
+        node("out", ["layer"], "Dense", units=2, activation="tanh", use_bias=True, **policy),
+    ]
+    arrays = {"dense": [weights(3, 5), weights(5)], "dense_1": [weights(5, 2), weights(2)]}
+    source = write_functional(tmp_path, layers, ["x"], "out", arrays)
+    facts = AgentFacts(action_low=[-1.0], action_high=[1.0])
+    done = ckpttool.convert(str(source), str(tmp_path / "out.pt"), to="torch", code="-", facts=facts)
+    (types,) = (each for each in done.ledger if each.use == "assumed" and "mixed_float16" in each.value)
+    assert types.sentence in str(done.code)
 
 
 def test_whole_numbers_are_divided_without_a_rest(tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ import os
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from operator import attrgetter
 from typing import IO, TYPE_CHECKING, Any, Unpack
 
 from ckpttool.conversion import loading_code, parts, receipt, write
@@ -630,7 +629,11 @@ class _TargetWriter:
                 file=self.target,
                 hint="use --to torch, or --to onnx for a model with a graph",
             )
-        ledger = sidecar.merge_entries(agent.ledger, filter(attrgetter("open"), self.ledger))
+        known = {entry.value for entry in agent.ledger}
+        more = (
+            each for each in self.ledger if each.open or (each.use == "assumed" and each.value not in known)
+        )
+        ledger = sidecar.merge_entries(agent.ledger, more)
         return write_code(replace(agent, checkpoint=file, ledger=ledger), self.request.kind, source, digests)
 
     def _model_graph(self) -> tuple[Graph, None] | None:

@@ -55,6 +55,8 @@ WRITTEN, RAN, STRICT, EQUAL = range(1, 5)
 STATES = ("written", "run", "strict", "equal")
 NAMED = "exit status 1 names it: "
 """What makes outputs differ and cannot be applied, such as a layer of an own class."""
+STATED = "the first lines of the code state what is assumed: "
+"""What no file contains and the code therefore assumes, such as no residual sums between weights alone."""
 
 
 class Source(NamedTuple):
@@ -91,7 +93,10 @@ class Truth(NamedTuple):
 
 
 class Job(NamedTuple):
-    """A written file with its code, what it must compute, and why the exit status is 1 if it is."""
+    """A written file with its code, what it must compute, and why the exit status is 1 if it is.
+
+    `played` is what the restored agent computes with what the code states as assumed.
+    """
 
     verdict: Verdict
     code: str
@@ -99,6 +104,7 @@ class Job(NamedTuple):
     truth: Truth
     original: str = ""
     named: str = ""
+    played: np.ndarray | None = None
 
 
 # --- The files -------------------------------------------------------------------------------------------
@@ -202,13 +208,25 @@ def write(source: Source, kind: str, target: str, folder: Path) -> tuple[Job | N
         if not done.written:
             return None, first._replace(words=f"unmapped entries: {', '.join(done.report.unused[:2])}")
         try:
-            known = truth(source, facts, acts="\ndef act(" in code.read_text())
+            text = code.read_text()
+            known = truth(source, facts, acts="\ndef act(" in text)
         except CkpttoolError as error:
             return None, first._replace(state=WRITTEN, words=f"nothing to compare with: {error.message}")
         verdict = first._replace(state=WRITTEN)
         named = ", ".join(dict.fromkeys(f"{each.use}: {each.what}" for each in done.open_entries))
-        return Job(verdict, str(code), done.target, known, source.original, named), verdict
+        assumed = "\n# assumed: " in text and source.actions is not None
+        played = restored_actions(source, facts) if assumed else None
+        return Job(verdict, str(code), done.target, known, source.original, named, played), verdict
     return None, first._replace(words=last)
+
+
+def restored_actions(source: Source, facts: AgentFacts | None) -> np.ndarray | None:
+    """Return the actions of the restored agent, None if it is refused."""
+    try:
+        with ckpttool.load_agent(source.path, facts=facts) as agent:
+            return np.asarray(agent.predict(*(source.inputs or ()))[0])
+    except CkpttoolError:
+        return None
 
 
 def truth(source: Source, facts: AgentFacts | None, *, acts: bool) -> Truth:
@@ -439,7 +457,10 @@ def judge(job: Job, results: str, answer: dict[str, str]) -> Verdict:
     apart = max(difference(found, wanted) for found, wanted in pairs)
     how = "the source itself; " * len(own)
     if not apart <= job.truth.tolerance:
-        words = f"{NAMED}{job.named}" if job.named else f"outputs differ by {apart:.1e} of the largest"
+        words = f"outputs differ by {apart:.1e} of the largest"
+        if job.played is not None and difference(outputs[0], job.played) <= 2 * OUTPUTS:
+            words = f"{STATED}{words}"
+        words = f"{NAMED}{job.named}" if job.named else words
         return job.verdict._replace(state=STRICT, words=words)
     return job.verdict._replace(state=EQUAL, words=f"{how}{apart:.0e}")
 
@@ -528,7 +549,7 @@ def main() -> int:
     if asked.record:
         record(verdicts, whole=not asked.match)
     sys.stdout.write(f"{table(verdicts)}\n")
-    silent = (each for each in verdicts if not each.words.startswith(NAMED))
+    silent = (each for each in verdicts if not each.words.startswith((NAMED, STATED)))
     return int(any(WRITTEN <= each.state < EQUAL for each in silent))
 
 
