@@ -12,7 +12,10 @@ process in which ckpttool cannot be imported runs the code. Its outputs are comp
 - ONNX Runtime, TorchScript and Keras, which run the source itself;
 - else the restored agent or the source's graph in NumPy.
 
-PyTorch must load every tensor of the model, and Keras must refuse a file with one variable less.
+PyTorch must load every tensor of the model, and Keras must refuse a file with one variable less. Where exit
+status 1 names what is not applied, the hint is followed if it states an activation. Other outputs may differ
+from the recorded ones only where the code states what it assumes or the exit status names what is missing,
+and must then be those of the restored agent.
 """
 
 from __future__ import annotations
@@ -95,7 +98,7 @@ class Truth(NamedTuple):
 class Job(NamedTuple):
     """A written file with its code, what it must compute, and why the exit status is 1 if it is.
 
-    `played` is what the restored agent computes with what the code states as assumed.
+    `played` is what the restored agent computes, as the code with what it assumes and without what is named.
     """
 
     verdict: Verdict
@@ -194,7 +197,7 @@ def computes(path: str) -> bool:
 def write(source: Source, kind: str, target: str, folder: Path) -> tuple[Job | None, Verdict]:
     """Convert a file with its code; return what to run, None where it is refused."""
     code, path = folder / f"{target}.py", f"{folder / 'out'}{SUFFIXES[target]}"
-    first, refusal = Verdict(kind, target, source.name, 0), ""
+    first = Verdict(kind, target, source.name, 0)
     for guess in source.facts:
         facts = AgentFacts(**guess) if guess else None
         try:
@@ -202,7 +205,6 @@ def write(source: Source, kind: str, target: str, folder: Path) -> tuple[Job | N
                 source.path, path, to=target, code=str(code), facts=facts, force=True, sync=False
             )
         except CkpttoolError as error:
-            refusal = refusal or " ".join(str(error.message).split()) + f" ({error.found or ''})"
             last = " ".join(str(error.message).split()) + (f" ({error.found})" if error.found else "")
             continue
         if not done.written:
@@ -214,8 +216,13 @@ def write(source: Source, kind: str, target: str, folder: Path) -> tuple[Job | N
             return None, first._replace(state=WRITTEN, words=f"nothing to compare with: {error.message}")
         verdict = first._replace(state=WRITTEN)
         named = ", ".join(dict.fromkeys(f"{each.use}: {each.what}" for each in done.open_entries))
-        assumed = "\n# assumed: " in text and source.actions is not None
-        played = restored_actions(source, facts) if assumed else None
+        activation = next((each.value for each in done.open_entries if each.what == "activation"), "")
+        if activation and "activations" not in guess:
+            # The printed hint, with the name that the file beside the checkpoint states.
+            followed = {**guess, "activations": [activation.rpartition(" = ")[2]]}
+            return write(source._replace(facts=(followed,)), kind, target, folder)
+        stated = (named or "\n# assumed: " in text) and source.actions is not None
+        played = restored_actions(source, facts) if stated else None
         return Job(verdict, str(code), done.target, known, source.original, named, played), verdict
     return None, first._replace(words=last)
 
@@ -352,7 +359,8 @@ def strict(code, model, target, loaded):
 def call(model, inputs):
     with torch.no_grad():
         result = model(*map(torch.from_numpy, inputs))
-    return result[0] if isinstance(result, tuple) else result
+    result = result[0] if isinstance(result, tuple) else result
+    return result.float() if result.dtype == torch.bfloat16 else result
 
 def original(path, steps):
     if not path.endswith((".pt", ".pth")):
@@ -459,8 +467,7 @@ def judge(job: Job, results: str, answer: dict[str, str]) -> Verdict:
     if not apart <= job.truth.tolerance:
         words = f"outputs differ by {apart:.1e} of the largest"
         if job.played is not None and difference(outputs[0], job.played) <= 2 * OUTPUTS:
-            words = f"{STATED}{words}"
-        words = f"{NAMED}{job.named}" if job.named else words
+            words = f"{NAMED}{job.named}" if job.named else f"{STATED}{words}"
         return job.verdict._replace(state=STRICT, words=words)
     return job.verdict._replace(state=EQUAL, words=f"{how}{apart:.0e}")
 
