@@ -79,7 +79,8 @@ def write_graph_code(
         return text
     observed = "observations"
     if calls.states:
-        text += f"\n\n# The size of each state, which begins with zeros.\nSTATES = {calls.states!r}\n{STATES}"
+        count = str(len(calls.encodings) - len(calls.states))
+        text += f"\n\n# The size of each state.\nSTATES = {calls.states!r}\n{STATES.replace('COUNT', count)}"
         observed = "with_states(observations)"
     if any(calls.encodings):
         spaces = [each and (each.counts, each.starts, each.single) for each in calls.encodings]

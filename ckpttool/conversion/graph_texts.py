@@ -245,9 +245,8 @@ STATES = """
 
 def with_states(inputs):
     \"\"\"Return the observations with zeros for the states, which are not given in the first step.\"\"\"
-    rows = len(inputs[0])
-    zeros = [np.zeros((rows, *size), "float32") for size in STATES]
-    return inputs if len(inputs) > len(STATES) else (*inputs, *zeros)
+    zeros = [np.zeros((len(inputs[0]), *size), "float32") for size in STATES]
+    return (*inputs, *zeros[len(inputs) - COUNT :])
 """
 
 
