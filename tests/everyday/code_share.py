@@ -216,7 +216,8 @@ def write(source: Source, kind: str, target: str, folder: Path) -> tuple[Job | N
             return None, first._replace(state=WRITTEN, words=f"nothing to compare with: {error.message}")
         verdict = first._replace(state=WRITTEN)
         named = ", ".join(dict.fromkeys(f"{each.use}: {each.what}" for each in done.open_entries))
-        activation = next((each.value for each in done.open_entries if each.what == "activation"), "")
+        stated_ones = (each.value for each in done.open_entries if each.what == "activation")
+        activation = next((each for each in stated_ones if " = " in each), "")
         if activation and "activations" not in guess:
             # The printed hint, with the name that the file beside the checkpoint states.
             followed = {**guess, "activations": [activation.rpartition(" = ")[2]]}
