@@ -40,7 +40,7 @@ strictly, and its actions or outputs are compared with those of the RL library o
 TorchScript or Keras, or else with the restored agent. `python -m tests.everyday.code_share --record` writes every verdict to
 `tests/everyday/code.tsv`. For Keras, 60 agents were drawn at random (seed 0); 58 of them have a policy.
 
-What no file states is given where the message asks for it. Where a fact that changes the actions cannot be applied, such as a layer
+What no file states is given where the message requires it. Where a fact that changes the actions cannot be applied, such as a layer
 of an own class, the exit status is 1 and names it. Weights alone do not show skip connections, further inputs, or norms elsewhere: the
 first lines of the code state what is assumed. In both cases the code computes what the restored agent does. What is not written is
 refused with exit status 2, or has entries for which the target has no place.
