@@ -12,6 +12,7 @@ import pytest
 import ckpttool
 from ckpttool.conversion import graph_code
 from ckpttool.core import Inline, Leaf, Tree, UnsupportedError, key
+from ckpttool.evaluation.agent_facts import AgentFacts
 from ckpttool.evaluation.agent_networks import ActionBounds, derive_network_settings
 from ckpttool.evaluation.restore import restore_agent
 from ckpttool.formats import open_checkpoint
@@ -129,6 +130,12 @@ AFTER = {
     "shape": ("Shape", {"start": 1, "end": -1}, {}),
     "size": ("Size", {}, {}),
     "expand": ("Expand", {}, {"shape": ints(3, 1, 1, 1, 1)}),
+    **{
+        kind: (f"Reduce{kind}", {"keepdims": number % 2}, {"axes": ints(1, 3)})
+        for number, kind in enumerate(("L1", "L2", "SumSquare", "LogSumExp"))
+    },
+    "means": ("Mean", {}, {"other": np.float32(0.25)}),
+    "tile": ("Tile", {}, {"repeats": ints(1, 2, 1, 3)}),
     "product": ("Einsum", {"equation": "bchw->bhc"}, {}),
 }
 
@@ -185,15 +192,34 @@ def test_settings_of_products(settings: dict[str, Any], tmp_path: Path) -> None:
 CELLS = {
     "LSTM": {},
     "GRU": {"linear_before_reset": 1},
+    "GRU with reset first": {"linear_before_reset": 0},
+    "RNN": {},
     "LSTM reverse": {"direction": "reverse"},
     "GRU bidirectional": {"direction": "bidirectional", "linear_before_reset": 1},
 }
 
 
+def write_keras_cell(folder: Path, cls: str, gates: int, bias: tuple[int, ...], **more: Any) -> Path:
+    """Write a recurrent layer of Keras before a dense layer."""
+    from tests.test_computation import node, write_functional
+
+    settings = {"activation": "tanh", "recurrent_activation": "sigmoid", "use_bias": True, **more}
+    layers = [
+        node("x", [], "InputLayer", batch_shape=[None, None, 3]),
+        node("layer", ["x"], cls, units=5, return_sequences=True, **settings),
+        node("out", ["layer"], "Dense", units=2, activation="tanh", use_bias=True),
+    ]
+    arrays = {"dense": [weights(5, 2), weights(2)]}
+    arrays[f"{cls.lower()}/cell"] = [weights(3, gates * 5), weights(5, gates * 5), weights(*bias)]
+    return write_functional(folder, layers, ["x"], "out", arrays)
+
+
 def write_cell(folder: Path, name: str) -> Path:
-    """Write a recurrent layer."""
+    """Write a recurrent layer: for ONNX, and for Keras where ONNX's has no counterpart in a conversion."""
+    if "reset" in name:
+        return write_keras_cell(folder, "GRU", 3, (15,), reset_after=False)
     op, settings = name.split()[0], CELLS[name]
-    directions, gates = 1 + ("bidirectional" in name), 4 if op == "LSTM" else 3
+    directions, gates = 1 + ("bidirectional" in name), {"LSTM": 4, "GRU": 3, "RNN": 1}[op]
     values = {"w": weights(directions, gates * 5, 3), "r": weights(directions, gates * 5, 5)}
     values["b"] = weights(directions, 2 * gates * 5)
     nodes = [(op, ["x", "w", "r", "b"], "y", {"hidden_size": 5, **settings})]
@@ -202,7 +228,9 @@ def write_cell(folder: Path, name: str) -> Path:
 
 @pytest.mark.parametrize("name", CELLS)
 def test_recurrent_layers(name: str, tmp_path: Path) -> None:
-    expected, result, _ = outputs_of(write_cell(tmp_path, name), [weights(4, 2, 3)])
+    # No layer of PyTorch resets before the product, so that only names as they are fit such weights.
+    suffix = "npz" if "reset" in name else "pt"
+    expected, result, _ = outputs_of(write_cell(tmp_path, name), [weights(4, 2, 3)], suffix)
     require_equal(expected, result)
 
 
@@ -416,20 +444,32 @@ def test_a_stored_order_of_entries_is_undone(rule: ChannelOrder | BlockOrder) ->
     np.testing.assert_array_equal(result, rule.apply(array))
 
 
-def test_keras_memory_has_the_batch_first(tmp_path: Path) -> None:
-    from tests.test_computation import node, write_functional
-
-    gates = {"activation": "tanh", "recurrent_activation": "sigmoid", "use_bias": True}
-    layers = [
-        node("steps", [], "InputLayer", batch_shape=[None, 4, 3]),
-        node("layer", ["steps"], "LSTM", units=5, return_sequences=True, **gates),
-        node("out", ["layer"], "Dense", units=2, activation="tanh", use_bias=True),
-    ]
-    arrays = {"dense": [weights(5, 2), weights(2)]}
-    arrays["lstm/cell"] = [weights(3, 20), weights(5, 20), weights(20)]
-    source = write_functional(tmp_path, layers, ["steps"], "out", arrays)
+@pytest.mark.parametrize(
+    ("cls", "gates", "bias", "more"), [("LSTM", 4, (20,), {}), ("GRU", 3, (2, 15), {"reset_after": True})]
+)
+def test_keras_memory_has_the_batch_first(
+    cls: str, gates: int, bias: tuple[int, ...], more: dict[str, Any], tmp_path: Path
+) -> None:
+    source = write_keras_cell(tmp_path, cls, gates, bias, **more)
     expected, result, _ = outputs_of(source, [weights(2, 4, 3)])
     require_equal(expected, result)
+
+
+def test_code_states_what_the_conversion_assumed(tmp_path: Path) -> None:
+    from tests.test_computation import node, write_functional
+
+    policy = {"dtype": {"class_name": "DTypePolicy", "config": {"name": "mixed_float16"}}}
+    layers = [
+        node("x", [], "InputLayer", batch_shape=[None, 3]),
+        node("layer", ["x"], "Dense", units=5, activation="relu", use_bias=True, **policy),
+        node("out", ["layer"], "Dense", units=2, activation="tanh", use_bias=True, **policy),
+    ]
+    arrays = {"dense": [weights(3, 5), weights(5)], "dense_1": [weights(5, 2), weights(2)]}
+    source = write_functional(tmp_path, layers, ["x"], "out", arrays)
+    facts = AgentFacts(action_low=[-1.0], action_high=[1.0])
+    done = ckpttool.convert(str(source), str(tmp_path / "out.pt"), to="torch", code="-", facts=facts)
+    (types,) = (each for each in done.ledger if each.use == "assumed" and "mixed_float16" in each.value)
+    assert types.sentence in str(done.code)
 
 
 def test_whole_numbers_are_divided_without_a_rest(tmp_path: Path) -> None:
@@ -483,21 +523,31 @@ def write_sb3(name: str, kind: str) -> Any:
     return write_agent
 
 
+ENCODERS = {
+    "atari": write_atari,
+    "cnn": write_sb3("PPO", "CnnPolicy"),
+    "discrete cnn": write_sb3("DQN", "CnnPolicy"),
+    "several inputs": write_sb3("PPO", "MultiInputPolicy"),
+}
+
+
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(
-    "write_agent",
-    [
-        write_atari,
-        *(
-            write_sb3(*each)
-            for each in (("PPO", "CnnPolicy"), ("DQN", "CnnPolicy"), ("PPO", "MultiInputPolicy"))
-        ),
-    ],
-    ids=["atari", "cnn", "discrete cnn", "several inputs"],
-)
-def test_code_of_a_policy_with_an_encoder_acts_as_the_source(write_agent: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("suffix", ["npz", "safetensors"])
+@pytest.mark.parametrize("name", ["cnn", "discrete cnn"])
+def test_files_with_one_name_of_each_shared_tensor(name: str, suffix: str, tmp_path: Path) -> None:
+    source, observations = ENCODERS[name](tmp_path)
+    done = ckpttool.convert(str(source), f"{tmp_path / 'out'}.{suffix}", to=suffix, code="-")
+    scope: dict[str, Any] = {}
+    exec(str(done.code), scope)
+    actions = scope["act"](scope["load"](done.target), observations)
+    np.testing.assert_allclose(actions, ckpttool.load_agent(str(source)).act(observations), atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ENCODERS)
+def test_code_of_a_policy_with_an_encoder_acts_as_the_source(name: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
-    source, observations = write_agent(tmp_path)
+    source, observations = ENCODERS[name](tmp_path)
     done = ckpttool.convert(str(source), str(tmp_path / "out.pt"), to="torch", code="-")
     scope: dict[str, Any] = {}
     exec(str(done.code), scope)
@@ -537,7 +587,7 @@ def test_code_of_a_policy_with_memory_returns_its_states(kind: str, tmp_path: Pa
     network = policy_network(agent.tree, part, settings, agent.front("actor"))
     policy = numpy_backend.build(network, "cpu")
     states: Any = [np.zeros((7, *slot.shape), np.float32) for slot in network.states]
-    own = states
+    own: list[Any] = []  # zeros in the first step
     for step in range(3):
         observations = np.random.default_rng(step).normal(size=(7, 3)).astype(np.float32)
         expected, states = policy.step(observations, tuple(states))
@@ -561,3 +611,71 @@ def test_code_of_a_policy_with_batch_norms_computes_them_from_the_stored_statist
     low, high = np.array(sb3.LOW), np.array(sb3.HIGH)
     actions = scope["act"](model, observations)
     np.testing.assert_allclose(actions, low + (squashed + 1) / 2 * (high - low), rtol=1e-5, atol=1e-5)
+
+
+def act_in_keras(folder: Path) -> dict[str, list[float]]:
+    """Run the policies in a folder for steps; return how far each step's actions are from the known ones."""
+    import runpy
+
+    apart = {}
+    for code in sorted(folder.glob("*/code.py")):
+        scope = runpy.run_path(str(code))
+        (target,) = (path for path in code.parent.glob("out.*") if path.suffix in (".h5", ".index"))
+        model, states, steps = scope["load"](str(target).removesuffix(".index")), [], []
+        with np.load(code.with_name("known.npz")) as known:
+            for step in range(2):
+                inputs = [known[name] for name in known.files if name.startswith(f"x{step}")]
+                result = scope["act"](model, *inputs, *states)
+                actions, *states = result if isinstance(result, tuple) else (result,)
+                steps.append(float(np.abs(actions - known[f"y{step}"]).max()))
+        apart[code.parent.name] = steps
+    return apart
+
+
+def write_memory(folder: Path) -> tuple[Path, Any]:
+    nn = torch.nn
+    actor = nn.ModuleDict({"memory": nn.LSTM(3, 6), "l1": nn.Linear(6, 5), "l2": nn.Linear(5, 2)})
+    bounds = {"action_scale": torch.ones(2), "action_bias": torch.zeros(2)}
+    torch.save({"actor": {**actor.state_dict(), **bounds}, "total_it": 5}, folder / "a_agent.pt")
+    return folder / "a_agent.pt", weights(7, 3)
+
+
+def write_norms(folder: Path) -> tuple[Path, Any]:
+    from tests.test_fronts import crossq, sb3
+
+    members = sb3.members(
+        {"policy": crossq().state_dict()}, sb3.settings(sb3.SAC_POLICY, policy_kwargs={"net_arch": [5, 4]})
+    )
+    return sb3.put(folder / "a.zip", members), weights(7, sb3.OBS)
+
+
+def write_discrete(folder: Path) -> tuple[Path, Any]:
+    library, gymnasium = pytest.importorskip("stable_baselines3"), pytest.importorskip("gymnasium")
+    env = gymnasium.Env()
+    env.observation_space, env.action_space = gymnasium.spaces.Discrete(6), gymnasium.spaces.Discrete(4)
+    library.PPO("MlpPolicy", env, n_steps=8, batch_size=8).save(folder / "agent.zip")
+    return folder / "agent.zip", np.arange(6)
+
+
+@pytest.mark.tensorflow
+@pytest.mark.filterwarnings("ignore")
+def test_policies_of_every_kind_act_in_keras(tmp_path: Path) -> None:
+    tensorflow_child.require("tensorflow", "keras")
+    torch.manual_seed(0)
+    kinds = {**ENCODERS, "memory": write_memory, "norms": write_norms, "discrete": write_discrete}
+    for name, write_agent in kinds.items():
+        folder = tmp_path / name
+        folder.mkdir()
+        source, observations = write_agent(folder)
+        # A weight file of Keras has no place for the library's own norms.
+        to, out = ("tf", "out") if name == "norms" else ("keras", "out.weights.h5")
+        ckpttool.convert(str(source), str(folder / out), to=to, code=f"{folder}/code.py")
+        agent, state, known = ckpttool.load_agent(str(source)), None, {}
+        for step in range(2):
+            actions, state = agent.predict(observations, state)
+            rows = observations.values() if isinstance(observations, dict) else [observations]
+            known |= {f"x{step}_{number}": each for number, each in enumerate(rows)} | {f"y{step}": actions}
+        np.savez(folder / "known.npz", **known)
+    apart = tensorflow_child.run(__file__, "act_in_keras", tmp_path)
+    assert apart.keys() == kinds.keys()
+    assert max(map(max, apart.values())) < 1e-5, apart

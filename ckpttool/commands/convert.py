@@ -9,7 +9,6 @@ import os
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from operator import attrgetter
 from typing import IO, TYPE_CHECKING, Any, Unpack
 
 from ckpttool.conversion import parts, receipt, write
@@ -586,22 +585,28 @@ class _TargetWriter:
         source = urls.display_url(self.checkpoint.path)
         try:
             return self._agent_code(made, digests, found, source)
-        except (UnsupportedError, UsageError):
-            graph, calls = self._graph()
-            if graph is None:
-                raise
+        except (UnsupportedError, UsageError) as error:
+            refusal: CkpttoolError = error
         from ckpttool.conversion.graph_code import GraphPlan, write_graph_code
+        from ckpttool.conversion.graph_texts import LANGUAGES
 
         about = (
             f"Written by ckpttool {__version__} from {source} (sha256 {digests[0]})",
             f"for {os.path.basename(self.target)} (sha256 {digests[1]}).",
             *sidecar.describe_decisions(self.ledger),
         )
-        try:
-            plan = GraphPlan(self.plan.ready.tree, self.plan.moves, found.tree, self.places)
-            return write_graph_code(graph, plan, find_target_name(self.request.kind), about, calls)
-        except CkpttoolError as error:
-            raise error.located(file=self.target) from error.__cause__
+        plan = GraphPlan(self.plan.ready.tree, self.plan.moves, found.tree, self.places)
+        target, tried = find_target_name(self.request.kind), False
+        for read in (self._model_graph, self._policy_graph) if target in LANGUAGES else ():
+            try:
+                if (computation := read()) is not None:
+                    return write_graph_code(computation[0], plan, target, about, computation[1])
+            except (UnsupportedError, UsageError) as error:
+                # The first graph's refusal stays, unless an option solves that of the second.
+                if not tried or str(error.hint).startswith(("--", "add --")):
+                    refusal = error.located(file=self.target)
+                tried = True
+        raise refusal
 
     def _agent_code(
         self, made: Sidecar, digests: tuple[str | None, str], found: Checkpoint, source: str
@@ -626,26 +631,27 @@ class _TargetWriter:
                 file=self.target,
                 hint="use --to torch, or --to onnx for a model with a graph",
             )
-        ledger = sidecar.merge_entries(agent.ledger, filter(attrgetter("open"), self.ledger))
+        known = {entry.value for entry in agent.ledger}
+        more = (
+            each for each in self.ledger if each.open or (each.use == "assumed" and each.value not in known)
+        )
+        ledger = sidecar.merge_entries(agent.ledger, more)
         return write_code(replace(agent, checkpoint=file, ledger=ledger), self.request.kind, source, digests)
 
-    def _graph(self) -> tuple[Graph | None, PolicyCalls | None]:
-        """Return what the source computes, and for a policy how it is called.
-
-        The target is a file of tensors under the source's names, or of the agent's.
-        """
-        from ckpttool.conversion.graph_texts import LANGUAGES
+    def _model_graph(self) -> tuple[Graph, None] | None:
+        """Return what a source that is no agent computes, if its file states it."""
         from ckpttool.graphs.graph import read_graph
 
-        if find_target_name(self.request.kind) not in LANGUAGES:
-            return None, None
-
         graph = read_graph(self.checkpoint) if self.plan.binding is None else None
-        binding = None if graph is not None else recognize_playable_agent(self.checkpoint)
-        if binding is None:
-            return graph, None
+        return None if graph is None else (graph, None)
+
+    def _policy_graph(self) -> tuple[Graph, PolicyCalls] | None:
+        """Return what the source's policy computes and how it is called, with the facts that are known."""
         from ckpttool.conversion.policy_graph import read_policy_graph
 
+        binding = recognize_playable_agent(self.checkpoint)
+        if binding is None:
+            return None
         return read_policy_graph(build_agent(self.checkpoint, binding, self.own))
 
     def _statistics(self) -> list[Output]:

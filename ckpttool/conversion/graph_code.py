@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ckpttool.conversion.graph_texts import LANGUAGES, ONE_HOT
+from ckpttool.conversion.graph_texts import LANGUAGES, ONE_HOT, STATES
 from ckpttool.conversion.loading_code import is_word, python_literal
 from ckpttool.conversion.model_code import TORCH_ATTRIBUTES
 from ckpttool.core.deferred import NamedTuple
@@ -77,18 +77,30 @@ def write_graph_code(
     if calls is None:
         return text
     observed = "observations"
+    if calls.states:
+        count = str(len(calls.encodings) - len(calls.states))
+        text += f"\n\n# The size of each state.\nSTATES = {calls.states!r}\n{STATES.replace('COUNT', count)}"
+        observed = "with_states(observations)"
     if any(calls.encodings):
         spaces = [each and (each.counts, each.starts, each.single) for each in calls.encodings]
         text += f"\n\n# Counts and first numbers of discrete observations.\nSPACES = {spaces!r}\n{ONE_HOT}"
-        observed = "encoded(observations)"
+        observed = f"encoded({observed})"
     return text + language.act.replace("END", calls.result).replace("OBSERVED", observed)
 
 
 class PolicyCalls(NamedTuple):
-    """What turns a policy's output, an array, into actions, and the discrete observations of each input."""
+    """What turns a policy's output, an array, into actions; what its inputs are.
+
+    Args:
+        result: the code behind the array.
+        encodings: the discrete observations of each input.
+        states: the shape of each state, without the batch; they are the last inputs, and begin with zeros.
+
+    """
 
     result: str
     encodings: tuple[Choices | None, ...]
+    states: tuple[tuple[int, ...], ...] = ()
 
 
 class GraphPlan(NamedTuple):
@@ -168,7 +180,9 @@ class _GraphWriter:
         for path, leaf in self.plan.written.tensors():
             kind = (leaf.dtype, leaf.shape, leaf.role == "parameter" and leaf.dtype.startswith("float"))
             if not self.language.keras:
-                names = [path, *(alias.path for alias in self.plan.written.aliases.get(path, ()))]
+                # Files of named tensors have one of the names of a shared one.
+                others = () if self.language.keyed else self.plan.written.aliases.get(path, ())
+                names = [path, *(alias.path for alias in others)]
                 rows += [f"    {python_literal(self._key(name))}: {kind!r}," for name in names]
             elif leaf.role in ("parameter", "buffer"):
                 rows.append(f"    {python_literal(leaf.key)}: {kind!r},")
@@ -264,9 +278,10 @@ class _GraphWriter:
     def _stored(self, moves: Sequence[Move], rule: Rule) -> str:
         """Return the expression of a tensor of the source, in the form that `rule` gives it."""
         parts: list[_StoredPart] = []
-        for move in moves:
+        paths = [(move, self.plan.paths.get(move.target, move.target)) for move in moves]
+        # A Keras file has one of the names of a shared tensor; parts that are missing are refused below.
+        for move, path in [each for each in paths if each[1] in self.plan.written] or paths:
             source = self.plan.tree[move.source]
-            path = self.plan.paths.get(move.target, move.target)
             stored = move.rule.leaf(source)
             if path not in self.plan.written or not isinstance(stored, Leaf):
                 raise _refusal("a constant that the written file does not contain", display(move.target))
@@ -344,7 +359,7 @@ class _GraphWriter:
     def _add(self, node: OperatorNode) -> None:
         emit, known = _STATEMENTS.get(node.op, (None, ()))
         if emit is None:
-            raise _refusal("this operator", node.op)
+            raise _refusal("this operator or layer", f"{node.op} in {node.title}" if node.title else node.op)
         if unknown := node.attributes.keys() - set(known):
             raise _refusal(f"{node.op} with this attribute", min(unknown))
         if any(node.outputs[1:]) and node.op not in _SEVERAL:
@@ -366,7 +381,7 @@ class _GraphWriter:
         users = [node for node in self.graph.nodes if name in node.inputs]
         return all(
             node.op == "Add"
-            or (node.op == "LSTM" and node.inputs.index(name) == 3)
+            or (node.op in ("LSTM", "RNN") and node.inputs.index(name) == 3)
             or (node.op in _JOINING and all(map(self._is_added, node.outputs)))
             for node in users
         )
@@ -389,11 +404,11 @@ class _GraphWriter:
 
 # Inputs after the first are numbers of the statement.
 _STATIC = frozenset(("Squeeze", "Unsqueeze", "Pad", "Clip", "Slice", "Split"))
-_STATIC |= {"ReduceMean", "ReduceSum", "ReduceMax", "ReduceMin"}
+_STATIC |= {f"Reduce{kind}" for kind in ("Mean", "Sum", "Max", "Min", "L1", "L2", "SumSquare", "LogSumExp")}
 # Operators that join terms of a sum for a layer, and change none of them.
 _JOINING = frozenset(("Concat", "Unsqueeze", "Reshape", "Identity"))
 # Operators with several results: their expression is a tuple, or "" if they add statements themselves.
-_SEVERAL = frozenset(("Split", "If", "LSTM", "GRU"))
+_SEVERAL = frozenset(("Split", "If", "LSTM", "GRU", "RNN"))
 
 
 def _number(value: float) -> str:
@@ -526,13 +541,16 @@ def _division(writer: _GraphWriter, _: OperatorNode, arguments: Arguments) -> st
     return f"divide({arguments[0]}, {arguments[1]})"
 
 
-def _reduce(functions: tuple[str, str]) -> Emit:
+def _reduce(functions: tuple[str, str], inner: Pair = "{0}", outer: Pair = "{0}") -> Emit:
+    """Return the writer of a reduction of a function of the entries, and of a function of the result."""
+
     def emit(writer: _GraphWriter, node: OperatorNode, arguments: Arguments) -> str:
         axes = writer.numbers(node.inputs[1]) if len(node.inputs) > 1 and node.inputs[1] else ()
         if not axes:
             raise _refusal(f"{node.op} over all axes", node.title)
         kept = bool(node.attributes.get("keepdims", 1))
-        return writer.write(_REDUCTION, arguments[0], axes, kept, function=writer.pick(functions))
+        entries, function = writer.write(inner, arguments[0]), writer.pick(functions)
+        return writer.write(outer, writer.write(_REDUCTION, entries, axes, kept, function=function))
 
     return emit
 
@@ -612,16 +630,18 @@ _DIRECTIONS = {"forward": (1,), "reverse": (-1,), "bidirectional": (1, -1)}
 def _recurrent(writer: _GraphWriter, node: OperatorNode, arguments: Arguments) -> str:
     get, lstm = node.attributes.get, node.op == "LSTM"
     directions = _DIRECTIONS[get("direction", "forward")]
-    usual = ("sigmoid", "tanh", *["tanh"] * lstm) * len(directions)
+    usual = {"LSTM": ("sigmoid", "tanh", "tanh"), "GRU": ("sigmoid", "tanh"), "RNN": ("tanh",)}[node.op]
+    usual *= len(directions)
     if tuple(map(str.lower, get("activations", usual))) != usual:
         raise _refusal(f"{node.op} with these activations", ", ".join(get("activations", usual)))
     # The usual functions have neither alpha nor beta.
-    _require(node, input_forget=0, **({} if lstm else {"linear_before_reset": 1}))
+    _require(node, input_forget=0)
     x, w, r, bias, *rest = (*arguments, "", "", "", "", "")[:8]
     states = [each for each in rest[1:] if each]
     if rest[0] or arguments[7:] or len(states) not in (0, 1 + lstm):
         raise _refusal(f"{node.op} with lengths, peepholes or one state", node.title)
-    cell = "lstm_cell" if lstm else "gru_cell"
+    reset_first = node.op == "GRU" and not get("linear_before_reset", 0)
+    cell = "reset_first_cell" if reset_first else f"{node.op.lower()}_cell"
     batch_first = get("layout", 0)
     writer.helpers |= {cell, "run_cell", *(["batch_first"] * batch_first)}
     zeros = ("torch.zeros({0}, 2 * {1}.shape[1])", "ops.zeros(({0}, 2 * {1}.shape[1]))")
@@ -726,6 +746,7 @@ _PRODUCT = ("{0} @ {1}", "ops.matmul({0}, {1})")
 _EXTENT = ("{0}.shape[{1}]", "ops.shape({0})[{1}]")
 # Numbers that are computed: sizes for a function that needs them.
 _NUMBERS = ("tuple({0}.tolist())", "tuple(ops.convert_to_numpy({0}).tolist())")
+_SIZE, _SQUARE = ("torch.abs({0})", "ops.abs({0})"), ("torch.square({0})", "ops.square({0})")
 _REDUCTION = ("{0}.{function}({1}, keepdim={2})", "ops.{function}({0}, {1}, keepdims={2})")
 _PAD = (
     "F.pad({0}, [pad for axis in reversed(range({0}.ndim)) for pad in {1!r}.get(axis, (0, 0))], value={2})",
@@ -754,6 +775,7 @@ _EXPRESSIONS: tuple[tuple[str, dict[str, Any], str, str], ...] = (
     ("Not", {}, "~{0}", "ops.logical_not({0})"),
     ("Where", {}, "torch.where({0}, {1}, {2})", "ops.where({0}, {1}, {2})"),
     ("Pow", {}, "torch.pow({0}, {1}).to({0}.dtype)", "ops.cast(ops.power({0}, {1}), {0}.dtype)"),
+    ("Tile", {}, "{0}.tile(tuple({1}.tolist()))", "ops.tile({0}, ops.convert_to_numpy({1}).tolist())"),
     ("Softplus", {}, "F.softplus({0})", "ops.softplus({0})"),
     ("PRelu", {}, "torch.where({0} < 0, {0} * {1}, {0})", "ops.where({0} < 0, {0} * {1}, {0})"),
     ("Elu", {"alpha": 1.0}, "F.elu({0}, {alpha!r})", "ops.elu({0}, {alpha!r})"),
@@ -812,10 +834,10 @@ _STATEMENTS: Mapping[str, tuple[Emit, tuple[str, ...]]] = {
     "Max": (_fold("maximum"), ()),
     "Min": (_fold("minimum"), ()),
     "Sum": (lambda _, __, arguments: " + ".join(arguments), ()),
+    "Mean": (lambda _, __, arguments: f"({' + '.join(arguments)}) / {len(arguments)}", ()),
     "Split": (_split, ("axis", "num_outputs")),
     "If": (_if, ("then_branch", "else_branch")),
-    "LSTM": (_recurrent, _RECURRENT),
-    "GRU": (_recurrent, _RECURRENT),
+    **dict.fromkeys(("LSTM", "GRU", "RNN"), (_recurrent, _RECURRENT)),
     "Attention": (_attention, (*_ATTENTION, "softcap")),
     "Einsum": (
         lambda w, n, a: f"{w.pick(('torch', 'ops'))}.einsum({n.attributes['equation']!a}, {', '.join(a)})",
@@ -843,4 +865,8 @@ _STATEMENTS: Mapping[str, tuple[Emit, tuple[str, ...]]] = {
     "ReduceSum": (_reduce(("sum", "sum")), ("keepdims",)),
     "ReduceMax": (_reduce(("amax", "max")), ("keepdims",)),
     "ReduceMin": (_reduce(("amin", "min")), ("keepdims",)),
+    "ReduceL1": (_reduce(("sum", "sum"), _SIZE), ("keepdims",)),
+    "ReduceL2": (_reduce(("sum", "sum"), _SQUARE, ("torch.sqrt({0})", "ops.sqrt({0})")), ("keepdims",)),
+    "ReduceSumSquare": (_reduce(("sum", "sum"), _SQUARE), ("keepdims",)),
+    "ReduceLogSumExp": (_reduce(("logsumexp", "logsumexp")), ("keepdims",)),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from ckpttool.core.deferred import NamedTuple
@@ -63,16 +64,6 @@ def arrays(values):
         if name in TENSORS
     }
 """
-_TORCH_ACT = """
-
-def act(model, *observations):
-    \"\"\"Return the actions, and the next states of a policy that receives states.\"\"\"
-    with torch.no_grad():
-        results = model(*(torch.as_tensor(each, dtype=torch.float32) for each in OBSERVED))
-    actions, *states = results if isinstance(results, tuple) else (results,)
-    actions = actions.numpy()END
-    return (actions, *(each.numpy() for each in states)) if states else actions
-"""
 _KERAS_HEAD = """
 IMPORTSimport keras
 import numpy as np
@@ -105,44 +96,23 @@ def load(path):
             variable.assign(value)
     return model
 """
-_KERAS_ACT = """
+_ACT = """
 
 def act(model, *observations):
     \"\"\"Return the actions, and the next states of a policy that receives states.\"\"\"
-    results = model(*(np.asarray(each, "float32") for each in OBSERVED))
+RUN
     actions, *states = results if isinstance(results, (tuple, list)) else (results,)
-    actions = ops.convert_to_numpy(actions)END
-    return (actions, *(ops.convert_to_numpy(each) for each in states)) if states else actions
+    actions = np.asarray(actions)END
+    return (actions, *map(np.asarray, states)) if states else actions
 """
-# Functions of the code; the gates of recurrent layers have ONNX's order.
+_TORCH_RUN = """    with torch.no_grad():
+        results = model(*(torch.as_tensor(each, dtype=torch.float32) for each in OBSERVED))"""
+_KERAS_RUN = '    results = model(*(np.asarray(each, "float32") for each in OBSERVED))'
+# Functions of the code.
 _TORCH_HELPERS = {
     "divide": '''def divide(a, b):
     """Return a / b; whole numbers are divided without a rest."""
     return a / b if a.is_floating_point() else torch.div(a, b, rounding_mode="trunc")''',
-    "run_cell": '''def run_cell(cell, x, w, r, bias, states, directions):
-    """Return the outputs [steps, directions, batch, units] and the last states [directions, batch, units]."""
-    outputs, lasts = [], []
-    states = states or [torch.zeros(len(w), x.shape[1], r.shape[2])] * 2
-    for n, step in enumerate(directions):
-        state, steps = [each[n] for each in states], []
-        for entry in x if step > 0 else x.flip(0):
-            state = cell(entry, state, w[n], r[n], *bias[n].chunk(2))
-            steps.append(state[0])
-        outputs.append(torch.stack(steps[::step]))
-        lasts.append(state)
-    return (torch.stack(outputs, 1), *map(torch.stack, zip(*lasts)))''',
-    "batch_first": """def batch_first(results):
-    outputs, *states = results
-    return (outputs.permute(2, 0, 1, 3), *(each.transpose(0, 1) for each in states))""",
-    "lstm_cell": """def lstm_cell(x, state, w, r, bias, bias_state):
-    i, o, f, g = (x @ w.T + state[0] @ r.T + bias + bias_state).chunk(4, -1)
-    c = f.sigmoid() * state[1] + i.sigmoid() * g.tanh()
-    return o.sigmoid() * c.tanh(), c""",
-    "gru_cell": """def gru_cell(x, state, w, r, bias, bias_state):
-    h = state[0]
-    (zx, rx, nx), (zh, rh, nh) = (x @ w.T + bias).chunk(3, -1), (h @ r.T + bias_state).chunk(3, -1)
-    z = (zx + zh).sigmoid()
-    return ((1 - z) * (nx + (rx + rh).sigmoid() * nh).tanh() + z * h,)""",
 }
 _KERAS_HELPERS = {
     "divide": '''def divide(a, b):
@@ -204,10 +174,13 @@ _KERAS_HELPERS = {
     """Return [batch, steps, heads * size] of [batch, heads, steps, size]."""
     rows = ops.transpose(x, (0, 2, 1, 3))
     return ops.reshape(rows, (*ops.shape(rows)[:2], x.shape[1] * x.shape[3]))''',
+}
+# Those of both frameworks; the gates of recurrent layers have ONNX's order.
+_CELLS = {
     "run_cell": '''def run_cell(cell, x, w, r, bias, states, directions):
     """Return the outputs [steps, directions, batch, units] and the last states [directions, batch, units]."""
     outputs, lasts = [], []
-    states = states or [ops.zeros((w.shape[0], ops.shape(x)[1], r.shape[2]), x.dtype)] * 2
+    states = states or [ops.zeros((w.shape[0], ops.shape(x)[1], r.shape[2]), dtype=x.dtype)] * 2
     for n, step in enumerate(directions):
         state, steps = [each[n] for each in states], []
         for at in range(x.shape[0])[::step]:
@@ -220,17 +193,33 @@ _KERAS_HELPERS = {
     outputs, *states = results
     return (ops.transpose(outputs, (2, 0, 1, 3)), *(ops.swapaxes(each, 0, 1) for each in states))""",
     "lstm_cell": """def lstm_cell(x, state, w, r, bias, bias_state):
-    gates = ops.matmul(x, ops.transpose(w)) + ops.matmul(state[0], ops.transpose(r)) + bias + bias_state
+    gates = x @ ops.swapaxes(w, 0, 1) + state[0] @ ops.swapaxes(r, 0, 1) + bias + bias_state
     i, o, f, g = ops.split(gates, 4, -1)
     c = ops.sigmoid(f) * state[1] + ops.sigmoid(i) * ops.tanh(g)
     return ops.sigmoid(o) * ops.tanh(c), c""",
     "gru_cell": """def gru_cell(x, state, w, r, bias, bias_state):
     h = state[0]
-    zx, rx, nx = ops.split(ops.matmul(x, ops.transpose(w)) + bias, 3, -1)
-    zh, rh, nh = ops.split(ops.matmul(h, ops.transpose(r)) + bias_state, 3, -1)
+    zx, rx, nx = ops.split(x @ ops.swapaxes(w, 0, 1) + bias, 3, -1)
+    zh, rh, nh = ops.split(h @ ops.swapaxes(r, 0, 1) + bias_state, 3, -1)
     z = ops.sigmoid(zx + zh)
     return ((1 - z) * ops.tanh(nx + ops.sigmoid(rx + rh) * nh) + z * h,)""",
+    "reset_first_cell": """def reset_first_cell(x, state, w, r, bias, bias_state):
+    h, both = state[0], 2 * r.shape[1]
+    sums = x @ ops.swapaxes(w, 0, 1) + bias + bias_state
+    gates = ops.sigmoid(sums[:, :both] + h @ ops.swapaxes(r[:both], 0, 1))
+    z, reset = ops.split(gates, 2, -1)
+    return ((1 - z) * ops.tanh(sums[:, both:] + (reset * h) @ ops.swapaxes(r[both:], 0, 1)) + z * h,)""",
+    "rnn_cell": """def rnn_cell(x, state, w, r, bias, bias_state):
+    sums = x @ ops.swapaxes(w, 0, 1) + state[0] @ ops.swapaxes(r, 0, 1)
+    return (ops.tanh(sums + bias + bias_state),)""",
 }
+_AS_TORCH = {"split": "tensor_split", "transpose": "permute"}
+
+
+def _in_torch(text: str) -> str:
+    """Return a function of keras.ops in the words of PyTorch."""
+    text = text.replace("ops.shape(x)", "x.shape")
+    return re.sub(r"\bops\.(\w+)", lambda each: f"torch.{_AS_TORCH.get(each[1], each[1])}", text)
 
 
 ONE_HOT = """
@@ -249,6 +238,15 @@ def encoded(observations):
             rows = [np.eye(count, dtype="float32")[places[:, n]] for n, count in enumerate(counts)]
             inputs[at] = np.concatenate(rows, -1)
     return inputs
+"""
+
+
+STATES = """
+
+def with_states(inputs):
+    \"\"\"Return the observations with zeros for the states, which are not given in the first step.\"\"\"
+    zeros = [np.zeros((len(inputs[0]), *size), "float32") for size in STATES]
+    return (*inputs, *zeros[len(inputs) - COUNT :])
 """
 
 
@@ -275,12 +273,13 @@ class Language(NamedTuple):
 def _keras(imports: str, opened: str, read: str, more: str = "") -> Language:
     head = _KERAS_HEAD.replace("IMPORTS", imports)
     load = _KERAS_LOAD.replace("OPEN", opened).replace("READ", read) + more
-    return Language(1, head, load, _KERAS_ACT, "call", _KERAS_HELPERS)
+    return Language(1, head, load, _ACT.replace("RUN", _KERAS_RUN), "call", _KERAS_HELPERS | _CELLS)
 
 
 def _torch(imports: str, read: str, more: str = "") -> Language:
     head, load = _TORCH_HEAD.replace("IMPORTS", imports), _TORCH_LOAD.replace("READ", read) + more
-    return Language(0, head, load, _TORCH_ACT, "forward", _TORCH_HELPERS, keyed=more != _NESTED)
+    helpers = _TORCH_HELPERS | {name: _in_torch(text) for name, text in _CELLS.items()}
+    return Language(0, head, load, _ACT.replace("RUN", _TORCH_RUN), "forward", helpers, keyed=more != _NESTED)
 
 
 # Keras writes bfloat16 as bytes of two, and names it in an attribute.

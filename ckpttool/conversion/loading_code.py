@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import keyword
 import os
 import re
@@ -94,11 +95,8 @@ def _torch(target: str, tree: Tree, *, foreign: bool) -> tuple[str, ...]:
 
 def _shared_prefixes(modules: list[str]) -> str:
     """Return the objects above all modules, with a trailing dot: `model.` for model.fc1, model.fc2."""
-    split = [name.split(".") for name in modules]
-    depth = 0
-    while all(len(each) > depth + 1 and each[depth] == split[0][depth] for each in split):
-        depth += 1
-    return "".join(f"{segment}." for segment in split[0][:depth])
+    columns = zip(*(name.split(".")[:-1] for name in modules), strict=False)
+    return "".join(f"{names[0]}." for names in itertools.takewhile(lambda each: len({*each}) == 1, columns))
 
 
 def _find_state_dicts(tree: Tree) -> tuple[list[Path], list[Path], set[Path]]:

@@ -56,10 +56,7 @@ Names = tuple[str, ...]
 _WRAPPER = "net"
 # Attributes of torch.nn.Module, and those of tf.Module, keras.Layer and keras.Model, which no submodule may
 # replace.
-TORCH_ATTRIBUTES = frozenset(
-    re.findall(
-        r"\w+",
-        """
+_IN_TORCH = """
     T_destination add_module apply bfloat16 buffers call_super_init children compile cpu cuda double
     dump_patches eval extra_repr float forward get_buffer get_extra_state get_parameter
     get_submodule half ipu load_state_dict modules mtia named_buffers named_children named_modules
@@ -69,13 +66,8 @@ TORCH_ATTRIBUTES = frozenset(
     register_parameter register_state_dict_post_hook register_state_dict_pre_hook requires_grad_
     set_extra_state set_submodule share_memory state_dict to to_empty train training type xpu
     zero_grad
-    """,
-    )
-)
-_RESERVED = TORCH_ATTRIBUTES | frozenset(
-    re.findall(
-        r"\w+",
-        """
+"""
+_IN_KERAS = """
     build build_from_config call compiled compute_mask compute_metrics compute_output_shape
     compute_output_spec count_params dtype dtype_policy evaluate from_config get_compile_config
     get_config get_layer inbound_nodes input input_dtype input_spec layers load_own_variables
@@ -85,9 +77,9 @@ _RESERVED = TORCH_ATTRIBUTES | frozenset(
     save_own_variables save_weights set_state_tree set_weights stateless_call submodules summary
     supports_jit supports_masking symbolic_call to_json train_step trainable trainable_variables
     trainable_weights variable_dtype variables weights with_name_scope
-    """,
-    )
-)
+"""
+TORCH_ATTRIBUTES = frozenset(_IN_TORCH.split())
+_RESERVED = TORCH_ATTRIBUTES | frozenset(_IN_KERAS.split())
 
 
 # Functions of torch itself; the others are in torch.nn.functional.
@@ -108,7 +100,7 @@ class Framework(NamedTuple):
     `stored` are the arrays of each layer class, `expressions` the templates of the operators.
     """
 
-    name: str
+    torch: bool
     imports: tuple[str, ...]
     base: str
     root: str
@@ -116,14 +108,9 @@ class Framework(NamedTuple):
     stored: Mapping[type[Layer], tuple[_StoredArray, ...]]
     expressions: Mapping[str, str]
 
-    @property
-    def torch(self) -> bool:
-        """Return whether the code is for PyTorch."""
-        return self.name == "torch"
-
 
 _KERAS = Framework(
-    "tensorflow",
+    False,
     ("import keras", "import numpy as np"),
     "keras.layers.Layer",
     "keras.Model",
@@ -154,7 +141,7 @@ _TENSORFLOW = _KERAS._replace(
     call="__call__",
 )
 _TORCH = Framework(
-    "torch",
+    True,
     ("import numpy as np", "import torch", "from torch import nn"),
     "nn.Module",
     "nn.Module",
@@ -382,6 +369,8 @@ class _AgentModules:
         self.arrays = self.target in ("safetensors", "npz")
         if self.arrays and any(name.rpartition(".")[2] in ("kernel", "_kernel") for name in moved):
             self.framework = _TENSORFLOW
+        # Keras itself loads only files with this suffix.
+        self.by_key = self.target == "keras" and not self.file.endswith(".weights.h5")
         self.root = _Module()
         self.places = self._read_places()
         self.wrapper: Names = ()
@@ -440,6 +429,7 @@ class _AgentModules:
             if not isinstance(leaf, Leaf) or leaf.dtype != "float32":
                 raise self.refuse("variables of another type than float32 for Keras", tree.names[path])
             self.root.add(_without_edges(steps), leaf)
+            self.by_key |= self.target == "keras" and not _loaded_by_keras(steps[:-1], leaf.key)
             above: list[str] = []
             for number, step in enumerate(steps):
                 if step == "layers" or tuple(steps[number : number + 2]) == SEQUENTIAL_EDGES:
@@ -455,6 +445,7 @@ class _AgentModules:
             beside = path[: len(common)] == common and names[:-1] in containers and leaf.slot is None
             if beside and leaf.dtype == "float32" and names[-1] not in self.root.at(names[:-1]).children:
                 self.root.add(names, leaf)
+                self.root.at(names[:-1]).children.pop(_OWN_VARIABLES, None)
         return _StateDict(common, ())
 
     def _require_names(self) -> None:
@@ -595,6 +586,17 @@ _OWN_VARIABLES = "vars"
 _DICT_METHODS = frozenset(("clear", "items", "keys", "pop", "update", "values"))
 
 
+def _loaded_by_keras(steps: Sequence[str], key: str) -> bool:
+    """Return whether Keras, which names layers by attributes, or by class and order, finds a layer's key."""
+    stored = key.rpartition("/vars/")[0].split("/")
+    own = [*steps[:-1], *(step for step in steps[-1:] if step != _OWN_VARIABLES)]
+    listed = own[-2:-1] == ["layers"]
+    if listed and not re.fullmatch(r"(dense|layer_normalization)(_\d+)?", stored[-1]):
+        return False
+    pairs = enumerate(zip(own, stored, strict=False))
+    return len(own) == len(stored) and all(a == b or (n and own[n - 1] == "layers") for n, (a, b) in pairs)
+
+
 def _without_edges(steps: Sequence[str]) -> Names:
     """Return the names on an object's path without the edges between a Sequential and its layers."""
     return tuple(step for step in steps if step not in (*SEQUENTIAL_EDGES, "layers"))
@@ -720,9 +722,7 @@ class _Writer(_AgentModules):
         if self.target == "safetensors":
             kind = "torch" if self.framework.torch else "numpy"
             lines.append(f"from safetensors.{kind} import load_file")
-        if self.target == "keras" and not self.file.endswith(".weights.h5"):
-            lines = ["import shutil", "import tempfile", "", *lines]
-        return lines
+        return ["import h5py", *lines] if self.by_key else lines
 
     # Classes.
 
@@ -983,7 +983,11 @@ class _Writer(_AgentModules):
         for place in self.places:
             model = self.access("model", (), place.names)
             leaves = {path: tree[path] for path in tree if path[: len(place.path)] == place.path}
-            own = [path for path, leaf in leaves.items() if self._is_state(path, leaf, place)]
+            own = [
+                path
+                for path, leaf in leaves.items()
+                if path[:-1] == place.path and isinstance(leaf, Leaf) and leaf.slot is None
+            ]
             inside = any(
                 each.names[: len(place.names)] == place.names for each in self.places if each != place
             )
@@ -1004,38 +1008,29 @@ class _Writer(_AgentModules):
                 state = f"{{name: {value} for name in {names}}}"
             yield f"{model}.load_state_dict({state}{', strict=False' if inside else ''})"
 
-    @staticmethod
-    def _is_state(path: Path, leaf: object, place: _StateDict) -> bool:
-        """Return whether an entry is a tensor of a state_dict itself."""
-        return path[:-1] == place.path and isinstance(leaf, Leaf) and leaf.slot is None
-
     def _load_variables(self) -> Iterator[str]:
-        tree = self.agent.checkpoint.tree
-        if self.arrays:
-            yield "tensors = " + ("load_file(path)" if self.target == "safetensors" else "np.load(path)")
-            for move in self.numbered.moves.values():
-                names = self.names(move)
-                module = self.root.at(names[:-1])
-                if module.layer is not None:
-                    leaf = tree[move.source]
-                    assert isinstance(leaf, Leaf)  # noqa: S101 - a move of a tensor
-                    parent = self.root.at(names[:-2])
-                    at = self.access("model", (), names[:-1])
-                    if parent.items:
-                        above = self.access("model", (), names[:-2])
-                        at = f"{above}.layers[{int(names[-2]) - 1}]"
-                    yield f"{at}.{names[-1].removeprefix('_')}.assign(tensors[{python_literal(leaf.key)}])"
+        if self.arrays or self.by_key:
+            opened = "load_file(path)" if self.target == "safetensors" else "np.load(path)"
+            yield "with h5py.File(path) as tensors:" if self.by_key else f"tensors = {opened}"
+            value = "np.asarray({})" if self.by_key else "{}"
+            for names, module in self.root.walk():
+                layer = module.layer is not None or names in self.unbuilt
+                parent = self.root.at(names[:-1])
+                at = self.access("model", (), names)
+                if layer and names and parent.items:
+                    position = [item.name for item in parent.items].index(names[-1])
+                    at = f"{self.access('model', (), names[:-1])}.layers[{position}]"
+                for own, leaf in module.tensors.items() if layer or module.children else ():
+                    tensor = value.format(f"tensors[{python_literal(leaf.key)}]")
+                    own = own.removeprefix("_") if layer else own
+                    variable = f"{at}.{own}" if _is_safe(own) else f"getattr({at}, {python_literal(own)})"
+                    yield f"{'    ' * self.by_key}{variable}.assign({tensor})"
             return
         model = self.access("model", (), self.wrapper)
         if self.target == "keras":
             if not self.wrapper:
                 yield "model.built = True  # its layers are"
-            if self.file.endswith(".weights.h5"):
-                yield f"{model}.load_weights(path)"
-                return
-            yield "with tempfile.TemporaryDirectory() as folder:  # Keras requires the suffix .weights.h5"
-            yield '    copy = shutil.copyfile(path, f"{folder}/model.weights.h5")'
-            yield f"    {model}.load_weights(copy)"
+            yield f"{model}.load_weights(path)"
             return
         (place,) = self.places
         name = str(place.path[0].value) if place.path else None

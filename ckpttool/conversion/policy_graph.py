@@ -42,8 +42,8 @@ def read_policy_graph(agent: Agent) -> tuple[Graph, PolicyCalls]:
     settings, _ = derive_code_settings(agent)
     numbered = number_tensors(agent)
     front = agent.front(title)
-    graphs = [_exported(policy_network(tree, part, settings, front)) for tree in (agent.tree, numbered.tree)]
-    graph, twin = graphs
+    networks = [policy_network(tree, part, settings, front) for tree in (agent.tree, numbered.tree)]
+    graph, twin = graphs = [*map(_exported, networks)]
     if [node.op for node in graph.nodes] != [node.op for node in twin.nodes]:
         raise UnsupportedError("--code cannot write a network whose layers depend on its weights")
     act = "" if settings.choices is None else '.astype("int64")' + "[:, 0]" * settings.choices.single
@@ -55,7 +55,12 @@ def read_policy_graph(agent: Agent) -> tuple[Graph, PolicyCalls]:
             raise UnsupportedError(
                 "--code cannot write this encoding of discrete observations", found=value.name
             )
-    return _Binder(agent, numbered).bind(*graphs), PolicyCalls(act, encodings)
+    states = networks[0].states
+    if states and [slot.name for slot in states] != [value.name for value in graph.inputs[-len(states) :]]:
+        raise UnsupportedError("--code cannot write a policy whose states are not its last inputs")
+    return _Binder(agent, numbered).bind(*graphs), PolicyCalls(
+        act, encodings, tuple(slot.shape for slot in states)
+    )
 
 
 def _exported(network: Network) -> Graph:

@@ -973,8 +973,7 @@ def build_agent(
     if other:
         notes = (*notes, f"weights stored as {', '.join(other)} are run as float32")
     known = merge_metadata(own.sidecar, read_metadata(binding, tree))
-    fronts = tuple(move for front in binding.fronts.values() for move in front.moves)
-    before = canonical_tree(checkpoint.tree, MoveList(fronts))
+    before = select_encoder_leaves(checkpoint.tree, binding)
     ledger = agent_ledger(checkpoint, binding, own.sidecar, known, tree, facts.known)
     return Agent(checkpoint, binding, Tree({**tree, **before}), own.sidecar, known, notes, ledger)
 
@@ -1169,6 +1168,11 @@ def select_network_leaves(tree: Tree, binding: RecognizedAgent) -> Tree:
     """Return the canonical agent without optimizers, temperature and counters, as needed to run it."""
     moves = tuple(move for move in binding.moves.moves if move.target[0].value in RUN)
     return canonical_tree(tree, MoveList(moves))
+
+
+def select_encoder_leaves(tree: Tree, binding: RecognizedAgent) -> Tree:
+    """Return the tensors of the encoders, memories and batch norms of the agent's networks."""
+    return canonical_tree(tree, MoveList(tuple(m for each in binding.fronts.values() for m in each.moves)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -194,7 +194,8 @@ def prepared_source_agent(
     """Return the source's agent: the converted, prepared part of the checkpoint."""
     found, binding = select_network_leaves(tree, binding), layer_connections.check_connections(binding, tree)
     known = restore.merge_metadata(own.sidecar, restore.read_metadata(binding, found))
-    return Agent(checkpoint, binding, found, own.sidecar, known, ())
+    whole = Tree({**found, **restore.select_encoder_leaves(tree, binding)})
+    return Agent(checkpoint, binding, whole, own.sidecar, known, ())
 
 
 def verify_outputs(source: Agent, written: Checkpoint, target: str, recorded: Sidecar) -> OutputVerification:
