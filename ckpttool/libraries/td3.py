@@ -313,7 +313,8 @@ def recognize_fujimoto(tree: Tree, name: str) -> RecognizedAgent | None:
     A set has the authors' layer names; a single file is identified by its name (`..._critic`), and
     without such a name six layers are a critic.
     """
-    stored = [str(step.value) for path in tree for step in path if _AUTHORS_LAYER.fullmatch(str(step.value))]
+    steps = {step.value for path in tree for step in path}
+    stored = {str(step) for step in steps if _AUTHORS_LAYER.fullmatch(str(step))}
     if not stored:
         return None
     first = next(iter(tree))
