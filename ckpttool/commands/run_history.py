@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ckpttool.commands.doctor import examine_agent
-from ckpttool.commands.processes import count_jobs, pause_collection, run_tasks
+from ckpttool.commands.processes import count_jobs, one_checkpoint, run_tasks
 from ckpttool.commands.stats import compute_stats, euclidean_norm
 from ckpttool.core import deferred, filesystem, urls
 from ckpttool.core.atomic_write import Progress, WorkerThread, ignore_progress
@@ -205,7 +205,8 @@ def _numbered_folders(path: str) -> list[CheckpointEntry]:
     return found
 
 
-_Previous = tuple[str, Checkpoint]
+_Previous = tuple[str, Checkpoint, Mapping[Path, np.ndarray]]
+"""the checkpoint before another one: its path, what it contains, and parameters that were read, by path"""
 # Checkpoints of one task of a process: the one before the first is opened for each task, too.
 _TOGETHER = 16
 
@@ -256,15 +257,15 @@ class _ReadTask(NamedTuple):
         before: _Previous | None = None
         if self.values and self.before is not None:
             with _suppress_unreadable():
-                before = self.before.path, self.before.open()
+                before = self.before.path, self.before.open(), {}
         for number, entry in enumerate(self.entries):
-            with pause_collection():
+            with one_checkpoint():
                 member, opened = _open_member(entry, self.how.layout)
                 if opened is not None and self.values:
                     moving = _share(progress, number, len(self.entries))
-                    column = _read_column(*opened, before, self.how.glob, moving)
+                    column, values = _read_column(*opened, before, self.how.glob, moving)
                     member = replace(member, column=column)
-                    before = None if column.error is not None else (entry.path, opened[0])
+                    before = None if column.error is not None else (entry.path, opened[0], values)
                 elif self.values:
                     before = None
             yield member
@@ -351,6 +352,8 @@ def _left_out(member: RunMember, kind: _Kind) -> str:
 
 # Bytes that wait to be hashed.
 _BACKLOG = 4 << 20
+# Bytes of parameters that are in memory for the next checkpoint; others are read again.
+_KEPT = 32 << 20
 # Checkpoints named in a note.
 _NAMED = 5
 
@@ -404,9 +407,12 @@ class LayerSums:
 class _DriftRecorder:
     """Sums of each layer of one checkpoint; each array is compared with the one `before` while in memory."""
 
-    def __init__(self, checkpoint: Checkpoint, before: Checkpoint | None) -> None:
+    def __init__(self, checkpoint: Checkpoint, before: _Previous | None) -> None:
         self.layers: dict[str, LayerSums] = {}
         self.before = before
+        self.values: dict[Path, np.ndarray] = {}
+        """parameters for the comparison with the next checkpoint, together at most `_KEPT` bytes"""
+        self._room = _KEPT
         self._names = checkpoint.tree.names
 
     def add(self, at: Path, leaf: Leaf, array: Values) -> None:
@@ -417,12 +423,16 @@ class _DriftRecorder:
         sums = self.layers.setdefault(layer, LayerSums())
         sums.shapes[name] = leaf.shape
         sums.norm = math.hypot(sums.norm, _norm(array))
-        old = None if self.before is None else self.before.tree.get(at)
+        if isinstance(array, np.ndarray) and array.nbytes <= self._room:
+            self.values[at] = array
+            self._room -= array.nbytes
+        old = None if self.before is None else self.before[1].tree.get(at)
         if not isinstance(old, Leaf) or old.shape != leaf.shape or old.dtype != leaf.dtype:
             sums.apart = None
-        elif sums.apart is not None:
+        elif sums.apart is not None and self.before is not None:
+            values = self.before[2].get(at)
             with _suppress_unreadable(self._forget):
-                sums.apart = math.hypot(sums.apart, _norm(array, old.values()))
+                sums.apart = math.hypot(sums.apart, _norm(array, old.values() if values is None else values))
 
     def _forget(self) -> None:
         """Drop the checkpoint before, whose values are unreadable: all changes are unknown."""
@@ -722,9 +732,12 @@ def _read_column(
     before: _Previous | None,
     glob: str | None,
     progress: Progress,
-) -> MemberColumn:
-    """Read a checkpoint for its digest, its findings and its changes since the one `before`."""
-    drift = _DriftRecorder(checkpoint, None if before is None else before[1])
+) -> tuple[MemberColumn, Mapping[Path, np.ndarray]]:
+    """Read a checkpoint for its digest, its findings and its changes since the one `before`.
+
+    Return parameters for the next one, too.
+    """
+    drift = _DriftRecorder(checkpoint, before)
     try:
         with WorkerThread(_BACKLOG) as lane:
             recorder = DigestRecorder(checkpoint, lane)
@@ -736,10 +749,11 @@ def _read_column(
     except CkpttoolError as error:
         if is_system_error(error):
             raise
-        return MemberColumn(None, {}, error=error)
-    compared = None if before is None or drift.before is None else before[0]
+        return MemberColumn(None, {}, error=error), {}
+    compared = None if drift.before is None else drift.before[0]
     layers = drift.finish()
-    return MemberColumn(compared, layers, sha256, found.findings, checkpoint.files, found.notes)
+    column = MemberColumn(compared, layers, sha256, found.findings, checkpoint.files, found.notes)
+    return column, drift.values
 
 
 def _checkpoint_row(member: RunMember, step: int | None) -> RunCheckpoint:
