@@ -352,8 +352,8 @@ def _left_out(member: RunMember, kind: _Kind) -> str:
 
 # Bytes that wait to be hashed.
 _BACKLOG = 4 << 20
-# Bytes of parameters that are in memory for the next checkpoint; others are read again.
-_KEPT = 32 << 20
+# Bytes of small parameters that stay in memory for the next checkpoint; others are read again.
+_KEPT = 1 << 20
 # Checkpoints named in a note.
 _NAMED = 5
 

@@ -393,7 +393,7 @@ def find_torch_class(keys: frozenset[str], slots: frozenset[str]) -> OptimizerFa
     Before PyTorch 0.4 Adam had no `amsgrad`. Classes of other libraries have the same settings and state,
     but with further settings.
     """
-    keys = {*keys} - SCHEDULED
+    keys = keys - SCHEDULED
     oldest = keys == _keys(_BETAS)
     newer = {*_NEWER, "amsgrad"} if oldest else _NEWER
     classes = [(row, row.torch_keys) for row in (*FAMILIES, *TORCH_ONLY)]
