@@ -78,7 +78,7 @@ class CheckCandidate:
     pending: bool = False
 
     def locate(self) -> CheckCandidate | None:
-        """Return the candidate with its format; None if only the collector can tell what it is (`settle`)."""
+        """Return the candidate with its format; None if only `settle` determines what it is."""
         try:
             found = detect.find_format(Probe(self.path)) if self.pending else self.found
         except CkpttoolError:
