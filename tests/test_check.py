@@ -19,6 +19,7 @@ from ckpttool.commands.check import CheckOptions, _CheckTask, check
 from ckpttool.commands.stats import stats
 from ckpttool.conversion.write import save
 from ckpttool.core import Tree, WorkerError, display
+from ckpttool.encodings import archives
 from ckpttool.evaluation import scheduling
 from ckpttool.formats import open_checkpoint
 from ckpttool.listing import candidates, processes
@@ -282,6 +283,54 @@ def test_processes_find_what_one_finds(files: Path, tmp_path: Path) -> None:
     errors = [[vars(each.error) for each in found.failed if each.error] for found in (alone, several)]
     assert errors[0]
     assert errors[0] == errors[1]
+
+
+def test_an_archive_is_listed_once_however_many_there_are(
+    files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("a.pt", "b.pt", "c.pt"):
+        shutil.copy(files / "good.pt", tmp_path / name)
+    listed: list[str] = []
+    real = archives._read_archive
+    monkeypatch.setattr(archives, "_KEPT", archives._ArchiveCache())
+    monkeypatch.setattr(archives, "_ARCHIVES", 1)
+    monkeypatch.setattr(
+        archives, "_read_archive", lambda *range_: listed.append(range_[0].path) or real(*range_)
+    )
+    opened: list[str] = []
+    real_open = os.open
+    monkeypatch.setattr(
+        os, "open", lambda path, *how: opened.append(os.fspath(path)) or real_open(path, *how)
+    )
+    assert check([str(tmp_path)]).clean
+    assert sorted(map(os.path.basename, listed)) == ["a.pt", "b.pt", "c.pt"]
+    assert sorted(os.path.basename(each) for each in opened if each.endswith(".pt")) == [
+        "a.pt",
+        "b.pt",
+        "c.pt",
+    ]
+
+
+@pytest.mark.parametrize("jobs", [1, pytest.param(2, marks=pytest.mark.long)])
+def test_an_archive_with_a_checkpoints_suffix_that_is_none_is_an_error(
+    jobs: int, files: Path, tmp_path: Path
+) -> None:
+    shutil.copy(files / "good.pt", tmp_path)
+    with zipfile.ZipFile(tmp_path / "notes.pt", "w") as archive:
+        archive.writestr("notes.txt", "nothing to load")
+    with zipfile.ZipFile(tmp_path / "hostile.pth", "w") as archive:
+        archive.write(files / "hostile.pkl", "inner.pkl")
+    with zipfile.ZipFile(tmp_path / "two.pt", "w") as archive:  # what PyTorch opens, and what Keras opens
+        archive.writestr("two/data.pkl", b"N.")
+        archive.writestr("config.json", "{}")
+        archive.writestr("metadata.json", "{}")
+    found = check([str(tmp_path)], jobs=jobs)
+    names = [os.path.basename(each.path) for each in found.checkpoints]
+    assert names == ["good.pt", "hostile.pth", "notes.pt", "two.pt"]
+    alone = [each.document() for name in names for each in check([str(tmp_path / name)]).checkpoints]
+    assert [each.document() for each in found.checkpoints] == alone
+    assert [bool(each.findings) for each in found.checkpoints] == [False, True, False, False]
+    assert [each.error is None for each in found.checkpoints] == [True, False, False, True]
 
 
 def _die(*_: object) -> None:

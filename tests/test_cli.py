@@ -22,6 +22,7 @@ import numpy as np
 import pytest
 
 from ckpttool.cli import app, console
+from ckpttool.commands.inspect import summary
 from ckpttool.conversion.write import save
 from tests.conftest import ROOT, TF_SAMPLE, TORCH_SAMPLE, Ran, Terminal, ckpttool, in_process, refused, zipped
 from tests.golden_texts import Golden
@@ -627,6 +628,21 @@ def test_a_list_of_very_many_objects_has_a_line_for_each(monkeypatch: pytest.Mon
     assert json.loads(long) == json.loads(short)
     assert json.loads(long)["rows"][4] == {"n": 4, "x": [1.5, "NaN"]}
     assert sum(line.startswith('  {"n": ') for line in long.splitlines()) == 5
+
+
+@pytest.mark.parametrize("most", [0, 1_000])
+def test_records_of_a_document_are_written_as_their_objects(
+    most: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    save(torch_tree({"x": np.zeros(2, np.float32), "loss": float("nan")}), str(tmp_path / "x.pt"))
+    found = summary(str(tmp_path / "x.pt"))
+    monkeypatch.setattr(console, "_MANY", most)
+    assert console.render_document(found.listed()) == console.render_document(found.document())
+    made: list[int] = []
+    monkeypatch.setattr(type(found.tensors[0]), "document", lambda row: made.append(id(row)) or {})
+    lines = console._iter_document(found.listed())
+    assert next(lines)
+    assert not made
 
 
 @pytest.mark.parametrize("command", [each.name for each in app.COMMANDS])

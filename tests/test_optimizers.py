@@ -308,7 +308,7 @@ def test_a_class_of_torch_is_known_by_its_settings_and_state(cls: str, stepped: 
     saved = optimizer.state_dict()
     keys = {*saved["param_groups"][0]} - {"params"}
     state = {name for each in saved["state"].values() for name in each}
-    found = find_torch_class(keys, state)
+    found = find_torch_class(frozenset(keys), frozenset(state))
     assert (found and found.name) == (cls.replace("AdamW", "Adam") if cls in TRAINED else None)
 
 
@@ -330,5 +330,5 @@ OLDEST = {"lr", "betas", "eps", "weight_decay"}
 def test_a_state_without_newer_settings_is_that_of_one_class_or_none(
     keys: set[str], state: set[str], cls: str | None
 ) -> None:
-    found = find_torch_class(keys, {"step", *state})
+    found = find_torch_class(frozenset(keys), frozenset(("step", *state)))
     assert (found and found.name) == cls

@@ -26,7 +26,7 @@ from ckpttool.commands.run_history import (
     fold_layers,
     follow_run,
 )
-from ckpttool.core import WorkerError
+from ckpttool.core import Leaf, WorkerError
 from ckpttool.evaluation.logged_returns import find_logs
 from ckpttool.listing.findings import Finding
 from ckpttool.pages.rendering import read_evaluations
@@ -564,6 +564,18 @@ def test_hostile_names_stay_text(tmp_path: Path, sample: tuple[Page, dict[str, A
     assert {tag for tag, _ in page.elements} <= known | {"h3", "ul", "li"}
     whole = (tmp_path / "page.html").read_text(encoding="utf-8")
     assert not any(character in whole for character in "\x1b\u202e\u2028")
+
+
+def test_small_parameters_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = run_of(tmp_path / "run", *({"l/w": np.full(4, float(k)), "l/b": np.ones(2)} for k in range(4)))
+    found = find_run(str(run))
+    read: list[str] = []
+    real = Leaf.values
+    monkeypatch.setattr(Leaf, "values", lambda leaf: read.append(leaf.key) or real(leaf))
+    assert found is not None
+    (layer,) = follow_run(found).layers
+    assert layer.changes == (None, 2.0, 2.0, 2.0)
+    assert sorted(read) == ["l/b"] * 4 + ["l/w"] * 4
 
 
 def test_few_tensors_are_in_memory(tmp_path: Path) -> None:

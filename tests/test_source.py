@@ -43,7 +43,7 @@ from ckpttool.core import (
 from ckpttool.core import (
     tree as tree_module,
 )
-from ckpttool.core.source import LARGE, PIECE_ELEMENTS, StreamedArray
+from ckpttool.core.source import LARGE, PIECE_ELEMENTS, StreamedArray, keep_open
 from ckpttool.formats import tensor_bytes
 from ckpttool.mapping import Cast, Permute
 from tests.golden_texts import Golden
@@ -326,3 +326,21 @@ def test_no_command_holds_a_large_tensor(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(Span, "_read_large", refuse)
     monkeypatch.setattr(checkpoint, "_KEPT_NBYTES", 0)  # small files are kept between their readers
     assert run("again") == pieces
+
+
+@pytest.mark.parametrize("change", ["replace", "append"])
+def test_a_file_that_is_kept_open_is_compared_at_every_read(change: str, tmp_path: Path) -> None:
+    path = tmp_path / "data"
+    path.write_bytes(b"first")
+    os.utime(path, ns=(1, 1))
+    file = File.stamp(str(path))
+    with keep_open():
+        assert file.read(0, 5) == b"first"
+        assert file.read(1, 3) == b"irs"
+        if change == "append":
+            path.write_bytes(b"first and more")
+        else:
+            (tmp_path / "other").write_bytes(b"other")
+            os.replace(tmp_path / "other", path)
+        with pytest.raises(ChangedError):
+            file.read(0, 5)

@@ -68,9 +68,15 @@ def _iter_member(value: Any) -> Iterator[str]:
 
 def _dump_json(value: Any, indent: int | None = None) -> str:
     try:
-        return json.dumps(value, indent=indent, allow_nan=False)
+        return json.dumps(value, indent=indent, allow_nan=False, default=_document)
     except ValueError:
-        return json.dumps(text.replace_nonfinite(value), indent=indent, allow_nan=False)
+        whole = json.loads(json.dumps(value, default=_document))
+        return json.dumps(text.replace_nonfinite(whole), indent=indent, allow_nan=False)
+
+
+def _document(record: Any) -> Any:
+    """Return the JSON object of a record."""
+    return record.document()
 
 
 def print_text(text: str) -> None:

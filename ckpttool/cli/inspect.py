@@ -189,7 +189,7 @@ def inspect(
     if as_json:
         name = "dataflow" if drawing.dataflow else "graph"
         described = {"architecture": [each.document() for each in models]}
-        document = {**found.document(), **described, **({name: drawn} if drawn else {})}
+        document = {**found.listed(), **described, **({name: drawn} if drawn else {})}
         console.print_document(document)
     else:
         steps = next_steps.format_next_steps(
@@ -210,7 +210,7 @@ def overview(path: PathArgument, as_json: AsJson = False, quiet: Quiet = False) 
 
     found = load_listing(path, None, None)
     if as_json:
-        console.print_document(found.document())
+        console.print_document(found.listed())
         return 0
     view = parse_view(TreeOptions(), names=False, quiet=quiet)
     if not isinstance(found, CheckpointSummary):

@@ -29,7 +29,7 @@ from ckpttool.listing.candidates import (
     find_unclaimed_code,
 )
 from ckpttool.listing.findings import Finding, data_only_command, unjudged_findings, weightless_findings
-from ckpttool.listing.processes import count_jobs, pause_collection, run_tasks
+from ckpttool.listing.processes import count_jobs, one_checkpoint, run_tasks
 from ckpttool.listing.shape_record import ShapeRecord, find_drift
 from ckpttool.verification import array_differences, moments
 
@@ -181,9 +181,13 @@ def _check_all(
     with contextlib.closing(_judge_ahead(ordered, wanted, *spread)) as judged:
         for number, (each, known) in enumerate(zip(ordered, judged, strict=True)):
             if not taken.has(each.path):
-                verdict, files = known or _judge_candidate(each, wanted)
-                taken.add(files)
-                found.append((each, verdict))
+                verdicts = [(each, known or _judge_candidate(each, wanted))]
+                if verdicts == [(each, None)]:
+                    verdicts = [(one, _judge_candidate(one, wanted)) for one in collected.settle(each)]
+                for one, judgement in verdicts:
+                    if judgement is not None:
+                        found.append((one, judgement[0]))
+                        taken.add(judgement[1])
             progress(number + 1, len(ordered))
     failed = {file_identity(each.path) for each, checked in found if checked.error is not None}
     for path, location in collected.parts.items():
@@ -206,7 +210,8 @@ def _judge_ahead(
 ) -> Generator[_Judged | None, None, None]:
     """Yield what other processes found for each candidate; None for one that is judged in this one.
 
-    These are the candidates on remote sites and in archives, and all of them if there is one job.
+    These are the candidates on remote sites and in archives, pending ones that turn out to be of several or
+    no formats, and all of them if there is one job.
     """
     if ray is None and (jobs := count_jobs(len(ordered), jobs)) < 2:
         yield from itertools.repeat(None, len(ordered))
@@ -225,7 +230,7 @@ class _CheckTask(NamedTuple):
     candidates: Sequence[CheckCandidate]
     wanted: CheckOptions
 
-    def run(self) -> list[_Judged]:
+    def run(self) -> list[_Judged | None]:
         """Return the verdict on each."""
         with code_references.allowing(self.wanted.allowed):
             return [_judge_candidate(each, self.wanted) for each in self.candidates]
@@ -234,7 +239,7 @@ class _CheckTask(NamedTuple):
         """Return a task for each candidate."""
         return [self._replace(candidates=[each]) for each in self.candidates]
 
-    def failed(self, error: CkpttoolError) -> list[_Judged]:
+    def failed(self, error: CkpttoolError) -> list[_Judged | None]:
         """Return the verdict on the only candidate: it ended its process."""
         (each,) = self.candidates
         reason = error.located(file=each.path)
@@ -267,17 +272,25 @@ def _unused_file_verdict(
     )
 
 
-def _judge_candidate(each: CheckCandidate, wanted: CheckOptions) -> _Judged:
-    """Return the verdict on a candidate, and the identities of its files if it could be read."""
+def _judge_candidate(candidate: CheckCandidate, wanted: CheckOptions) -> _Judged | None:
+    """Return the verdict on a candidate, and the identities of its files if it could be read.
+
+    None for a pending one that is no checkpoint by itself.
+    """
+    with one_checkpoint():
+        each = candidate.locate()
+        return None if each is None else _judge_located(each, wanted)
+
+
+def _judge_located(each: CheckCandidate, wanted: CheckOptions) -> _Judged:
     name = urls.display_url(each.path)
     if each.error is not None or each.found is None:
         findings = _code_findings(each.code_references)
         return CheckpointVerdict(name, findings=findings, error=each.error, file=each.path), ()
     found: list[Finding] = []
     try:
-        with pause_collection():
-            checkpoint = detect.read_location(each.found)
-            layout = _judge(checkpoint, wanted, found)
+        checkpoint = detect.read_location(each.found)
+        layout = _judge(checkpoint, wanted, found)
     except CkpttoolError as error:
         reason = error.located(file=each.path)
     except Exception as error:  # noqa: BLE001  # the other files are to be judged whatever this one does

@@ -56,6 +56,8 @@ class CheckpointFolder:
             "checkpoints": [listed.document() for listed in self.checkpoints],
         }
 
+    listed = document
+
 
 def inspect_path(
     path: str, glob: str | None = None, layout: str | None = None

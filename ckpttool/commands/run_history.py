@@ -34,7 +34,7 @@ from ckpttool.listing import training_counters
 from ckpttool.listing.contents import CheckpointSummary, summarize_recognized
 from ckpttool.listing.findings import Finding
 from ckpttool.listing.paths import CheckpointEntry, expand_paths
-from ckpttool.listing.processes import count_jobs, pause_collection, run_tasks
+from ckpttool.listing.processes import count_jobs, one_checkpoint, run_tasks
 from ckpttool.listing.training_counters import step_columns, step_in_name
 from ckpttool.verification.array_differences import Values, iter_values
 from ckpttool.verification.moments import euclidean_norm
@@ -204,7 +204,8 @@ def _numbered_folders(path: str) -> list[CheckpointEntry]:
     return found
 
 
-_Previous = tuple[str, Checkpoint]
+_Previous = tuple[str, Checkpoint, Mapping[Path, np.ndarray]]
+"""the checkpoint before another one: its path, what it contains, and parameters that were read, by path"""
 # Checkpoints of one task of a process: the one before the first is opened for each task, too.
 _TOGETHER = 16
 
@@ -255,15 +256,15 @@ class _ReadTask(NamedTuple):
         before: _Previous | None = None
         if self.values and self.before is not None:
             with _suppress_unreadable():
-                before = self.before.path, self.before.open()
+                before = self.before.path, self.before.open(), {}
         for number, entry in enumerate(self.entries):
-            with pause_collection():
+            with one_checkpoint():
                 member, opened = _open_member(entry, self.how.layout)
                 if opened is not None and self.values:
                     moving = _share(progress, number, len(self.entries))
-                    column = _read_column(*opened, before, self.how.glob, moving)
+                    column, values = _read_column(*opened, before, self.how.glob, moving)
                     member = replace(member, column=column)
-                    before = None if column.error is not None else (entry.path, opened[0])
+                    before = None if column.error is not None else (entry.path, opened[0], values)
                 elif self.values:
                     before = None
             yield member
@@ -348,6 +349,8 @@ def _left_out(member: RunMember, kind: _Kind) -> str:
 
 # Bytes that wait to be hashed.
 _BACKLOG = 4 << 20
+# Bytes of small parameters that stay in memory for the next checkpoint; others are read again.
+_KEPT = 1 << 20
 # Checkpoints named in a note.
 _NAMED = 5
 
@@ -401,9 +404,12 @@ class LayerSums:
 class _DriftRecorder:
     """Sums of each layer of one checkpoint; each array is compared with the one `before` while in memory."""
 
-    def __init__(self, checkpoint: Checkpoint, before: Checkpoint | None) -> None:
+    def __init__(self, checkpoint: Checkpoint, before: _Previous | None) -> None:
         self.layers: dict[str, LayerSums] = {}
         self.before = before
+        self.values: dict[Path, np.ndarray] = {}
+        """parameters for the comparison with the next checkpoint, together at most `_KEPT` bytes"""
+        self._room = _KEPT
         self._names = checkpoint.tree.names
 
     def add(self, at: Path, leaf: Leaf, array: Values) -> None:
@@ -414,12 +420,16 @@ class _DriftRecorder:
         sums = self.layers.setdefault(layer, LayerSums())
         sums.shapes[name] = leaf.shape
         sums.norm = math.hypot(sums.norm, _norm(array))
-        old = None if self.before is None else self.before.tree.get(at)
+        if isinstance(array, np.ndarray) and array.nbytes <= self._room:
+            self.values[at] = array
+            self._room -= array.nbytes
+        old = None if self.before is None else self.before[1].tree.get(at)
         if not isinstance(old, Leaf) or old.shape != leaf.shape or old.dtype != leaf.dtype:
             sums.apart = None
-        elif sums.apart is not None:
+        elif sums.apart is not None and self.before is not None:
+            values = self.before[2].get(at)
             with _suppress_unreadable(self._forget):
-                sums.apart = math.hypot(sums.apart, _norm(array, old.values()))
+                sums.apart = math.hypot(sums.apart, _norm(array, old.values() if values is None else values))
 
     def _forget(self) -> None:
         """Drop the checkpoint before, whose values are unreadable: all changes are unknown."""
@@ -714,9 +724,12 @@ def _read_column(
     before: _Previous | None,
     glob: str | None,
     progress: Progress,
-) -> MemberColumn:
-    """Read a checkpoint for its digest, its findings and its changes since the one `before`."""
-    drift = _DriftRecorder(checkpoint, None if before is None else before[1])
+) -> tuple[MemberColumn, Mapping[Path, np.ndarray]]:
+    """Read a checkpoint for its digest, its findings and its changes since the one `before`.
+
+    Return parameters for the next one, too.
+    """
+    drift = _DriftRecorder(checkpoint, before)
     try:
         with WorkerThread(_BACKLOG) as lane:
             recorder = DigestRecorder(checkpoint, lane)
@@ -728,10 +741,11 @@ def _read_column(
     except CkpttoolError as error:
         if is_system_error(error):
             raise
-        return MemberColumn(None, {}, error=error)
-    compared = None if before is None or drift.before is None else before[0]
+        return MemberColumn(None, {}, error=error), {}
+    compared = None if drift.before is None else drift.before[0]
     layers = drift.finish()
-    return MemberColumn(compared, layers, sha256, found.findings, checkpoint.files, found.notes)
+    column = MemberColumn(compared, layers, sha256, found.findings, checkpoint.files, found.notes)
+    return column, drift.values
 
 
 def _checkpoint_row(member: RunMember, step: int | None) -> RunCheckpoint:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
+from functools import cache, lru_cache
 
 from ckpttool.core.deferred import NamedTuple, dataclass, field
 
@@ -120,6 +121,11 @@ class OptimizerFamily:
     def torch_slots(self) -> dict[str, str]:
         """Torch's slots and their canonical names."""
         return {each.torch: BUFFER if each.name == VELOCITY else each.name for each in self.specs}
+
+    @property
+    def torch_keys(self) -> frozenset[str]:
+        """The keys of torch's groups: `betas` of `betas/0` and `betas/1`."""
+        return _keys(self.torch)
 
     @property
     def keras_slots(self) -> dict[str, SlotSpec]:
@@ -361,13 +367,14 @@ def find_by_settings(names: Collection[str]) -> OptimizerFamily:
     return next((family for name, family in marks.items() if name in names), ADAM)
 
 
-def find_torch_family(keys: Collection[str], slots: Collection[str]) -> OptimizerFamily:
+@lru_cache(maxsize=64)
+def find_torch_family(keys: frozenset[str], slots: frozenset[str]) -> OptimizerFamily:
     """Return the optimizer whose groups have these keys, and whose parameters these slots.
 
     Old versions lack some keys of the class, and files of every version may have keys of the program's own.
     """
-    own = {*keys} & {_top(name) for family in FAMILIES for name in family.torch}
-    fits = [family for family in FAMILIES if own <= {*map(_top, family.torch)}]
+    own = {*keys} & frozenset().union(*(family.torch_keys for family in FAMILIES))
+    fits = [family for family in FAMILIES if own <= family.torch_keys]
     like = [family for family in fits or FAMILIES if {*slots} & family.torch_slots.keys()]
     exact = [family for family in like if {*slots} <= {*family.torch_slots, "step"}]
     return next(iter((*exact, *like, *fits)), ADAM)
@@ -378,17 +385,18 @@ def find_torch_row(cls: str) -> OptimizerFamily | None:
     return find_class(cls.lower()) or next((row for row in TORCH_ONLY if row.name == cls), None)
 
 
-def find_torch_class(keys: Collection[str], slots: Collection[str]) -> OptimizerFamily | None:
+@lru_cache(maxsize=64)
+def find_torch_class(keys: frozenset[str], slots: frozenset[str]) -> OptimizerFamily | None:
     """Return the optimizer that torch.optim has with exactly this state, None if none has.
 
     Keys are those of its groups; old versions lack the newer settings, and programs add other keys.
     Before PyTorch 0.4 Adam had no `amsgrad`. Classes of other libraries have the same settings and state,
     but with further settings.
     """
-    keys = {*keys} - SCHEDULED
-    oldest = keys == {*map(_top, _BETAS)}
+    keys = keys - SCHEDULED
+    oldest = keys == _keys(_BETAS)
     newer = {*_NEWER, "amsgrad"} if oldest else _NEWER
-    classes = [(row, {*map(_top, row.torch)}) for row in (*FAMILIES, *TORCH_ONLY)]
+    classes = [(row, row.torch_keys) for row in (*FAMILIES, *TORCH_ONLY)]
     listed = {name for _, own in classes for name in own}
     numbers = {_NADAM: {"step", "mu_product"}}
     fits = [
@@ -401,7 +409,7 @@ def find_torch_class(keys: Collection[str], slots: Collection[str]) -> Optimizer
     return None if row is _RADAM and not keys & _NEWER else row
 
 
-def doubt_torch_class(row: OptimizerFamily, keys: Collection[str], slots: Collection[str]) -> str:
+def doubt_torch_class(row: OptimizerFamily, keys: frozenset[str], slots: frozenset[str]) -> str:
     """Return why a state_dict may be that of another class than the row's, "" if it cannot."""
     if find_torch_class(keys, slots) is row and (row is not ADAM or "amsgrad" in keys):
         return ""
@@ -441,5 +449,6 @@ def epsilon_factor(beta_2: float, step: int, *, corrected: bool) -> float:
     return 1 / root if corrected else root
 
 
-def _top(name: str) -> str:
-    return name.partition("/")[0]
+@cache
+def _keys(settings: tuple[str, ...]) -> frozenset[str]:
+    return frozenset(name.partition("/")[0] for name in settings)

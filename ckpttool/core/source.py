@@ -9,6 +9,8 @@ import tempfile
 import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache
 from typing import IO, Any, Protocol, cast
 
@@ -239,35 +241,60 @@ class File(NamedTuple):
         return _OpenFile(self, offset, length)
 
 
+# Descriptors of the files that a block of `keep_open` has read, and how many it keeps.
+_KEPT: ContextVar[dict[File, int] | None] = ContextVar("kept", default=None)
+_MOST_KEPT = 32
+
+
+@contextmanager
+def keep_open() -> Iterator[None]:
+    """Open each local file once in the block; every read compares its identity all the same."""
+    kept: dict[File, int] = {}
+    token = _KEPT.set(kept)
+    try:
+        yield
+    finally:
+        _KEPT.reset(token)
+        for descriptor in kept.values():
+            os.close(descriptor)
+
+
 class _OpenFile:
     """The descriptor of an unchanged file in a `with` block; a function with `yield` takes twice as long."""
 
-    __slots__ = ("_descriptor", "_file", "_length", "_offset")
+    __slots__ = ("_closes", "_descriptor", "_file", "_length", "_offset")
 
     def __init__(self, file: File, offset: int, length: int) -> None:
         self._file, self._offset, self._length = file, offset, length
+        self._closes = True
 
     def __enter__(self) -> int:
-        path = self._file.path
-        if (elsewhere := filesystem.find_store(path)) is not None:
+        path, kept = self._file.path, _KEPT.get()
+        if kept and (known := kept.get(self._file)) is not None:
+            self._descriptor, self._closes = known, False
+        elif (elsewhere := filesystem.find_store(path)) is not None:
             self._descriptor = elsewhere.local(path, self._file.seen, self._offset, self._length)
             return self._descriptor
-        try:
-            self._descriptor = os.open(path, os.O_RDONLY | filesystem.BINARY)
-        except OSError as error:
-            raise NotFoundError(f"cannot be opened: {error.strerror}", file=path) from error
+        else:
+            try:
+                self._descriptor = os.open(path, os.O_RDONLY | filesystem.BINARY)
+            except OSError as error:
+                raise NotFoundError(f"cannot be opened: {error.strerror}", file=path) from error
         try:
             same = _stat_identity(os.fstat(self._descriptor)) == self._file[1:]
         except OSError as error:
             self.__exit__(None, error, None)
             raise
         if not same:
-            os.close(self._descriptor)
+            self.__exit__(None, None, None)
             raise ChangedError("the file changed after it was listed", file=path)
+        if kept is not None and self._closes and len(kept) < _MOST_KEPT:
+            kept[self._file], self._closes = self._descriptor, False
         return self._descriptor
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        os.close(self._descriptor)
+        if self._closes:
+            os.close(self._descriptor)
         if isinstance(error, OSError) and filesystem.find_store(self._file.path) is None:
             message = f"cannot be read: {error.strerror}"
             raise FormatError(message, file=self._file.path, offset=self._offset) from error
@@ -602,6 +629,16 @@ class ByteSwappedSource(NamedTuple):
         return np.ascontiguousarray(flat).reshape(-1).data
 
 
+def is_contiguous(shape: Shape, strides: Shape) -> bool:
+    """Return whether elements with these strides, in elements, are in C order without gaps."""
+    expected = 1
+    for size, stride in zip(reversed(shape), reversed(strides), strict=True):
+        if size != 1 and stride != expected:
+            return 0 in shape
+        expected *= size
+    return True
+
+
 class StridedView(NamedTuple):
     """A view of a storage: `offset` and `strides` count elements of `itemsize` bytes, as torch does.
 
@@ -624,12 +661,7 @@ class StridedView(NamedTuple):
 
     def contiguous(self) -> bool:
         """Return whether the view's elements are in C order without gaps."""
-        expected = 1
-        for size, stride in zip(reversed(self.shape), reversed(self.strides), strict=True):
-            if size != 1 and stride != expected:
-                return 0 in self.shape
-            expected *= size
-        return True
+        return is_contiguous(self.shape, self.strides)
 
     def plain(self) -> bool:
         """Return whether the view's bytes are the storage's bytes in order."""

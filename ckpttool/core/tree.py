@@ -40,19 +40,23 @@ Role = Literal["parameter", "buffer", "slot", "counter", "replay", "other"]
 _PUBLIC = {"_kernel": "kernel", "_embeddings": "embeddings"}
 
 
+# A named tuple's own constructor takes three times as long; a checkpoint has several steps for each tensor.
+_new_tuple = tuple.__new__
+
+
 def attr(name: str) -> PathStep:
     """Return the step to an attribute."""
-    return PathStep("attr", name)
+    return _new_tuple(PathStep, ("attr", name))
 
 
 def key(value: str | int | float | bool | None) -> PathStep:
     """Return the step to a dict's entry."""
-    return PathStep("key", value)
+    return _new_tuple(PathStep, ("key", value))
 
 
 def index(position: int) -> PathStep:
     """Return the step to a list's item."""
-    return PathStep("index", position)
+    return _new_tuple(PathStep, ("index", position))
 
 
 def display(path: Path) -> str:
@@ -62,15 +66,14 @@ def display(path: Path) -> str:
     >>> ckpttool.display(next(iter(ckpttool.open("sample_ckpts/td3_pendulum_tf/ckpt-15000").tree)))
     'policy/actor/l1/kernel'
     """
-    return "/".join(_display_step(step) for step in path)
-
-
-def _display_step(step: PathStep) -> str:
-    if step.kind == "attr":
-        return _PUBLIC.get(str(step.value), str(step.value))
-    if step.kind == "key" and isinstance(step.value, str):
-        return step.value.replace(".", "/")
-    return str(step.value)
+    shown = []
+    for kind, value in path:
+        if kind == "key" and isinstance(value, str):
+            shown.append(value.replace(".", "/"))
+        else:
+            text = str(value)
+            shown.append(_PUBLIC.get(text, text) if kind == "attr" else text)
+    return "/".join(shown)
 
 
 def display_exact(path: Path) -> str:

@@ -247,8 +247,7 @@ def widen_fields(file: File, extra: bytes, fields: tuple[int, ...], at: int) -> 
 
 def require_one_name(file: File, extra: bytes, raw: bytes, at: int) -> None:
     """Raise FormatError if an extra field gives the member another name in Unicode (4.6.9)."""
-    # Few archives have one, but every member of torch's has an extra field.
-    for kind, body in _iter_extra_fields(extra) if _UNICODE_PATH in extra else ():
+    for kind, body in _iter_extra_fields(extra):
         # A version, the checksum of the name in the header, and the other name.
         if kind == UNICODE_PATH_EXTRA and (len(body) < 5 or body[5:] != raw):
             fail(
@@ -276,6 +275,7 @@ _COMMENT_ROOM = END.size + FULL16
 _END, _LOCATOR = b"PK\x05\x06", b"PK\x06\x07"
 _DOS_FOLDER, _UNIX_FOLDER = 0x10, 0o04
 _FILE_TYPES = (0, _UNIX_FOLDER, 0o10)  # 4.4.15 leaves the upper half to the host; Unix stores st_mode there
+_OTHER_THAN_FILE = 0xF << 28 | _DOS_FOLDER
 
 
 class ZipDirectory(NamedTuple):
@@ -397,7 +397,8 @@ def _parse_zip_entry(file: File, data: bytes, at: int, base: int) -> tuple[ZipEn
     text = _decode_name(file, raw, flags, base + at)
     if extra:
         rest = data[start + name : stop - comment]
-        require_one_name(file, rest, raw, base + at)
+        if _UNICODE_PATH in rest:
+            require_one_name(file, rest, raw, base + at)
         if FULL32 in (stored, size, header):
             size, stored, header = widen_fields(file, rest, (size, stored, header), base + at)
     elif FULL32 in (stored, size, header):
@@ -406,7 +407,8 @@ def _parse_zip_entry(file: File, data: bytes, at: int, base: int) -> tuple[ZipEn
         fail(file, "the archive is split over several disks", base + at)
     if method == STORED and stored != size:
         fail(file, f"member {quote_member(text)} is stored uncompressed, but its two sizes differ", base + at)
-    _require_plain_file(file, text, kind, size, base + at)
+    if kind & _OTHER_THAN_FILE or text[-1] == "/":
+        _require_plain_file(file, text, kind, size, base + at)
     return ZipEntry(header, text, raw, method, flags, crc, stored, size), stop
 
 
@@ -568,15 +570,15 @@ def _locate_payload(file: File, entry: ZipEntry, data: bytes, at: int) -> tuple[
     raw = data[start : start + name]
     if extra:
         rest = data[start + name : start + name + extra]
-        require_one_name(file, rest, raw, entry.header)
+        if _UNICODE_PATH in rest:
+            require_one_name(file, rest, raw, entry.header)
         if FULL32 in (size, stored):
             size, stored = widen_fields(file, rest, (size, stored), entry.header)
     declared, real = (crc, stored, size), (entry.crc, entry.stored, entry.size)
     # With bit 3 the real values follow the data: zeros are valid here, other values must still agree.
-    bare = bool(flags & LATER) and declared != real
-    same = declared == real or (
-        bare and all(one in (0, other) for one, other in zip(declared, real, strict=True))
-    )
+    same, bare = declared == real, False
+    if not same and flags & LATER:
+        bare = same = all(one in (0, other) for one, other in zip(declared, real, strict=True))
     if not same or method != entry.method or raw != entry.raw or (flags ^ entry.flags) & ~EFFORT:
         fail(
             file, f"the two headers of member {quote_member(entry.name)} contradict each other", entry.header

@@ -319,31 +319,31 @@ _HOMES_OF_TYPES = frozenset(
 _ACTIVE_HOMES = ("accelerate.", "transformers.")
 
 
-def iter_functions(value: object, spend: Callable[[int], None], depth: int = 0) -> Iterator[Global]:
-    """Yield the functions in a value of plain containers, except those under a name that nothing calls.
+def reach_functions(
+    value: object, spend: Callable[[int], None], reach: Callable[[Global], None], depth: int = 0
+) -> None:
+    """Call `reach` with the functions in a value of plain containers, except under a name that nothing calls.
 
     `spend` gets the number of items that are visited. Loading looks up methods on what a pickle has made:
     `append` of a list's opcodes, `__setstate__`, `keys` of a dict's argument. An attribute of that name would
     be called.
     """
-    if isinstance(value, Global):
+    if type(value) is Global:
         if is_function(value):
-            yield value
-        return
-    if depth >= _DEPTH or not isinstance(value, tuple | list | dict):
-        return
-    spend(len(value))
-    if not isinstance(value, dict):
-        # Nearly every call of a checkpoint has only numbers: no generator for each of its arguments.
-        inner = [each for each in value if type(each) in _SEARCHED]
-    else:
-        inner = [
-            each
-            for name, each in value.items()
-            if type(each) in _SEARCHED and not (type(name) is str and name in _ATTRIBUTES)
-        ]
-    for each in inner:
-        yield from iter_functions(each, spend, depth + 1)
+            reach(value)
+    elif depth < _DEPTH and isinstance(value, _CONTAINERS):
+        spend(len(value))
+        inner: Iterable[object] = value
+        if isinstance(value, dict):
+            inner = [each for name, each in value.items() if type(name) is not str or name not in _ATTRIBUTES]
+        # Nearly every call of a checkpoint has only numbers.
+        if not _SEARCHED.isdisjoint(map(type, inner)):
+            for each in inner:
+                if type(each) in _SEARCHED:
+                    reach_functions(each, spend, reach, depth + 1)
+
+
+_CONTAINERS = (tuple, list, dict)
 
 
 _SEARCHED = frozenset((Global, tuple, list, dict, Dict, Set))

@@ -18,9 +18,9 @@ from ckpttool.encodings.pickle_audit import (
     inner_calls,
     is_code_type,
     is_listed,
-    iter_functions,
     judge_call,
     judge_name,
+    reach_functions,
     used_names,
 )
 from ckpttool.encodings.pickle_values import (
@@ -46,7 +46,7 @@ from ckpttool.encodings.pickle_values import (
 PersistentLoader = Callable[[object], object]
 # Values that a builder may traverse; StoredBytes may be pickles themselves.
 _COPIED = frozenset((str, bytes, list, tuple, dict, Set, StoredBytes))
-_STOP = 0x2E
+_INLINED = frozenset(b"h\x4b(tqr.")
 _MEMO = 1 << 16  # entries that earlier pickles of the same pickler may have left
 _SHOWN = 100  # Python's messages quote the whole invalid number
 _NESTED = 8  # listed functions that call listed functions that call ...
@@ -102,6 +102,7 @@ class PickleMachine:
         "keys",
         "limits",
         "memo",
+        "most_spent",
         "names",
         "outer",
         "persistent",
@@ -129,6 +130,7 @@ class PickleMachine:
         self.base = base
         self.position = 0
         self.spent = 0
+        self.most_spent = self.limits.pickle_copies + 4 * len(data)
         self.keys: dict[int, KeyTracker] = {}
         self.end = len(data)
         self.stack: list[Any] = []
@@ -166,32 +168,44 @@ class PickleMachine:
         return value
 
     def _loop(self, table: Sequence[Opcode]) -> None:
-        # The four opcodes that make up half of a checkpoint are inlined; the rest use the table.
-        data, memo = self.data, self.memo
-        at = 0
+        # The opcodes that make up three quarters of a checkpoint are inlined; the rest use the table.
+        data, memo, outer = self.data, self.memo, self.outer
+        stack, end, at = self.stack, self.end, 0
         while True:
-            if at >= self.end:
+            if at >= end:
                 self._frame_end(at)
+                end = self.end
             self.position = at
             code = data[at]
-            if code == 0x71:  # BINPUT
-                memo[data[at + 1]] = self.stack[-1]
-                at += 2
+            if code not in _INLINED:
+                at = table[code](self, at + 1)
+                stack, end = self.stack, self.end
             elif code == 0x68:  # BINGET
-                self.stack.append(self.recall(data[at + 1]))
+                number = data[at + 1]
+                stack.append(memo[number] if number in memo else self.recall(number))
                 at += 2
             elif code == 0x4B:  # BININT1
-                self.stack.append(data[at + 1])
+                stack.append(data[at + 1])
+                at += 2
+            elif code == 0x28:  # MARK
+                outer.append(stack)
+                stack = self.stack = []
+                at += 1
+            elif code == 0x74:  # TUPLE
+                items = tuple(stack)
+                stack = self.stack = outer.pop()
+                stack.append(items)
+                at += 1
+            elif code == 0x71:  # BINPUT
+                memo[data[at + 1]] = stack[-1]
                 at += 2
             elif code == 0x72:  # LONG_BINPUT
                 number = int.from_bytes(data[at + 1 : at + 5], "little")
-                memo[number if number <= at else self.memo_number(number)] = self.stack[-1]
+                memo[number if number <= at else self.memo_number(number)] = stack[-1]
                 at += 5
-            elif code == _STOP:
+            else:  # STOP
                 self.position = at + 1
                 return
-            else:
-                at = table[code](self, at + 1)
 
     def _frame_end(self, at: int) -> None:
         total = len(self.data)
@@ -333,8 +347,7 @@ class PickleMachine:
 
     def judge_functions(self, value: object) -> None:
         """Record the functions in a value that loading may call: as an argument, an attribute or a method."""
-        for function in iter_functions(value, self._visit):
-            self._judge_reached(function)
+        reach_functions(value, self._visit, self._judge_reached)
 
     def judge_later_change(self, target: PickleObject) -> None:
         """Record a change of an object after its attributes: a method that it calls may be one of these."""
@@ -346,7 +359,7 @@ class PickleMachine:
 
     def _visit(self, count: int) -> None:
         self.spent += count
-        if self.spent > self.limits.pickle_copies + 4 * len(self.data):
+        if self.spent > self.most_spent:
             self.exceed("pickle_copies", "the pickle repeats its values too often", self.spent)
 
     def _judge_reached(self, target: Global) -> None:
@@ -392,15 +405,15 @@ class PickleMachine:
 
     def _spend(self, args: tuple[Any, ...]) -> None:
         self.spent += len(args)
-        most = self.limits.pickle_copies + 4 * len(self.data)
-        if self.spent <= most:
+        if self.spent <= self.most_spent:
             for arg in args:
                 if type(arg) in _COPIED:
                     self.spent += len(arg)
-                if type(arg) is tuple and len(arg) == 2:
-                    # A state: attributes, and those of objects with slots.
-                    self.spent += sum(len(part) for part in arg if isinstance(part, dict))
-        if self.spent > most:
+                    if type(arg) is tuple and len(arg) == 2:
+                        # A state: attributes, and those of objects with slots.
+                        for part in arg:
+                            self.spent += len(part) if isinstance(part, dict) else 0
+        if self.spent > self.most_spent:
             self.exceed("pickle_copies", "the pickle copies its values too often", self.spent)
 
     def built(self, build: Callable[[Any], Any], argument: Any) -> Any:
@@ -498,12 +511,6 @@ def _frame(machine: PickleMachine, at: int) -> int:
         machine.cut()
     machine.end = at + 8 + size
     return at + 8
-
-
-def _mark(machine: PickleMachine, at: int) -> int:
-    machine.outer.append(machine.stack)
-    machine.stack = []
-    return at
 
 
 def _pop(machine: PickleMachine, at: int) -> int:
@@ -638,12 +645,6 @@ def _unicode_text(machine: PickleMachine, at: int) -> int:
     text, after = machine.line(at)
     machine.stack.append(text.decode("raw-unicode-escape"))
     return after
-
-
-def _tuple(machine: PickleMachine, at: int) -> int:
-    items = tuple(machine.since_mark())
-    machine.stack.append(items)
-    return at
 
 
 def _push_tuple(count: int) -> Opcode:
@@ -837,7 +838,6 @@ def _refuse_unknown(machine: PickleMachine, at: int) -> int:
 _OPCODES: dict[bytes, Opcode] = {
     b"\x80": _proto,
     b"\x95": _frame,
-    b"(": _mark,
     b"0": _pop,
     b"1": _pop_mark,
     b"2": _dup,
@@ -867,7 +867,6 @@ _OPCODES: dict[bytes, Opcode] = {
     b"C": _push_bytes(1),
     b"\x8e": _push_bytes(8),
     b"\x96": _push_bytes(8),
-    b"t": _tuple,
     b"\x85": _push_tuple(1),
     b"\x86": _push_tuple(2),
     b"\x87": _push_tuple(3),

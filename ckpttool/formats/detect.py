@@ -1127,7 +1127,7 @@ class _CodeScanner:
                 continue
             source = archive.source(name)
             storage = torch and _STORAGE.fullmatch(name)
-            if source in self.arrays and (storage or not torch):
+            if (storage or not torch) and source in self.arrays:
                 continue
             at = _join_location(where, name)
             content = _member_content(source)

@@ -20,6 +20,7 @@ from ckpttool.core.source import (
     StridedView,
     TransformedSource,
     UnreadableSource,
+    is_contiguous,
 )
 from ckpttool.core.source import Storage as Bytes
 from ckpttool.core.tree import Record
@@ -187,13 +188,9 @@ class Tensor(StatefulTensor):
     neg: bool = False
 
     @property
-    def view(self) -> str:
-        """Key shared by two tensors that read the same memory in the same way.
-
-        The key is text, whose hash is randomised: a file could choose strides that collide.
-        """
-        where = (self.dtype, self.offset, self.shape, self.strides, self.conj, self.neg)
-        return f"{where} {self.storage.key}"
+    def view(self) -> tuple[object, ...]:
+        """What two tensors of one storage have in common if they read the same memory in the same way."""
+        return self.dtype, self.offset, self.shape, self.strides, self.conj, self.neg
 
     @property
     def count(self) -> int:
@@ -215,6 +212,9 @@ def fail(message: str, *, expected: str | None = None, found: str | None = None)
     raise FormatError(message, expected=expected, found=found)
 
 
+_SEQUENCES = (tuple, list)
+
+
 def build_view(
     storage: Storage, dtype: str, offset: Any, shape: Any, strides: Any, requires_grad: bool = False
 ) -> Tensor:
@@ -230,18 +230,15 @@ def build_view(
         strides: steps between elements along each axis, not yet checked either.
         requires_grad: whether torch trains it.
     """
-    if (
-        type(offset) is not int
-        or not isinstance(shape, tuple | list)
-        or not isinstance(strides, tuple | list)
-    ):
+    if type(offset) is not int or not isinstance(shape, _SEQUENCES) or not isinstance(strides, _SEQUENCES):
         fail("a tensor's offset, size and stride are not an integer and two tuples")
     if len(shape) != len(strides):
         fail("a tensor's numbers of strides and dimensions differ")
     if len(shape) > RANK:
         raise UnsupportedError(f"a tensor has too many dimensions: {len(shape):,}")
-    if any(type(n) is not int or n < 0 for n in (offset, *shape, *strides)):
-        fail("a tensor's offset, size or stride is negative or not an integer")
+    for number in (offset, *shape, *strides):
+        if type(number) is not int or number < 0:
+            fail("a tensor's offset, size or stride is negative or not an integer")
     tensor = Tensor(storage, dtype, offset, tuple(shape), tuple(strides), requires_grad)
     _fits(tensor)
     return tensor
@@ -708,13 +705,13 @@ def _unreadable_source(tensor: Tensor, reason: str) -> UnreadableSource:
 
 
 def _tensor_source(tensor: Tensor, nbytes: int, *, big: bool) -> Source:
-    width = dtypes.component_size(tensor.dtype)
+    width = dtypes.component_size(tensor.dtype) if big else 0
     if big and width != dtypes.component_size(tensor.storage.dtype or "uint8"):
         # torch swaps bytes according to the storage's type, not the tensor's (serialization.py, load_tensor).
         where = tensor.storage.bytes
         file = where.file.path if isinstance(where, Span) else None
         return UnreadableSource(file, f"torch misreads {tensor.dtype} in an untyped big-endian storage")
-    found = _stored_source(tensor, nbytes, width if big else 0)
+    found = _stored_source(tensor, nbytes, width)
     dtype, shape = tensor.dtype, tensor.shape
     halves = dtype == "complex32"
     if halves:
@@ -730,12 +727,12 @@ def _stored_source(tensor: Tensor, nbytes: int, width: int) -> Source:
     data, itemsize = tensor.storage.bytes, dtypes.BY_NAME[tensor.dtype].itemsize
     if not nbytes:
         return Inline(b"")
-    view = StridedView(data, itemsize, tensor.shape, tensor.strides, tensor.offset, width if width > 1 else 0)
-    if nbytes == tensor.storage.nbytes and not tensor.offset and view.contiguous():
+    if nbytes == tensor.storage.nbytes and not tensor.offset and is_contiguous(tensor.shape, tensor.strides):
         if width <= 1:
             return data
-        return ByteSwappedSource(data, width) if isinstance(data, Span) else view
-    return view
+        if isinstance(data, Span):
+            return ByteSwappedSource(data, width)
+    return StridedView(data, itemsize, tensor.shape, tensor.strides, tensor.offset, width if width > 1 else 0)
 
 
 def array_source(parts: pickle_values.ArrayContents) -> Source:

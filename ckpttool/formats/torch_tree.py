@@ -243,7 +243,7 @@ def native_name(path: Path) -> str:
     """Return the dotted name as torch lists it: `l1.weight`, `state.0.exp_avg`."""
     if len(path) == 1:
         return str(path[0].value)
-    return ".".join(str(s.value) for s in path if s.kind != "attr" or s.value not in _MODULE)
+    return ".".join([str(value) for kind, value in path if kind != "attr" or value not in _MODULE])
 
 
 class TorchWalk(PickleTraversal[Place]):
@@ -267,6 +267,7 @@ class TorchWalk(PickleTraversal[Place]):
         self._classes = classes or {}
         self._states: set[int] = set()
         self._first: dict[object, Path] = {}
+        self._views: dict[str, tuple[object, Path]] = {}
 
     def tree(self, value: Any) -> Tree:
         """Return the tree of a pickle's value."""
@@ -355,7 +356,7 @@ class TorchWalk(PickleTraversal[Place]):
             self.leaves[path] = ValueLeaf(Record("torch.Tensor", shown))
             return
         count = tensor.count
-        if count and self._again_at(tensor.view, path, named):
+        if count and self._is_known_view(tensor, path, named):
             return
         nbytes = count * row.itemsize
         first = self._use(tensor.storage, nbytes)
@@ -370,6 +371,17 @@ class TorchWalk(PickleTraversal[Place]):
             trainable=_is_trainable(tensor) if tensor.parameter or place == "parameters" else None,
         )
         self._own(tensor.state, path, named)
+
+    def _is_known_view(self, tensor: Tensor, path: Path, named: Path) -> bool:
+        """Return whether another tensor reads the same memory in the same way; the path is then an alias."""
+        view, known = self._views.setdefault(tensor.storage.key, (tensor.view, path))
+        if known is path:
+            return False
+        if view == tensor.view:
+            self.alias(known, path, native_name(named))
+            return True
+        # As text, whose hash is randomised: a file could choose strides that collide.
+        return self._again_at(f"{tensor.view} {tensor.storage.key}", path, named)
 
     def _again_at(self, what: object, path: Path, named: Path | None = None) -> bool:
         """Return whether the value is already at another path; then the path becomes an alias."""

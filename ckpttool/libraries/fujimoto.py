@@ -82,7 +82,8 @@ def recognize_fujimoto(tree: Tree, name: str) -> RecognizedAgent | None:
     github.com/sfujim/TD3_BC, main.py, normalises observations with the dataset's mean and std, which it does
     not save. Copies of the program store two critics in separate files (`_critic_1`) and save the targets.
     """
-    stored = [str(step.value) for path in tree for step in path if AUTHORS_LAYER.fullmatch(str(step.value))]
+    steps = {step.value for path in tree for step in path}
+    stored = {str(step) for step in steps if AUTHORS_LAYER.fullmatch(str(step))}
     if not stored:
         return None
     first = next(iter(tree))

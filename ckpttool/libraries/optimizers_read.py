@@ -612,8 +612,8 @@ def from_torch(optimizer: StoredOptimizer) -> OptimizerMoves:
     """
     mine, tree = optimizer.own, optimizer.tree
     groups = read_parameter_groups(mine, tree) or ()
-    keys = {name.partition("/")[0] for group in groups for name in group.settings}
-    slots = {name[2] for name in mine if name[0] == "state" and len(name) == 3}
+    keys = frozenset(name.partition("/")[0] for group in groups for name in group.settings)
+    slots = frozenset(name[2] for name in mine if name[0] == "state" and len(name) == 3)
     other = optimizers.find_unconverted(keys, slots)
     if other:
         return OptimizerMoves((), note=make_unconverted_note(optimizer.name, other))
@@ -672,8 +672,9 @@ def _move_settings(
         for target in (target for number in numbers for target, _ in targets[order[number]]):
             yield Move(path, schema.canonical_slot_path(optimizer.name, entry, target), rule)
 
+    canonical = family.torch_settings
     for theirs in dict.fromkeys(each for group in groups for each in group.settings):
-        ours = family.torch_settings.get(theirs, theirs)
+        ours = canonical.get(theirs, theirs)
         paths = [group.settings.get(theirs) for group in groups]
         leaves = [optimizer.tree[path] if path is not None else None for path in paths]
         values = {repr(leaf.value) if isinstance(leaf, ValueLeaf) else None for leaf in leaves}

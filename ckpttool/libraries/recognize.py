@@ -626,11 +626,12 @@ def _collect_chain(
     layers: list[ComponentLayer] = []
     for name in names:
         prefix = (*root, *name.split("/"))
-        mine = [entry for entry in found if entry.segments[: len(prefix)] == prefix]
+        cut = len(prefix)
+        mine = [entry for entry in found if entry.segments[:cut] == prefix]
         if not mine:
             return ()
         # Layers of several modules are distinguished by module name.
-        own = group_layers(mine, len(prefix) - (len(names) > 1), table.framework, matrices=table.matrices)
+        own = group_layers(mine, cut - (len(names) > 1), table.framework, matrices=table.matrices)
         if not own:
             return ()
         layers += own

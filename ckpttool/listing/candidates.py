@@ -6,6 +6,7 @@ import glob
 import os
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from ckpttool.core import code_references, deferred, filesystem, limits
 from ckpttool.core.atomic_write import is_hidden_name
@@ -48,6 +49,7 @@ _REPOSITORIES = frozenset((".git", ".hg", ".svn"))
 # request the source lines of the nodes (tensorflow/python/saved_model/constants.py, DEBUG_INFO_FILENAME_PB).
 _BESIDE_GRAPH = frozenset(("fingerprint.pb", "saved_model_debug_info.pb"))
 _DEPTH = 3  # maximum nesting of archives
+_ZIP = b"PK\x03\x04"
 
 
 def suffix_kind(name: str) -> str | None:
@@ -64,7 +66,8 @@ def suffix_kind(name: str) -> str | None:
 class CheckCandidate:
     """One path to check: its format, or the reason why no format reads it.
 
-    `code_references` is code found in a file that no format reads; `order` sorts results by argument.
+    `code_references` is code found in a file that no format reads; `order` sorts results by argument. The
+    format of a `pending` archive is found by who reads it, which lists the archive as well.
     """
 
     path: str
@@ -72,6 +75,16 @@ class CheckCandidate:
     found: CheckpointLocation | None = None
     error: CkpttoolError | None = None
     code_references: tuple[CodeReference, ...] = ()
+    pending: bool = False
+
+    def locate(self) -> CheckCandidate | None:
+        """Return the candidate with its format; None if only `settle` determines what it is."""
+        try:
+            found = detect.find_format(Probe(self.path)) if self.pending else self.found
+        except CkpttoolError:
+            return None
+        alone = found is not None and found.location == self.path
+        return replace(self, found=found, pending=False) if alone or not self.pending else None
 
     @property
     def name(self) -> str | None:
@@ -242,6 +255,15 @@ class CandidateCollector:
             if f"{each.location}/".startswith(f"{folder.rstrip('/')}/"):
                 self._put(each.location, each)
 
+    def settle(self, pending: CheckCandidate) -> list[CheckCandidate]:
+        """Return the candidates that a pending one turns out to be."""
+        real = file_identity(pending.path)
+        del self.found[real]
+        self._argument, known = pending.order[0], {*self.found}
+        name = os.path.basename(pending.path)
+        self._detect(Probe(pending.path), real, suffix_kind(name))
+        return [each for identity, each in self.found.items() if identity not in known]
+
     def _file(self, path: str, names: frozenset[str] | None) -> None:
         real = file_identity(path)
         if real in self._visited:
@@ -252,11 +274,18 @@ class CandidateCollector:
         probe = Probe(path)
         if names is not None:
             probe.names = names  # set here to avoid listing the folder for each file
+        if kind == OWN and probe.head.startswith(_ZIP):
+            order = (self._argument, natural_sort_key(path))
+            self.found.setdefault(real, CheckCandidate(path, order, pending=True))
+        elif name == tf_common.NAME and tf_common.is_state_file(probe.head):
+            self.skipped.append(path)
+        else:
+            self._detect(probe, real, kind)
+
+    def _detect(self, probe: Probe, real: str, kind: str | None) -> None:
+        path = probe.path
         if probe.kind != "file":
             self._no_file(probe, kind)
-            return
-        if name == tf_common.NAME and tf_common.is_state_file(probe.head):
-            self.skipped.append(path)
             return
         try:
             location = detect.find_format(probe)

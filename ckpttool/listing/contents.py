@@ -93,19 +93,29 @@ class CheckpointSummary:
 
     def document(self) -> dict[str, Any]:
         """Return the JSON document."""
+        content = self.listed()
+        rows = ("tensors", "values", "modules", "checkpoints")
+        return {**content, **{name: [row.document() for row in content[name]] for name in rows}}
+
+    def listed(self) -> dict[str, Any]:
+        """Return the JSON document with records for tensors, values, modules and checkpoints.
+
+        Each record has a `document`; those of hundreds of thousands of tensors need as much memory as the
+        tree.
+        """
         return {
             "path": urls.display_url(self.checkpoint.path),
             "format": self.checkpoint.format,
             "writer": self.checkpoint.writer,
             "layout": self.layout,
-            "tensors": [row.document() for row in self.tensors],
-            "values": [row.document() for row in self.values],
+            "tensors": self.tensors,
+            "values": self.values,
             "totals": self.totals.document(),
-            "modules": [module.document() for module in self.modules if module.path or module.kind],
+            "modules": [module for module in self.modules if module.path or module.kind],
             "notes": list(self.notes),
             "asks": build_audit_document(self.checkpoint.code_references),
             "details": {**self.checkpoint.details, **self._calls()},
-            "checkpoints": [listed.document() for listed in self.checkpoints],
+            "checkpoints": self.checkpoints,
         }
 
     def _calls(self) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from functools import partial
 from itertools import accumulate, groupby
 from typing import Any, Protocol, Self, TypeVar
 
-from ckpttool.core import filesystem
+from ckpttool.core import filesystem, source
 from ckpttool.core.atomic_write import Progress
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.errors import CkpttoolError, WorkerError
@@ -42,12 +42,13 @@ class FolderTask(Protocol[_Result]):
 
 
 @contextlib.contextmanager
-def pause_collection() -> Iterator[None]:
-    """Collect no garbage meanwhile: a checkpoint is many objects but no garbage, and is dropped whole."""
+def one_checkpoint() -> Iterator[None]:
+    """Open each file once meanwhile, and collect no garbage: a checkpoint has none, and is dropped whole."""
     enabled = gc.isenabled()
     gc.disable()
     try:
-        yield
+        with source.keep_open():
+            yield
     finally:
         if enabled:
             gc.enable()

@@ -372,10 +372,10 @@ def _tensor_dicts(tree: Tree, wanted: Mapping[Path, object] | None = None) -> di
 
 def _with_tensors(tree: Tree) -> Iterator[Path]:
     for path, leaf in tree.tensors():
-        for depth, step in enumerate(path):
-            # Last is a parameter's name; in distributed optimizers, the name of a slot's owner precedes it.
-            last = depth == len(path) - 1 or (leaf.slot is not None and depth == len(path) - 2)
-            if last and isinstance(step.value, str) and step.kind == "key" and "." in step.value:
+        # Last is a parameter's name; in distributed optimizers, the name of a slot's owner precedes it.
+        start = max(0, len(path) - (1 if leaf.slot is None else 2))
+        for depth, step in enumerate(path[start:], start):
+            if step.kind == "key" and isinstance(step.value, str) and "." in step.value:
                 yield path[:depth]
 
 

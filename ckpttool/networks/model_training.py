@@ -262,8 +262,12 @@ class TorchTrainer(ModelTrainer):
     def _judge(self, file: str, name: str, state: Message) -> None:
         """Find the class of a state_dict; raise UnsupportedError if torch.optim has none."""
         groups = state["param_groups"]
-        keys = {str(key) for group in groups for key in group} - {"params", "param_names", *SCHEDULED}
-        kinds = {str(key) for each in state["state"].values() for key in each}
+        keys = frozenset(str(key) for group in groups for key in group) - {
+            "params",
+            "param_names",
+            *SCHEDULED,
+        }
+        kinds = frozenset(str(key) for each in state["state"].values() for key in each)
         row = optimizers.find_torch_class(keys, kinds)
         if row is None:
             raise UnsupportedError(
