@@ -573,6 +573,31 @@ def test_outputs_decide_which_layer_of_the_same_shape_is_which(tmp_path: Path) -
     assert "outputs" in by.values()
 
 
+class Scaled(nn.Module):
+    """A gated state, multiplied by what an action gives; either of the inputs may be the first."""
+
+    def __init__(self, names: tuple[str, ...], *, action_first: bool) -> None:
+        super().__init__()
+        self.gated, self.scale, self.action_first = Gated(names), nn.Linear(4, 6), action_first
+
+    def forward(self, *inputs: Any) -> Any:
+        state, action = reversed(inputs) if self.action_first else inputs
+        return self.gated(state) * self.scale(action)
+
+
+@pytest.mark.parametrize("action_first", [False, True])
+def test_outputs_decide_whichever_input_is_the_first(action_first: bool, tmp_path: Path) -> None:
+    source = Scaled(("n_u", "q", "p", "n_v"), action_first=False)
+    model = Scaled(("n_j", "r", "s", "n_i"), action_first=action_first)
+    inputs = torch.randn(5, 6), torch.randn(5, 4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(source, inputs, tmp_path / "m.onnx", input_names=["s", "a"], dynamo=False)
+    shapes = [(4,), (6,)] if action_first else [(6,), (4,)]
+    ckpttool.load_into(model, tmp_path / "m.onnx", shapes=shapes, verify=False)
+    assert torch.equal(model(*(reversed(inputs) if action_first else inputs)), source(*inputs))
+
+
 @pytest.mark.parametrize(
     "settings", [{"alike": True}, {"halves": True}], ids=["both choices compute it", "no choice does"]
 )

@@ -572,9 +572,9 @@ def main() -> None:
     load_families(published=True)
     found = []
     part, of = map(int, options.of.split("/"))
-    usual = [name for name, twins in PAIRS.items() if twins.forms == FORMS[USUAL]]
     published = [name for name, twins in PAIRS.items() if twins.own_forms]
     own = [name for name in PAIRS if name not in published]
+    usual = [name for name in own if PAIRS[name].forms == FORMS[USUAL]]
     names = options.names or (usual if options.usual else published if options.published else own)
     forms = tuple(filter(None, options.sources.split(",")))
     for cell in cells(names[part::of], forms, options.tries):
