@@ -611,6 +611,42 @@ def test_what_outputs_do_not_decide_stays_refused(settings: dict[str, bool], tmp
     assert unchanged(model, before)
 
 
+class Limited(nn.Module):
+    """A layer whose outputs have a lower limit, which is a buffer or stands in the code."""
+
+    def __init__(self, limit: float, *, stored: bool) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 6)
+        if stored:
+            self.register_buffer("limit", torch.tensor(limit))
+        else:
+            self.limit = torch.tensor(limit)
+
+    def forward(self, x: Any) -> Any:
+        return torch.maximum(self.layer(x), self.limit)
+
+
+@pytest.mark.parametrize("stored", ["source", "model"])
+@pytest.mark.parametrize(("limit", "needed"), [(-1e4, False), (0.1, True)])
+def test_outputs_decide_whether_a_buffer_is_needed(
+    stored: str, limit: float, needed: bool, tmp_path: Path
+) -> None:
+    source = Limited(limit if stored == "source" else -1e4, stored=stored == "source")
+    model = Limited(limit if stored == "model" else -1e4, stored=stored == "model")
+    file, before = trace(source, tmp_path / "limited.pt"), state(model)
+    if needed:
+        with pytest.raises(MappingError):
+            ckpttool.load_into(model, file, shapes=[(6,)], verify=False)
+        assert unchanged(model, before)
+        return
+    done = ckpttool.load_into(model, file, shapes=[(6,)], verify=False)
+    assert done.complete
+    assert not done.report.unused
+    assert any("limit" in each for each in done.report.assumed)
+    x = torch.randn(5, 6)
+    assert torch.equal(model(x), source(x))
+
+
 def test_equal_values_need_no_decision_between_them(tmp_path: Path) -> None:
     source = Gated(("n_u", "q", "p", "n_v"))
     source.n_v.load_state_dict(source.n_u.state_dict())

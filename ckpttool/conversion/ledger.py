@@ -88,6 +88,7 @@ def account_for_tensors(
     patterns: Sequence[str],
     option: str,
     agent: bool,
+    spare: Collection[str] = (),
 ) -> ModelLedger:
     """Return what becomes of the tensors that fill nothing.
 
@@ -100,6 +101,7 @@ def account_for_tensors(
         patterns: tensors that may be left out; UsageError for a pattern that matches none.
         option: what precedes such a pattern where the user writes it.
         agent: the tree contains the networks of a recognised agent.
+        spare: constants of a graph that are known to be no weights.
 
     """
     reached = {move.source for move in filling.moves} | set(used)
@@ -110,8 +112,8 @@ def account_for_tensors(
             left[ready.names[path]] = _reason(leaf)
     if checkpoint.format == onnx.NAME:
         lost, constants = onnx_policies.list_unread_constants(checkpoint)
-        unused += lost
-        left |= dict.fromkeys(constants, _CONSTANT)
+        unused += (name for name in lost if name not in spare)
+        left |= dict.fromkeys((*constants, *spare), _CONSTANT)
     else:
         known = {*ready.names.values(), *ready.lost, *_merged_names(ready)}
         left |= dict(_outside(checkpoint, known, part, agent=agent))

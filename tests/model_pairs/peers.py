@@ -332,10 +332,10 @@ def run(names: Sequence[str], folder: Path, own: bool = False) -> Iterator[Outco
         }
         for framework in ("torch", "keras"):
             for each in _child(framework, f"judge_{framework}({part!r}, {str(folder)!r}, {own})", folder):
-                yield _joined(each, exported) if each.tool in ("onnx2torch", "onnx2tf") else each
+                yield joined(each, exported) if each.tool in ("onnx2torch", "onnx2tf") else each
 
 
-def _joined(outcome: Outcome, exported: dict[tuple[str, str], Outcome]) -> Outcome:
+def joined(outcome: Outcome, exported: dict[tuple[str, str], Outcome]) -> Outcome:
     """Return the outcome of both steps: a failed export counts, and times add up."""
     first = exported[outcome.target, outcome.program]
     values = asdict(outcome) | {"seconds": first.seconds + outcome.seconds}
@@ -352,10 +352,11 @@ def _child(framework: str, call: str, folder: Path, module: str = "peers") -> li
     status, output = warm.run(name, _PROGRAM.format(root=str(ROOT), module=module, call=call), folder, env)
     if status:
         raise RuntimeError(f"{call[:100]} ended with {status}:\n{output[-4000:]}")
-    return _outcomes(output)
+    return read_outcomes(output)
 
 
-def _outcomes(output: str) -> list[Outcome]:
+def read_outcomes(output: str) -> list[Outcome]:
+    """Return the outcomes that a process reported among other lines."""
     return [Outcome(**json.loads(line)) for line in output.splitlines() if line.startswith('{"program"')]
 
 
@@ -509,7 +510,7 @@ def main() -> None:
     outcomes = []
     found = _transformers(folder) if options.transformers else run(names, folder, options.own)
     if options.read:
-        found = iter(_outcomes(Path(options.read).read_text(encoding="utf-8")))
+        found = iter(read_outcomes(Path(options.read).read_text(encoding="utf-8")))
     try:
         for each in found:
             outcomes.append(each)

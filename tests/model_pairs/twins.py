@@ -452,6 +452,12 @@ def recorded() -> list[Cell]:
     return [Cell(*line.split("\t")) for line in lines]
 
 
+def usual_names() -> list[str]:
+    """Return the recorded pairs with usual shapes, whose families need not be imported for it."""
+    names = (cell.pair for cell in recorded() if cell.source in ("onnx", "saved_model"))
+    return [name for name in dict.fromkeys(names) if not name.startswith(tuple(LIBRARIES))]
+
+
 _PAGE = """## Models with different names
 
 Models written twice by hand with other names and nesting, filled from each form by `load_into`
@@ -519,7 +525,7 @@ def page() -> str:
     """Return the sections with the recorded states by form, and the fillings that are wrong."""
     every, columns = recorded(), ("right", "assumed", "corrected", "followed", "refused")
     cells = [cell for cell in every if not cell.pair.startswith(tuple(LIBRARIES))]
-    usual = {cell.pair for cell in cells if cell.source in ("onnx", "saved_model")}
+    usual = usual_names()
     square = [cell for cell in cells if cell.pair not in usual]
     others = [cell for cell in cells if cell.pair in usual]
     text = _PAGE.format(pairs=len({cell.pair for cell in square}), tries=_MOST_TRIES)
