@@ -894,8 +894,7 @@ class ModelFillPlan(NamedTuple):
             patterns=patterns,
             option=option,
             agent=self.source.agent,
-            spare=self.spare,
-        )
+        ).without(self.spare)
         report = replace(self.report, unused=ledger.unused, notes=(*self.report.notes, *ledger.notes()))
         return self._replace(ledger=ledger, report=report)
 
@@ -1234,15 +1233,16 @@ def _decide_by_outputs(
     spare = tuple(onnx_policies.list_unread_constants(source.checkpoint)[0]) if graph else ()
     if not (filling.ambiguous or filling.assumed_parts or spare or filling.unfilled or filling.unused):
         return filling, ()
+    trees = given.fills.tree, skeleton.tree
 
     def fill(decided: Choice) -> FillResult:
         options = replace(matching, decided=decided.pairs, part_orders=decided.orders)
-        return _without_buffers(fill_model.fill(given.fills, skeleton, options), given, skeleton, spare)
+        return fill_model.without_buffers(fill_model.fill(given.fills, skeleton, options), *trees, spare)
 
     def assign_values(filling: FillResult) -> Callable[[], None]:
         return target.assign(filling, skeleton)
 
-    first = _without_buffers(filling, given, skeleton, spare)
+    first = fill_model.without_buffers(filling, *trees, spare)
     settled = not (first.ambiguous or first.assumed_parts)
     if settled and (first.unfilled or first.unused or first.assumed == filling.assumed):
         return filling, ()  # there is nothing that outputs could decide
@@ -1250,31 +1250,6 @@ def _decide_by_outputs(
     trials = FillTrials(fill, assign_values, calls, target.running, target.shapes)
     decided = decide_by_outputs(source, trials, first)
     return (filling, ()) if decided is None else (decided, spare)
-
-
-def _without_buffers(
-    filling: FillResult, given: ModelSource, skeleton: Skeleton, spare: Sequence[str]
-) -> FillResult:
-    """Return the filling if the model keeps its own buffers, and those of the source are left out."""
-    ours, theirs = (
-        [path for path in paths if isinstance(leaf := tree[path], Leaf) and leaf.role == "buffer"]
-        for tree, paths in ((skeleton.tree, filling.unfilled), (given.fills.tree, filling.unused))
-    )
-    kept = [skeleton.tree.names[path] for path in ours]
-    left = [*(given.ready.names[path] for path in theirs), *spare]
-    sentences = (
-        (kept, "kept from the model, whose outputs are the source's with them"),
-        (left, "left out, as the model's outputs are the source's without them"),
-    )
-    return replace(
-        filling,
-        unfilled=tuple(path for path in filling.unfilled if path not in ours),
-        unused=tuple(path for path in filling.unused if path not in theirs),
-        assumed=(
-            *filling.assumed,
-            *(f"{abbreviate_list(names, _SHOWN)}: {what}" for names, what in sentences if names),
-        ),
-    )
 
 
 def _select_source(checkpoint: Checkpoint, options: FillOptions, shapes: Sequence[Shape]) -> ModelSource:

@@ -73,6 +73,12 @@ class ModelLedger:
             for each in merge_entries(*entries)
         )
 
+    def without(self, constants: Collection[str]) -> ModelLedger:
+        """Return the ledger in which these constants of the graph are no weights."""
+        spare = [name for name in self.unused if name in constants]
+        left = (*self.left_out, *(OmittedTensor(name, _CONSTANT) for name in spare))
+        return replace(self, unused=tuple(name for name in self.unused if name not in spare), left_out=left)
+
     def residue(self) -> list[dict[str, str]]:
         """Return the tensors that the user leaves out, for the receipt."""
         return [each.document() for each in self.left_out if each.path in self.allowed]
@@ -88,7 +94,6 @@ def account_for_tensors(
     patterns: Sequence[str],
     option: str,
     agent: bool,
-    spare: Collection[str] = (),
 ) -> ModelLedger:
     """Return what becomes of the tensors that fill nothing.
 
@@ -101,7 +106,6 @@ def account_for_tensors(
         patterns: tensors that may be left out; UsageError for a pattern that matches none.
         option: what precedes such a pattern where the user writes it.
         agent: the tree contains the networks of a recognised agent.
-        spare: constants of a graph that are known to be no weights.
 
     """
     reached = {move.source for move in filling.moves} | set(used)
@@ -112,8 +116,8 @@ def account_for_tensors(
             left[ready.names[path]] = _reason(leaf)
     if checkpoint.format == onnx.NAME:
         lost, constants = onnx_policies.list_unread_constants(checkpoint)
-        unused += (name for name in lost if name not in spare)
-        left |= dict.fromkeys((*constants, *spare), _CONSTANT)
+        unused += lost
+        left |= dict.fromkeys(constants, _CONSTANT)
     else:
         known = {*ready.names.values(), *ready.lost, *_merged_names(ready)}
         left |= dict(_outside(checkpoint, known, part, agent=agent))
