@@ -406,7 +406,15 @@ def test_an_order_that_no_call_shows_is_not_guessed(cls: type, tmp_path: Path) -
 @pytest.mark.tensorflow
 def test_models_of_tensorflow_and_keras_are_filled_from_pytorch(tmp_path: Path, golden: Golden) -> None:
     tensorflow_child.require("tensorflow", "keras")
+    plain, x = nn.Linear(3, 4), torch.linspace(-1, 1, 9).reshape(3, 3)
+    trace(plain, tmp_path / "linear.pt", x)
     found = tensorflow_child.run(load_into_keras.__file__, "filled", tmp_path)
+    assert found["statistics"] == {"identity": [True, True], "adapted": [False, False]}
+    # A normalization of the source is left out only if the outputs are the same without it.
+    assert ckpttool.load_into(plain, tmp_path / "identity.keras", verify=False).complete
+    assert np.allclose(plain(x).detach().numpy(), np.load(tmp_path / "identity.npy"), atol=1e-6)
+    with pytest.raises(MappingError):
+        ckpttool.load_into(nn.Linear(3, 4), tmp_path / "adapted.keras", verify=False)
     assert found["keras"] == [6, True, ["only fit"], True]
     assert found["chain"] == found["unbuilt"] == [6, True, ["name"], True]
     assert found["agent"] == [6, True]
@@ -555,10 +563,10 @@ def test_a_grouped_convolution_before_a_depthwise_one_is_no_pixel_shuffle(tmp_pa
     assert "unflatten={'g': 'no'}" in (caught.value.hint or "")
 
 
-def trace(model: Any, file: Path) -> Path:
+def trace(model: Any, file: Path, x: Any = None) -> Path:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
-        torch.jit.trace(model.eval(), torch.ones(2, 6)).save(file)
+        torch.jit.trace(model.eval(), torch.ones(2, 6) if x is None else x).save(file)
     return file
 
 
