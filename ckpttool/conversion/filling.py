@@ -1231,8 +1231,6 @@ def _decide_by_outputs(
     """
     graph = source.checkpoint.format == onnx.NAME
     spare = tuple(onnx_policies.list_unread_constants(source.checkpoint)[0]) if graph else ()
-    if not (filling.ambiguous or filling.assumed_parts or spare or filling.unfilled or filling.unused):
-        return filling, ()
     trees = given.fills.tree, skeleton.tree
 
     def fill(decided: Choice) -> FillResult:
