@@ -30,7 +30,7 @@ import numpy as np
 
 from tests import warm
 from tests.conftest import ROOT
-from tests.model_pairs import harness
+from tests.model_pairs import harness, twins
 from tests.model_pairs.programs import PROGRAMS, program
 
 RESULTS = Path(__file__).with_name("peers.tsv")
@@ -417,6 +417,18 @@ _SAME = """
 includes crashes.
 
 """
+_TWINS_PAGE = """
+### Models written twice by hand
+
+The {count} architectures (above), each once. The others receive the source only, and return an object of
+their own; ckpttool fills the user's model. Not all ran on all (last column). Keras 3 was given no code of
+custom classes, without which it reads no `.keras` file of them: most of its crashes.
+
+| to | tool | reads | right | assumed | refused, crash | wrong | of |
+|---|---|---|---:|---:|---:|---:|---:|
+"""
+# What precedes the names of these models in the record.
+TWINS = "twins/"
 SAME = (
     *("mlp", "mlp_bn", "mlp_ln", "mlp_square", "cnn1d_plain", "cnn2d_bn", "cnn2d_last", "cnn3d_plain"),
     *("dueling", "siamese", "resnet", "gated", "two_inputs", "flat_heads", "decoder_bn", "decoder_square"),
@@ -448,7 +460,7 @@ def page() -> str:
             text += f"| {title} | {tool.title} | {tool.source} | {counts['right']} | {assumed} "
             text += f"| {counts['refused'] + counts['crash']} | {wrong} "
             text += f"| {statistics.median(ratios) if ratios else 0:.1f} |\n"
-    return f"{text}{_same_models(outcomes)}\n{_of_transformers()}"
+    return f"{text}{_same_models(outcomes)}{_of_twins()}\n{_of_transformers()}"
 
 
 def _same_models(outcomes: Sequence[Outcome]) -> str:
@@ -466,6 +478,32 @@ def _same_models(outcomes: Sequence[Outcome]) -> str:
             took = statistics.median([each.seconds for each in mine]) if mine else 0
             text += f"| {title} | {tool.title} | {tool.source} | {counts['right']} | {assumed} | {refused} "
             text += f"| {wrong} | {took:.2f} | {tool.proof} |\n"
+    return text
+
+
+def _of_twins() -> str:
+    """Return the table of all tools on the models written twice, "" without records."""
+    outcomes = [each for each in recorded() if each.program.startswith(TWINS)]
+    if not outcomes:
+        return ""
+    names = twins.usual_names()
+    text = _TWINS_PAGE.format(count=len(names))
+    for target, title in (("torch", "PyTorch"), ("keras", "Keras")):
+        rows = []
+        for form in ("keras", "saved_model") if target == "torch" else ("pt", "script", "onnx"):
+            cells = [each for each in twins.recorded() if each.pair in names and each.source == form]
+            rows.append(("ckpttool", twins.FORM_TITLES[form], [each.state for each in cells]))
+        for key, tool in TOOLS[target].items():
+            mine = [each.state for each in outcomes if (each.target, each.tool) == (target, key)]
+            rows += [(tool.title, tool.source, mine)] if mine else []
+        for tool_title, source, states in rows:
+            counts = Counter(states)
+            refused = counts["refused"] + counts["crash"] + counts["unable"]
+            wrong = counts["WRONG"] + counts["WRONG ASSUMED"]
+            text += (
+                f"| {title} | {tool_title} | {source} | {counts['right']} | {counts['assumed']} | {refused} "
+            )
+            text += f"| {wrong} | {len(states)} |\n"
     return text
 
 

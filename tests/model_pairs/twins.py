@@ -488,7 +488,7 @@ with the files that it writes. All have random numbers. {run} of {all} conversio
 `python -m tests.model_pairs.twins --published --record`. *Followed* are refusals whose hint makes them
 right, such as `--from torch` for GPT2.
 """
-_FORMS = {
+FORM_TITLES = {
     "keras": "`.keras`",
     "saved_model": "SavedModel",
     "weights": "`.weights.h5`",
@@ -533,7 +533,7 @@ def page() -> str:
     text += "\nWrong with an assumption (square matrices and pairs of vectors without classes): "
     text += f"{_wrong_fillings(square)}.\n"
     text += _USUAL_PAGE.format(pairs=len(usual))
-    rows: list[tuple[str, Sequence[str]]] = [(title, (form,)) for form, title in _FORMS.items()]
+    rows: list[tuple[str, Sequence[str]]] = [(title, (form,)) for form, title in FORM_TITLES.items()]
     rows += [("with a computation", RECORDING), ("all", FORMS[USUAL])]
     text += _table(others, ("right", "assumed", "refused"), rows)
     text += f"\nWrong with a sentence that names the layer: {_wrong_fillings(others)}.\n"

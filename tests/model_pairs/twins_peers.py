@@ -23,8 +23,6 @@ import numpy as np
 from tests.model_pairs import harness, peers, twins
 from tests.model_pairs.nobuco_peer import define_operators, import_nobuco
 
-# Distinguishes the pairs from the programs in the record.
-PREFIX = "twins/"
 _SCALES = (1.0, 1e-3)
 _STEPS = ("write_keras", "write_onnx", "read_torch", "convert_nobuco")
 
@@ -55,7 +53,7 @@ def write_onnx(names: Sequence[str], folder: Path) -> None:
             sys.argv = ["tf2onnx.convert", *files, "--opset", "17"]
             convert.main()
 
-        peers.report(peers.timed(PREFIX + name, "torch", "export", export))
+        peers.report(peers.timed(peers.TWINS + name, "torch", "export", export))
 
 
 def read_torch(names: Sequence[str], folder: Path) -> None:
@@ -87,7 +85,8 @@ def read_torch(names: Sequence[str], folder: Path) -> None:
         compare(name, keras_model(keras.models.load_model(folder / name / "m.keras")))
 
     def code(name: str) -> None:
-        model = twins.Keras().build(twins.PAIRS[name], 7)
+        with torch.no_grad():
+            model = twins.Keras().build(twins.PAIRS[name], 7)
         model.load_weights(folder / name / "m.weights.h5")
         compare(name, keras_model(model))
 
@@ -119,7 +118,7 @@ def read_torch(names: Sequence[str], folder: Path) -> None:
     for name in names:
         for tool, run in (("keras_torch", whole), ("keras_torch_weights", code), ("onnx2torch", onnx)):
             keras.utils.clear_session()
-            peers.report(peers.timed(PREFIX + name, "torch", tool, lambda run=run, name=name: run(name)))
+            peers.report(peers.timed(peers.TWINS + name, "torch", tool, lambda run=run, name=name: run(name)))
 
 
 def convert_nobuco(names: Sequence[str], folder: Path) -> None:
@@ -145,7 +144,7 @@ def convert_nobuco(names: Sequence[str], folder: Path) -> None:
                     wanted = twins.flat(net(*map(torch.from_numpy, arrays)))
                 _compare([np.asarray(each) for each in results], [each.numpy() for each in wanted], close)
 
-        peers.report(peers.timed(PREFIX + name, "keras", "nobuco", convert))
+        peers.report(peers.timed(peers.TWINS + name, "keras", "nobuco", convert))
 
 
 def _compare(results: Sequence[np.ndarray], wanted: Sequence[np.ndarray], close: float) -> None:
