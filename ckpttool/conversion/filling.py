@@ -1226,8 +1226,8 @@ def _decide_by_outputs(
 ) -> tuple[FillResult, tuple[str, ...]]:
     """Return the filling in which outputs decide what names and shapes leave open.
 
-    Open are ambiguous layers, the order of joined parts, and whether the model needs what nobody trains and
-    only one side has. The second result are constants of the source's graph that are no weights.
+    Open are ambiguous layers, the order of joined parts, and whether buffers that only one side has are
+    needed. The second result are constants of the source's graph that are no weights.
     """
     graph = source.checkpoint.format == onnx.NAME
     spare = tuple(onnx_policies.list_unread_constants(source.checkpoint)[0]) if graph else ()
