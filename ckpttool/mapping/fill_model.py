@@ -452,7 +452,7 @@ def _own_tables(tree: Tree, paths: Iterable[Path]) -> Iterator[tuple[Path, str]]
 def without_buffers(filling: FillResult, source: Tree, model: Tree, constants: Sequence[str]) -> FillResult:
     """Return the filling if the model keeps its own buffers, and those of the source are left out.
 
-    So are these constants of the source's graph. The assumptions say that the outputs prove both.
+    So are these constants of the source's graph. The assumptions state that outputs prove both.
     """
     theirs, ours = (
         [path for path in paths if getattr(tree[path], "role", "") == "buffer"]
