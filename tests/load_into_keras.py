@@ -63,6 +63,26 @@ def vectors_of_root(keras: Any, folder: Path) -> list[list[str]]:
     return [[match.source, match.target] for match in done.matched]
 
 
+def statistics(keras: Any, folder: Path) -> dict[str, Any]:
+    """Fill models with a normalization from a program without one, and save them filled."""
+    found = {}
+    x = np.linspace(-1, 1, 9, dtype=np.float32).reshape(3, 3)
+    for name in ("identity", "adapted"):
+        normalization = keras.layers.Normalization()
+        layers = [keras.layers.Input((3,)), normalization, keras.layers.Dense(4)]
+        model = keras.Sequential(layers)
+        if name == "adapted":
+            normalization.adapt(np.arange(9, dtype=np.float32).reshape(3, 3))
+        try:
+            done = ckpttool.load_into(model, folder / "linear.pt", verify=False)
+            found[name] = [done.complete, any("adapt_mean" in each for each in done.report.assumed)]
+        except MappingError:
+            found[name] = [False, False]
+        model.save(folder / f"{name}.keras")
+        np.save(folder / f"{name}.npy", np.asarray(model(x)))
+    return found
+
+
 def filled(folder: Path) -> dict[str, Any]:
     """Fill models of both libraries; return what was said of each, and what came out of it."""
     import keras
@@ -154,4 +174,5 @@ def filled(folder: Path) -> dict[str, Any]:
         [each.sentence for each in ckpttool.doctor(saved, model=what).findings if each.topic == "model"]
         for what in (made["chain"], Unbuilt())
     ]
+    found["statistics"] = statistics(keras, folder)
     return found

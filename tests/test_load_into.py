@@ -406,7 +406,15 @@ def test_an_order_that_no_call_shows_is_not_guessed(cls: type, tmp_path: Path) -
 @pytest.mark.tensorflow
 def test_models_of_tensorflow_and_keras_are_filled_from_pytorch(tmp_path: Path, golden: Golden) -> None:
     tensorflow_child.require("tensorflow", "keras")
+    plain, x = nn.Linear(3, 4), torch.linspace(-1, 1, 9).reshape(3, 3)
+    trace(plain, tmp_path / "linear.pt", x)
     found = tensorflow_child.run(load_into_keras.__file__, "filled", tmp_path)
+    assert found["statistics"] == {"identity": [True, True], "adapted": [False, False]}
+    # A normalization of the source is left out only if the outputs are the same without it.
+    assert ckpttool.load_into(plain, tmp_path / "identity.keras", verify=False).complete
+    assert np.allclose(plain(x).detach().numpy(), np.load(tmp_path / "identity.npy"), atol=1e-6)
+    with pytest.raises(MappingError):
+        ckpttool.load_into(nn.Linear(3, 4), tmp_path / "adapted.keras", verify=False)
     assert found["keras"] == [6, True, ["only fit"], True]
     assert found["chain"] == found["unbuilt"] == [6, True, ["name"], True]
     assert found["agent"] == [6, True]
@@ -555,10 +563,10 @@ def test_a_grouped_convolution_before_a_depthwise_one_is_no_pixel_shuffle(tmp_pa
     assert "unflatten={'g': 'no'}" in (caught.value.hint or "")
 
 
-def trace(model: Any, file: Path) -> Path:
+def trace(model: Any, file: Path, x: Any = None) -> Path:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
-        torch.jit.trace(model.eval(), torch.ones(2, 6)).save(file)
+        torch.jit.trace(model.eval(), torch.ones(2, 6) if x is None else x).save(file)
     return file
 
 
@@ -573,6 +581,31 @@ def test_outputs_decide_which_layer_of_the_same_shape_is_which(tmp_path: Path) -
     assert "outputs" in by.values()
 
 
+class Scaled(nn.Module):
+    """A gated state, multiplied by what an action gives; either of the inputs may be the first."""
+
+    def __init__(self, names: tuple[str, ...], *, action_first: bool) -> None:
+        super().__init__()
+        self.gated, self.scale, self.action_first = Gated(names), nn.Linear(4, 6), action_first
+
+    def forward(self, *inputs: Any) -> Any:
+        state, action = reversed(inputs) if self.action_first else inputs
+        return self.gated(state) * self.scale(action)
+
+
+@pytest.mark.parametrize("action_first", [False, True])
+def test_outputs_decide_whichever_input_is_the_first(action_first: bool, tmp_path: Path) -> None:
+    source = Scaled(("n_u", "q", "p", "n_v"), action_first=False)
+    model = Scaled(("n_j", "r", "s", "n_i"), action_first=action_first)
+    inputs = torch.randn(5, 6), torch.randn(5, 4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(source, inputs, tmp_path / "m.onnx", input_names=["s", "a"], dynamo=False)
+    shapes = [(4,), (6,)] if action_first else [(6,), (4,)]
+    ckpttool.load_into(model, tmp_path / "m.onnx", shapes=shapes, verify=False)
+    assert torch.equal(model(*(reversed(inputs) if action_first else inputs)), source(*inputs))
+
+
 @pytest.mark.parametrize(
     "settings", [{"alike": True}, {"halves": True}], ids=["both choices compute it", "no choice does"]
 )
@@ -584,6 +617,42 @@ def test_what_outputs_do_not_decide_stays_refused(settings: dict[str, bool], tmp
         ckpttool.load_into(model, trace(source, tmp_path / "gated.pt"), shapes=[(6,)], verify=False)
     assert "match=" in str(caught.value.hint)
     assert unchanged(model, before)
+
+
+class Limited(nn.Module):
+    """A layer whose outputs have a lower limit, which is a buffer or stands in the code."""
+
+    def __init__(self, limit: float, *, stored: bool) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 6)
+        if stored:
+            self.register_buffer("limit", torch.tensor(limit))
+        else:
+            self.limit = torch.tensor(limit)
+
+    def forward(self, x: Any) -> Any:
+        return torch.maximum(self.layer(x), self.limit)
+
+
+@pytest.mark.parametrize("stored", ["source", "model"])
+@pytest.mark.parametrize(("limit", "needed"), [(-1e4, False), (0.1, True)])
+def test_outputs_decide_whether_a_buffer_is_needed(
+    stored: str, limit: float, needed: bool, tmp_path: Path
+) -> None:
+    source = Limited(limit if stored == "source" else -1e4, stored=stored == "source")
+    model = Limited(limit if stored == "model" else -1e4, stored=stored == "model")
+    file, before = trace(source, tmp_path / "limited.pt"), state(model)
+    if needed:
+        with pytest.raises(MappingError):
+            ckpttool.load_into(model, file, shapes=[(6,)], verify=False)
+        assert unchanged(model, before)
+        return
+    done = ckpttool.load_into(model, file, shapes=[(6,)], verify=False)
+    assert done.complete
+    assert not done.report.unused
+    assert any("limit" in each for each in done.report.assumed)
+    x = torch.randn(5, 6)
+    assert torch.equal(model(x), source(x))
 
 
 def test_equal_values_need_no_decision_between_them(tmp_path: Path) -> None:

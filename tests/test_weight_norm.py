@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import pytest
 
@@ -157,3 +159,18 @@ def test_what_only_looks_like_weight_norm_stays(names, shapes):
     found = wrappers.merge_weight_norm(tree)
     assert list(found.tree) == list(tree)
     assert not found.made
+
+
+@pytest.mark.parametrize("how", ["old", "new"])
+def test_the_parts_in_a_program_are_folded(tmp_path, how):
+    import torch
+
+    module, _ = made(how, "conv", "weight", 0)
+    inputs, file = torch.randn(2, 5, 8, 8), tmp_path / "script.pt"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        torch.jit.trace(module, inputs).save(file)
+    plain = torch.nn.Conv2d(5, 7, 3)
+    done = ckpttool.load_into(plain, file, shapes=[(5, 8, 8)], fold_weight_norm=True)
+    assert done.complete
+    assert torch.allclose(plain(inputs), module(inputs), atol=1e-6)

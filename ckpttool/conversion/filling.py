@@ -848,6 +848,8 @@ class ModelFillPlan(NamedTuple):
     report: MappingReport
     optimizers: ConvertedOptimizers | None = None
     ledger: ModelLedger = ModelLedger()
+    # Constants of the source's graph that its outputs show to be no weights.
+    spare: tuple[str, ...] = ()
 
     @property
     def given(self) -> PreparedTree:
@@ -883,7 +885,7 @@ class ModelFillPlan(NamedTuple):
             patterns=patterns,
             option=option,
             agent=self.source.agent,
-        )
+        ).without(self.spare)
         report = replace(self.report, unused=ledger.unused, notes=(*self.report.notes, *ledger.notes()))
         return self._replace(ledger=ledger, report=report)
 
@@ -1193,12 +1195,12 @@ def plan_fill(
     if like_source is not None:
         given = observe_source(given, like_source, target.source_inputs(), matching.choices)
     skeleton = target.skeleton(given.guessed(), given.framework)
+    spare: tuple[str, ...] = ()
     try:
         filling = _fill_without(given, skeleton, matching, patterns)
-        undecided = filling.ambiguous or filling.assumed_parts
-        if undecided and not filling.misfits:
+        if not filling.misfits:
             source = TrialSource(checkpoint, given.framework, given.model_spec(like_source), part)
-            filling = _decide_by_outputs(target, source, given, skeleton, matching, filling)
+            filling, spare = _decide_by_outputs(target, source, given, skeleton, matching, filling)
     except CkpttoolError as error:
         raise error.located(file=error.file or checkpoint.path) from error.__cause__
     linked = set(skeleton.named()[1].values())
@@ -1206,7 +1208,7 @@ def plan_fill(
     alone = tuple(path for path in target.tensors if path not in linked)
     filling = replace(filling, unfilled=(*filling.unfilled, *alone))
     report = build_fill_report(given.ready, skeleton, filling)
-    return ModelFillPlan(target.title, given, skeleton, filling, report)
+    return ModelFillPlan(target.title, given, skeleton, filling, report, spare=spare)
 
 
 def _decide_by_outputs(
@@ -1216,19 +1218,31 @@ def _decide_by_outputs(
     skeleton: Skeleton,
     matching: MatchOptions,
     filling: FillResult,
-) -> FillResult:
-    """Return the filling in which outputs decide what names and shapes leave ambiguous."""
+) -> tuple[FillResult, tuple[str, ...]]:
+    """Return the filling in which outputs decide what names and shapes leave open.
+
+    Open are ambiguous layers, the order of joined parts, and whether buffers that only one side has are
+    needed. The second result are constants of the source's graph that are no weights.
+    """
+    graph = source.checkpoint.format == onnx.NAME
+    spare = tuple(onnx_policies.list_unread_constants(source.checkpoint)[0]) if graph else ()
+    trees = given.fills.tree, skeleton.tree
 
     def fill(decided: Choice) -> FillResult:
         options = replace(matching, decided=decided.pairs, part_orders=decided.orders)
-        return fill_model.fill(given.fills, skeleton, options)
+        return fill_model.without_buffers(fill_model.fill(given.fills, skeleton, options), *trees, spare)
 
     def assign_values(filling: FillResult) -> Callable[[], None]:
         return target.assign(filling, skeleton)
 
+    first = fill_model.without_buffers(filling, *trees, spare)
+    settled = not (first.ambiguous or first.assumed_parts)
+    if settled and (first.unfilled or first.unused or first.assumed == filling.assumed):
+        return filling, ()  # there is nothing that outputs could decide
     calls = {"/".join(part.name): part.call.number for part in skeleton.parts}
     trials = FillTrials(fill, assign_values, calls, target.running, target.shapes)
-    return decide_by_outputs(source, trials, filling)
+    decided = decide_by_outputs(source, trials, first)
+    return (filling, ()) if decided is None else (decided, spare)
 
 
 def _select_source(checkpoint: Checkpoint, options: FillOptions, shapes: Sequence[Shape]) -> ModelSource:

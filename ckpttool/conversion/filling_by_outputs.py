@@ -85,23 +85,23 @@ class TrialSource(NamedTuple):
     part: str | None = None
 
 
-def decide_by_outputs(source: TrialSource, trials: FillTrials, filling: FillResult) -> FillResult:
+def decide_by_outputs(source: TrialSource, trials: FillTrials, filling: FillResult) -> FillResult | None:
     """Return the filling whose outputs are those that the source's computation gives.
 
-    The same filling if the checkpoint records no computation that can be evaluated and no code builds its
-    model, if the model cannot be called beside it, or if no choice or more than one gives its outputs.
+    None if the checkpoint records no computation that can be evaluated and no code builds its model, if the
+    model cannot be called beside it, or if no choice or more than one gives its outputs.
     """
     try:
         with ExitStack() as stack:
             running = stack.enter_context(_run_source(source))
             if running is None:
-                return filling
+                return None
             model = ModelSide("B", "", ModelSpec("the filled model", shapes=tuple(trials.shapes)))
             host = stack.enter_context(trials.running())
             both = _BothModels(running, ModelClient(model, host))
-            return _Search(both, trials).run(filling) or filling
+            return _Search(both, trials).run(filling)
     except CkpttoolError:
-        return filling  # one of the models cannot be run: the choice stays open
+        return None  # one of the models cannot be run: the choice stays open
 
 
 @contextmanager
@@ -272,6 +272,9 @@ class _Search:
 
     def run(self, filling: FillResult) -> FillResult | None:
         """Return the only complete filling with the source's outputs."""
+        if not (filling.ambiguous or filling.assumed_parts):
+            tried = self._try(Choice())
+            return tried[0] if tried is not None and tried[2] and not tried[0].unfilled else None
         left = min(_MOST_TRIALS, _MOST_NUMBERS // max(self.both.size, 1))
         order = itertools.count()
         queue: list[tuple[int, int, int, Choice, FillResult]] = [(0, 0, next(order), Choice(), filling)]

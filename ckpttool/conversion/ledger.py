@@ -73,6 +73,12 @@ class ModelLedger:
             for each in merge_entries(*entries)
         )
 
+    def without(self, constants: Collection[str]) -> ModelLedger:
+        """Return the ledger in which these constants of the graph are no weights."""
+        spare = [name for name in self.unused if name in constants]
+        left = (*self.left_out, *(OmittedTensor(name, _CONSTANT) for name in spare))
+        return replace(self, unused=tuple(name for name in self.unused if name not in spare), left_out=left)
+
     def residue(self) -> list[dict[str, str]]:
         """Return the tensors that the user leaves out, for the receipt."""
         return [each.document() for each in self.left_out if each.path in self.allowed]

@@ -451,6 +451,30 @@ def _own_tables(tree: Tree, paths: Iterable[Path]) -> Iterator[tuple[Path, str]]
             yield path, f"integer table with {what}"
 
 
+def without_buffers(filling: FillResult, source: Tree, model: Tree, constants: Sequence[str]) -> FillResult:
+    """Return the filling if the model keeps its own buffers, and those of the source are left out.
+
+    So are these constants of the source's graph. The assumptions state that outputs prove both.
+    """
+    theirs, ours = (
+        [path for path in paths if getattr(tree[path], "role", "") == "buffer"]
+        for tree, paths in ((source, filling.unused), (model, filling.unfilled))
+    )
+    assumed = [*filling.assumed]
+    if ours:
+        names = abbreviate_list([model.names[path] for path in ours], _SHOWN)
+        assumed.append(f"{names}: kept from the model, whose outputs are the source's with this")
+    if left := [*(source.names[path] for path in theirs), *constants]:
+        names = abbreviate_list(left, _SHOWN)
+        assumed.append(f"{names}: left out, as the model's outputs are the source's without this")
+    return replace(
+        filling,
+        unfilled=tuple(path for path in filling.unfilled if path not in ours),
+        unused=tuple(path for path in filling.unused if path not in theirs),
+        assumed=tuple(assumed),
+    )
+
+
 def _copies(tree: Tree, unused: Iterable[Path], used: Iterable[Path]) -> Iterator[tuple[Path, str]]:
     """Yield unused matrices with the bits of a used one: a tied layer that the file has several times."""
     every = ((path, tree[path]) for path in unused)

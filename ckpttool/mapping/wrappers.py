@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ from ckpttool.core.tree import (
     Record,
     Tree,
     ValueLeaf,
+    attr,
     display,
     key,
     path_to_json,
@@ -691,7 +692,7 @@ def merge_weight_norm(tree: Tree) -> WeightNormFold:
         if top in containers:
             containers[top] = _drop_versions(containers[top], stems)
     made = {pair.weight: (pair.length, pair.direction) for pair in pairs.values()}
-    spectral = tuple(path for path, _ in tree.tensors() if _SPECTRAL.fullmatch(_key_name(path)))
+    spectral = tuple(path for path, _ in tree.tensors() if _SPECTRAL.fullmatch(_dotted_name(path)[0]))
     return WeightNormFold(Tree(leaves, aliases, containers), made, tuple(lost), spectral)
 
 
@@ -703,7 +704,7 @@ def describe_weight_norm(tree: Tree) -> Iterator[str]:
             f"{abbreviate_list(folds, 3)}: weight norm stores a direction and a length (use "
             "--fold-weight-norm to fold them into a single weight)"
         )
-    spectral = [tree.names[path] for path, _ in tree.tensors() if _SPECTRAL.fullmatch(_key_name(path))]
+    spectral = [tree.names[path] for path, _ in tree.tensors() if _SPECTRAL.fullmatch(_dotted_name(path)[0])]
     if spectral:
         yield (
             f"{abbreviate_list(spectral, 3)}: the weight of spectral norm depends on its power iteration "
@@ -714,7 +715,7 @@ def describe_weight_norm(tree: Tree) -> Iterator[str]:
 
 def _find_pairs(tree: Tree) -> Iterator[_WeightNormPair]:
     for path, length in tree.tensors():
-        name = _key_name(path)
+        name, renamed = _dotted_name(path)
         if (found := _OLD.fullmatch(name)) is not None:
             other = "{module}{name}_v"
             more: tuple[str, ...] = ("{module}{name}_orig",)
@@ -724,9 +725,7 @@ def _find_pairs(tree: Tree) -> Iterator[_WeightNormPair]:
             more = tuple(f"{{module}}parametrizations.{{name}}.{m}" for m in ("original2", "0._u", "1._u"))
         else:
             continue
-        place = {
-            form: (*path[:-1], key(form.format(**found.groupdict()))) for form in (other, *more, _WEIGHT)
-        }
+        place = {form: renamed(form.format(**found.groupdict())) for form in (other, *more, _WEIGHT)}
         direction = tree.get(place[other])
         if not isinstance(direction, Leaf) or not _shapes_fit(length, direction):
             continue
@@ -734,7 +733,8 @@ def _find_pairs(tree: Tree) -> Iterator[_WeightNormPair]:
             source = WeightNormSource(
                 direction.source, length.source, direction.dtype, direction.shape, length.shape
             )
-            native = direction.key.removesuffix(_key_name(place[other])) + _key_name(place[_WEIGHT])
+            ended, begun = (_dotted_name(place[form])[0] for form in (other, _WEIGHT))
+            native = direction.key.removesuffix(ended) + begun
             leaf = replace(direction, source=source, key=native)
             yield _WeightNormPair(path, place[other], place[_WEIGHT], leaf)
 
@@ -751,9 +751,19 @@ def _shapes_fit(length: Leaf, direction: Leaf) -> bool:
     return all(n in (1, m) for n, m in pairs) and sum(n != 1 for n, _ in pairs) <= 1
 
 
-def _key_name(path: Path) -> str:
-    last = path[-1] if path else None
-    return last.value if last is not None and last.kind == "key" and isinstance(last.value, str) else ""
+def _dotted_name(path: Path) -> tuple[str, Callable[[str], Path]]:
+    """Return a tensor's name in its module, and what makes the path of another.
+
+    A state_dict has the name in one key, a TorchScript program in one attribute for each part.
+    """
+    depth = len(path)
+    while depth and path[depth - 1].kind == "attr":
+        depth -= 1
+    if depth < len(path):
+        name = ".".join(str(step.value) for step in path[depth:])
+        return name, lambda other: (*path[:depth], *map(attr, other.split(".")))
+    last = path[-1].value if path and path[-1].kind == "key" else ""
+    return str(last) if isinstance(last, str) else "", lambda other: (*path[:-1], key(other))
 
 
 def _is_below(path: Path, tops: frozenset[Path]) -> bool:
@@ -778,7 +788,7 @@ def _parametrization_names(pairs: Collection[_WeightNormPair]) -> dict[Path, set
     """Return by dict the modules that contained its parametrizations: `l1.parametrizations.weight`."""
     found: dict[Path, set[str]] = {}
     for pair in pairs:
-        name = _key_name(pair.length)
+        name = _dotted_name(pair.length)[0]
         if name.endswith(".original0"):
             found.setdefault(pair.length[:-1], set()).add(name.removesuffix(".original0"))
     return found

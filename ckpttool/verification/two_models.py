@@ -526,10 +526,10 @@ class ComparedModels:
     def give(self, arrays: Sequence[np.ndarray]) -> None:
         """Write inputs in each side's own order of axes."""
         a, b = self.sides
-        a.give(arrays)
-        by_name = {pair.b: place for place, pair in enumerate(self.pairs)}
-        order = [by_name[name] for name in b.names]
-        b.give([move_channels(arrays[place], self.pairs[place].transposed) for place in order])
+        inputs = {pair.a: array for pair, array in zip(self.pairs, arrays, strict=True)}
+        a.give([inputs[name] for name in a.names])
+        moved = {pair.b: move_channels(inputs[pair.a], pair.transposed) for pair in self.pairs}
+        b.give([moved[name] for name in b.names])
 
 
 @dataclass(frozen=True, slots=True)

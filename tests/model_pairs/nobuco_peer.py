@@ -15,6 +15,8 @@ from typing import Any
 
 import numpy as np
 
+_LIBRARIES: list[Any] = []  # that live as long as their operators
+
 
 class LegacyKeras(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Imports tf_keras for `keras`."""
@@ -32,21 +34,40 @@ class LegacyKeras(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         """Do nothing: it has run."""
 
 
-def main(names: list[str]) -> None:
-    """Convert PyTorch modules to Keras 2; print a line of JSON for each outcome."""
+def define_operators() -> None:
+    """Declare operators that a build of torchvision for another PyTorch lacks: no model here uses them."""
+    import torch
+
+    if not hasattr(torch.ops.torchvision, "nms"):
+        library = torch.library.Library("torchvision", "DEF")
+        _LIBRARIES.append(library)
+        for each in ("nms", "qnms"):
+            library.define(f"{each}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+
+
+def import_nobuco() -> Any:
+    """Return nobuco, for which Keras 2 is `keras` from now on; other modules keep their Keras 3."""
     os.environ.update(TF_USE_LEGACY_KERAS="1", TF_CPP_MIN_LOG_LEVEL="3", CUDA_VISIBLE_DEVICES="-1")
+    for name in [each for each in sys.modules if each.partition(".")[0] == "keras"]:
+        del sys.modules[name]
     sys.meta_path.insert(0, LegacyKeras())
     import tensorflow  # before PyTorch: the two can abort in the other order
     import torch
 
-    library = torch.library.Library("torchvision", "DEF")
-    for each in ("nms", "qnms"):
-        library.define(f"{each}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    define_operators()
     import nobuco
 
     # It converts `functional.relu`, but not `torch.relu`: added in its documented way.
     strategy = nobuco.ChannelOrderingStrategy.MINIMUM_TRANSPOSITIONS
     nobuco.converter(torch.relu, channel_ordering_strategy=strategy)(lambda _: tensorflow.nn.relu)
+    return nobuco
+
+
+def main(names: list[str]) -> None:
+    """Convert PyTorch modules to Keras 2; print a line of JSON for each outcome."""
+    nobuco = import_nobuco()
+    import torch
+
     from tests.model_pairs import harness, peers, torch_side
 
     for name in names:

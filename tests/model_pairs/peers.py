@@ -30,7 +30,7 @@ import numpy as np
 
 from tests import warm
 from tests.conftest import ROOT
-from tests.model_pairs import harness
+from tests.model_pairs import harness, twins
 from tests.model_pairs.programs import PROGRAMS, program
 
 RESULTS = Path(__file__).with_name("peers.tsv")
@@ -332,10 +332,10 @@ def run(names: Sequence[str], folder: Path, own: bool = False) -> Iterator[Outco
         }
         for framework in ("torch", "keras"):
             for each in _child(framework, f"judge_{framework}({part!r}, {str(folder)!r}, {own})", folder):
-                yield _joined(each, exported) if each.tool in ("onnx2torch", "onnx2tf") else each
+                yield joined(each, exported) if each.tool in ("onnx2torch", "onnx2tf") else each
 
 
-def _joined(outcome: Outcome, exported: dict[tuple[str, str], Outcome]) -> Outcome:
+def joined(outcome: Outcome, exported: dict[tuple[str, str], Outcome]) -> Outcome:
     """Return the outcome of both steps: a failed export counts, and times add up."""
     first = exported[outcome.target, outcome.program]
     values = asdict(outcome) | {"seconds": first.seconds + outcome.seconds}
@@ -352,10 +352,11 @@ def _child(framework: str, call: str, folder: Path, module: str = "peers") -> li
     status, output = warm.run(name, _PROGRAM.format(root=str(ROOT), module=module, call=call), folder, env)
     if status:
         raise RuntimeError(f"{call[:100]} ended with {status}:\n{output[-4000:]}")
-    return _outcomes(output)
+    return read_outcomes(output)
 
 
-def _outcomes(output: str) -> list[Outcome]:
+def read_outcomes(output: str) -> list[Outcome]:
+    """Return the outcomes that a process reported among other lines."""
     return [Outcome(**json.loads(line)) for line in output.splitlines() if line.startswith('{"program"')]
 
 
@@ -416,6 +417,18 @@ _SAME = """
 includes crashes.
 
 """
+_TWINS_PAGE = """
+### Models written twice by hand
+
+The {count} architectures (above), each once. The others receive the source only, and return an object of
+their own; ckpttool fills the user's model. Not all ran on all (last column). Keras 3 was given no code of
+custom classes, without which it reads no `.keras` file of them: most of its crashes.
+
+| to | tool | reads | right | assumed | refused, crash | wrong | of |
+|---|---|---|---:|---:|---:|---:|---:|
+"""
+# What precedes the names of these models in the record.
+TWINS = "twins/"
 SAME = (
     *("mlp", "mlp_bn", "mlp_ln", "mlp_square", "cnn1d_plain", "cnn2d_bn", "cnn2d_last", "cnn3d_plain"),
     *("dueling", "siamese", "resnet", "gated", "two_inputs", "flat_heads", "decoder_bn", "decoder_square"),
@@ -447,7 +460,7 @@ def page() -> str:
             text += f"| {title} | {tool.title} | {tool.source} | {counts['right']} | {assumed} "
             text += f"| {counts['refused'] + counts['crash']} | {wrong} "
             text += f"| {statistics.median(ratios) if ratios else 0:.1f} |\n"
-    return f"{text}{_same_models(outcomes)}\n{_of_transformers()}"
+    return f"{text}{_same_models(outcomes)}{_of_twins()}\n{_of_transformers()}"
 
 
 def _same_models(outcomes: Sequence[Outcome]) -> str:
@@ -465,6 +478,32 @@ def _same_models(outcomes: Sequence[Outcome]) -> str:
             took = statistics.median([each.seconds for each in mine]) if mine else 0
             text += f"| {title} | {tool.title} | {tool.source} | {counts['right']} | {assumed} | {refused} "
             text += f"| {wrong} | {took:.2f} | {tool.proof} |\n"
+    return text
+
+
+def _of_twins() -> str:
+    """Return the table of all tools on the models written twice, "" without records."""
+    outcomes = [each for each in recorded() if each.program.startswith(TWINS)]
+    if not outcomes:
+        return ""
+    names = twins.usual_names()
+    text = _TWINS_PAGE.format(count=len(names))
+    for target, title in (("torch", "PyTorch"), ("keras", "Keras")):
+        rows = []
+        for form in ("keras", "saved_model") if target == "torch" else ("pt", "script", "onnx"):
+            cells = [each for each in twins.recorded() if each.pair in names and each.source == form]
+            rows.append(("ckpttool", twins.FORM_TITLES[form], [each.state for each in cells]))
+        for key, tool in TOOLS[target].items():
+            mine = [each.state for each in outcomes if (each.target, each.tool) == (target, key)]
+            rows += [(tool.title, tool.source, mine)] if mine else []
+        for tool_title, source, states in rows:
+            counts = Counter(states)
+            refused = counts["refused"] + counts["crash"] + counts["unable"]
+            wrong = counts["WRONG"] + counts["WRONG ASSUMED"]
+            text += (
+                f"| {title} | {tool_title} | {source} | {counts['right']} | {counts['assumed']} | {refused} "
+            )
+            text += f"| {wrong} | {len(states)} |\n"
     return text
 
 
@@ -509,7 +548,7 @@ def main() -> None:
     outcomes = []
     found = _transformers(folder) if options.transformers else run(names, folder, options.own)
     if options.read:
-        found = iter(_outcomes(Path(options.read).read_text(encoding="utf-8")))
+        found = iter(read_outcomes(Path(options.read).read_text(encoding="utf-8")))
     try:
         for each in found:
             outcomes.append(each)

@@ -452,6 +452,12 @@ def recorded() -> list[Cell]:
     return [Cell(*line.split("\t")) for line in lines]
 
 
+def usual_names() -> list[str]:
+    """Return the recorded pairs with usual shapes, whose families need not be imported for it."""
+    names = (cell.pair for cell in recorded() if cell.source in ("onnx", "saved_model"))
+    return [name for name in dict.fromkeys(names) if not name.startswith(tuple(LIBRARIES))]
+
+
 _PAGE = """## Models with different names
 
 Models written twice by hand with other names and nesting, filled from each form by `load_into`
@@ -482,7 +488,7 @@ with the files that it writes. All have random numbers. {run} of {all} conversio
 `python -m tests.model_pairs.twins --published --record`. *Followed* are refusals whose hint makes them
 right, such as `--from torch` for GPT2.
 """
-_FORMS = {
+FORM_TITLES = {
     "keras": "`.keras`",
     "saved_model": "SavedModel",
     "weights": "`.weights.h5`",
@@ -519,7 +525,7 @@ def page() -> str:
     """Return the sections with the recorded states by form, and the fillings that are wrong."""
     every, columns = recorded(), ("right", "assumed", "corrected", "followed", "refused")
     cells = [cell for cell in every if not cell.pair.startswith(tuple(LIBRARIES))]
-    usual = {cell.pair for cell in cells if cell.source in ("onnx", "saved_model")}
+    usual = usual_names()
     square = [cell for cell in cells if cell.pair not in usual]
     others = [cell for cell in cells if cell.pair in usual]
     text = _PAGE.format(pairs=len({cell.pair for cell in square}), tries=_MOST_TRIES)
@@ -527,7 +533,7 @@ def page() -> str:
     text += "\nWrong with an assumption (square matrices and pairs of vectors without classes): "
     text += f"{_wrong_fillings(square)}.\n"
     text += _USUAL_PAGE.format(pairs=len(usual))
-    rows: list[tuple[str, Sequence[str]]] = [(title, (form,)) for form, title in _FORMS.items()]
+    rows: list[tuple[str, Sequence[str]]] = [(title, (form,)) for form, title in FORM_TITLES.items()]
     rows += [("with a computation", RECORDING), ("all", FORMS[USUAL])]
     text += _table(others, ("right", "assumed", "refused"), rows)
     text += f"\nWrong with a sentence that names the layer: {_wrong_fillings(others)}.\n"
@@ -572,9 +578,9 @@ def main() -> None:
     load_families(published=True)
     found = []
     part, of = map(int, options.of.split("/"))
-    usual = [name for name, twins in PAIRS.items() if twins.forms == FORMS[USUAL]]
     published = [name for name, twins in PAIRS.items() if twins.own_forms]
     own = [name for name in PAIRS if name not in published]
+    usual = [name for name in own if PAIRS[name].forms == FORMS[USUAL]]
     names = options.names or (usual if options.usual else published if options.published else own)
     forms = tuple(filter(None, options.sources.split(",")))
     for cell in cells(names[part::of], forms, options.tries):

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from tests.model_pairs import hugging_face, twins
+from tests.model_pairs.nobuco_peer import define_operators
 
 CLASSES = 10
 # torchvision's function, and arguments of Keras's, by the name of Keras's function.
@@ -29,7 +30,6 @@ APPLICATIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "ConvNeXtTiny": ("convnext_tiny", {"include_preprocessing": False}),
 }
 _SIDE = 33
-_LIBRARIES: list[Any] = []
 
 
 def _noise(value: np.ndarray, draw: np.random.Generator, *, positive: bool) -> np.ndarray:
@@ -66,17 +66,6 @@ class _Torch(twins.Torch):
                     noisy = _noise(each.numpy(), draw, positive=name.endswith("running_var"))
                     each.copy_(torch.from_numpy(noisy))
         return model.eval()
-
-
-def define_operators() -> None:
-    """Declare operators that a build of torchvision for another PyTorch lacks: no model here uses them."""
-    import torch
-
-    if not hasattr(torch.ops.torchvision, "nms"):
-        library = torch.library.Library("torchvision", "DEF")
-        _LIBRARIES.append(library)
-        for each in ("nms", "qnms"):
-            library.define(f"{each}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 
 
 def _torch_transformer(name: str) -> Any:
