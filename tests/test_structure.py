@@ -41,7 +41,7 @@ MOST = {
     "networks": (9_700, 86),
     "evaluation": (13_100, 126),
     "listing": (4_800, 41),
-    "verification": (6_300, 56),
+    "verification": (6_800, 56),
     "conversion": (11_100, 68),
     "commands": (6_000, 48),
     "pages": (3_200, 38),
