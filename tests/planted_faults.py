@@ -628,7 +628,9 @@ LATER_FAULTS = {
     "bias of one gate": Fault(
         "pooled_steps", "rnn", put("rnn.bias_hh_l0", part(12, 18, lambda x: x * 0)), words=_DIFFERS + "|zero"
     ),
-    "mean of directions": Fault("both_ways", "head|both", options={"merge": "ave"}, words="2 times|mean|ave"),
+    "mean of directions": Fault(
+        "both_ways", "head|both", options={"merge": "ave"}, words=r"2 times|0\.5 \*|ave"
+    ),
     "product of directions": Fault("both_ways", "head|both", options={"merge": "mul"}, words=r"\*|mul"),
     "direction not turned back": Fault(
         "both_ways", "head|both", options={"turned": True}, words="flip|reverse|backward"
@@ -722,7 +724,11 @@ LATER_FAULTS = {
         "styled", "up", put("up.weight", lambda x: x.transpose(2, 3)), words="transposed"
     ),
     "decoder trained further": Fault(
-        "tied_decoder", r"outputs|other|shift|\(model\)", fresh_decoder, {"tied": False}, words="times|tied"
+        "tied_decoder",
+        r"outputs|other|shift|\(model\)",
+        fresh_decoder,
+        {"tied": False},
+        words=r"0\.1 (times|\*)",
     ),
     "no last shift": Fault(
         "tied_decoder", r"outputs|shift|\(model\)", options={"bias": False}, words="shift"
@@ -750,7 +756,11 @@ PROMISED = [
     and name not in ("q/k layers swapped", "padding mode", "pooling")
 ]
 # Located; the cause is a computation between layers, which is not searched.
-UNNAMED = ("wrong statistics axis",)
+UNNAMED = (
+    *("wrong statistics axis", "token behind the patches", "patches by column", "values turned"),
+    *("turned backwards", "product of directions", "direction not turned back", "first of both directions"),
+    *("cosines from zero", "rate of a sine", "cosine for sine"),
+)
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,6 @@ class Term(NamedTuple):
 
 _MOST_ENTRIES, _MOST_COMBINED_ENTRIES = 1 << 14, 1 << 18  # of an operand, at least one row
 _MOST_SCORES = 1 << 21  # of one attention
-_SAMPLED = 64  # numbers that are compared before all are
 _MOST_COMBINED, _MOST_ATTENDED = 10, 5
 # Activations of the parts of sums, products and concatenations.
 _USUAL = frozenset(
@@ -36,6 +35,7 @@ _USUAL = frozenset(
 )
 _BASES = (1e4, 5e5, 1e6)  # of rotary positions
 _SAME_FACTOR, _FEWEST_INSIDE = 1e-5, 4
+_CARRIED = frozenset(("relu", "tanh"))
 _SLOPES = (0.01, 0.1, 0.2, 0.3)
 
 
@@ -63,7 +63,7 @@ def name_computations(
 
     """
     rows = max(1, min(len(a), *(_MOST_ENTRIES * len(x) // max(x.size, 1) for _, x in operands)))
-    if any(len(x) != len(a) for x in (*b, *(x for _, x in operands))):
+    if not a.size or any(len(x) != len(a) for x in (*b, *(x for _, x in operands))):
         return None
     cut = [Term(text, np.asarray(x[:rows], np.float64)) for text, x in operands]
     targets = _Targets([a[:rows], *(each[:rows] for each in b)], bound)
@@ -95,6 +95,10 @@ class _Targets:
         self._flat = [each.reshape(-1) for each in self._arrays]
         self._allowed = [bound * (float(np.abs(each).max(initial=0.0)) or 1.0) for each in self._arrays]
         self.names: list[str | None] = [None] * len(arrays)
+        # The places of the largest number of each, and of one that is about half of it.
+        largest = [int(np.abs(each).argmax()) for each in self._flat]
+        halves = (abs(each - each[n] / 2).argmin() for each, n in zip(self._flat, largest, strict=True))
+        self._probes = list(zip(largest, map(int, halves), strict=True))
 
     @property
     def first(self) -> np.ndarray:
@@ -117,16 +121,15 @@ class _Targets:
         """Return the number by which an array gives the values, 0 if there is none."""
         if _squeezed(made.shape) != _squeezed(self._arrays[place].shape):
             return 0.0
-        own, allowed = made.reshape(-1), self._allowed[place]
-        sample = slice(None, None, max(1, flat.size // _SAMPLED))
-        some, wanted = own[sample], flat[sample]
-        if (np.abs(some - wanted) <= allowed).all():
-            return float((np.abs(own - flat) <= allowed).all())
-        size = float(some @ some)
-        factor = float(some @ wanted) / size if 0 < size < np.inf else 0.0
-        if not factor or not (np.abs(factor * some - wanted) <= allowed).all():
+        own, allowed, (one, other) = made.reshape(-1), self._allowed[place], self._probes[place]
+        if not flat[one]:
+            return float((np.abs(own) <= allowed).all())
+        # Two numbers decide nearly always.
+        factor = float(flat[one] / own[one]) if own[one] else 0.0
+        factor = 1.0 if abs(own[one] - flat[one]) <= allowed else factor
+        if not factor or not abs(factor * own[other] - flat[other]) <= 2 * allowed:
             return 0.0
-        factor = float(own @ flat) / float(own @ own)
+        factor = factor if factor == 1 else float(own @ flat) / float(own @ own)
         return factor if (np.abs(factor * own - flat) <= allowed).all() else 0.0
 
     def match_clipped(self, term: Term) -> None:
@@ -208,8 +211,9 @@ def _activated(operand: Term, names: Collection[str] = ()) -> Iterator[Term]:
     yield Term(f"exp({text})", np.exp(x))
     yield Term(f"exp({text} / 2)", np.exp(x / 2))
     yield Term(f"square({text})", x * x)
-    yield Term(f"sin({text})", np.sin(x))
-    yield Term(f"cos({text})", np.cos(x))
+    if not names:
+        yield Term(f"sin({text})", np.sin(x))
+        yield Term(f"cos({text})", np.cos(x))
 
 
 def _of_one(term: Term, shapes: set[tuple[int, ...]]) -> Iterator[Term]:
@@ -442,13 +446,14 @@ def _weighed(operands: Sequence[Term]) -> Iterator[Term]:
 
 def _carried(operands: Sequence[Term]) -> Iterator[Term]:
     """Yield mixtures of two arrays by a gate, as in a highway."""
+    known = {each.text: list(_activated(each, _CARRIED)) for each in operands}
     for gate, one, other in itertools.permutations(operands, 3):
         if gate.array.shape != one.array.shape or one.array.shape != other.array.shape:
             continue
         z, x = gate.array, other.array
         for t, share in (("sigmoid", 1 / (1 + np.exp(-z))), ("tanh", np.tanh(z))):
             name = f"{t}({gate.text})"
-            for text, y in _activated(one, _USUAL):
+            for text, y in known[one.text]:
                 yield Term(f"{name} * {text} + (1 - {name}) * {other.text}", share * y + (1 - share) * x)
                 yield Term(f"(1 - {name}) * {text} + {name} * {other.text}", (1 - share) * y + share * x)
                 yield Term(f"{name} * {text} + {other.text}", share * y + x)
