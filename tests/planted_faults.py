@@ -759,7 +759,7 @@ PROMISED = [
 UNNAMED = (
     *("wrong statistics axis", "token behind the patches", "patches by column", "values turned"),
     *("turned backwards", "product of directions", "direction not turned back", "first of both directions"),
-    *("cosines from zero", "rate of a sine", "cosine for sine"),
+    *("cosines from zero", "rate of a sine", "cosine for sine", "product with the last output"),
 )
 
 

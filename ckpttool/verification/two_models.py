@@ -1280,7 +1280,7 @@ class _LayerFinder:
         return causes.computation_cause(operands, values, self._bound) if operands else None
 
     def _scaled(self, operands: Sequence[Term]) -> Iterator[Term]:
-        """Yield operands times vectors that A's composed layers have of their own, e.g. a layer scale."""
+        """Yield operands times vectors of A's composed layers, e.g. a layer scale."""
         paths = {each.path for each in self._layers[0] if each.composed and each.tensors}
         for path in [*paths][:_MOST_SCALES]:
             for name, held in self._session.sides[0].tensors(path).items():
