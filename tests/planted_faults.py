@@ -450,13 +450,13 @@ MORE_FAULTS = {
     ),
     "sum for product": Fault("recommender", "hidden", options={"use": "add"}, words=r"\*.*\+"),
     "pixels not scaled": Fault(
-        "pixels", "conv|rescaling.*", options={"scale": 1.0}, words="times|factor|scale"
+        "pixels", "conv|rescaling.*", options={"scale": 1.0}, words=r"times|factor|scale|\*"
     ),
     "pixels around zero": Fault(
         "pixels", "conv|rescaling.*", options={"offset": 0.5}, words="normali[sz]er|shift|adds"
     ),
     "colors in reverse": Fault(
-        "pixels", "conv|rescaling.*", options={"reverse": True}, words="order|reverse"
+        "pixels", "conv|rescaling.*", options={"reverse": True}, words="order|reverse|flip"
     ),
     "half precision of one layer": Fault(
         "mlp", "2", put("2.weight", lambda x: x.half().float()), words="float16"

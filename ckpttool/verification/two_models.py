@@ -1245,6 +1245,7 @@ class _LayerFinder:
 
     def _computed(self, until: LayerCallPair | None, after: tuple[np.ndarray, np.ndarray]) -> Cause | None:
         """Return the computations of both sides between layers, by the outputs of A's layers before one."""
+        after = _by_batch(after[0]), _by_batch(after[1])
         earlier = list(self._layers[0])
         if until is not None:
             earlier = earlier[: next(n for n, each in enumerate(earlier) if each.key == until.a.key)]
@@ -1264,6 +1265,7 @@ class _LayerFinder:
             for each in reversed(earlier)
             if each.family == "recurrent" and each.key in calls
             for n, x in enumerate(calls[each.key].made[1:])
+            if len(_by_batch(x)) == len(after[0])  # not those of several layers or directions
         ]
         operands += [
             Term(f"the input of {each.title}", x)
@@ -1276,8 +1278,7 @@ class _LayerFinder:
             operands += [
                 Term(f"input {n}", x) for n, x in enumerate(calls[ROOT, 0].given) if x.dtype.kind == "f"
             ]
-        values = _by_batch(after[0]), _by_batch(after[1])
-        return causes.computation_cause(operands, values, self._bound) if operands else None
+        return causes.computation_cause(operands, after, self._bound) if operands else None
 
     def _scaled(self, operands: Sequence[Term]) -> Iterator[Term]:
         """Yield operands times vectors of A's composed layers, e.g. a layer scale."""
