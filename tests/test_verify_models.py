@@ -194,18 +194,17 @@ def test_the_table_of_faults_is_at_least_the_recorded_one(
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(ROOT), os.environ["PYTHONPATH"])))
     recorded = {(row["fault"], row["direction"]): row for row in planted_faults.recorded()}
     found = {(row.fault, row.direction): row for row in PlantedFaults(tmp_path).findings()}
-    assert {*recorded} <= {*found}
+    assert {*found} == {*recorded}
     for key, row in found.items():
         assert row.found, row
-        if key in recorded:
-            assert row.layer_right >= recorded[key]["layer_right"], row
-            assert row.cause_right >= recorded[key]["cause_right"], row
+        assert row.layer_right >= recorded[key]["layer_right"], row
+        assert row.cause_right >= recorded[key]["cause_right"], row
 
 
-def test_the_recorded_table_has_every_fault_in_both_directions() -> None:
+def test_the_recorded_table_has_every_fault_in_its_directions() -> None:
     rows = planted_faults.recorded()
     assert all(row["found"] for row in rows)
-    for name in FAULTS.keys() - LATER_FAULTS.keys():
+    for name in FAULTS:
         assert {row["direction"] for row in rows if row["fault"] == name} == {
             *planted_faults.directions(name)
         }
@@ -217,7 +216,7 @@ def test_the_recorded_table_has_every_fault_in_both_directions() -> None:
 
 
 @pytest.mark.parametrize(
-    ("faults", "models", "cases"), [(MORE_FAULTS, 15, 170), (LATER_FAULTS, 24, 100)], ids=["more", "later"]
+    ("faults", "models", "cases"), [(MORE_FAULTS, 15, 170), (LATER_FAULTS, 30, 129)], ids=["more", "later"]
 )
 def test_nearly_all_recorded_faults_of_further_architectures_have_their_cause(
     faults: dict[str, Fault], models: int, cases: int
