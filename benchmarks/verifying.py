@@ -247,7 +247,8 @@ _HEAD = """# Results of `verify` for two models
 ## Planted faults
 
 `python -m tests.planted_faults --record` plants each fault in B, in both directions: A is the right model of
-one framework, B its conversion to the other. *Layer*: the first difference is named in that layer or directly
+one framework, B its conversion to the other. Faults from "shortcut before the norm" on are planted in one
+direction each, in turn. *Layer*: the first difference is named in that layer or directly
 before it. *Cause*: the fault is named. *Proved*: the difference disappears when only that is changed.
 
 """
@@ -314,7 +315,7 @@ def _fault_lines(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
 
 def _marks(row: dict[str, Any] | None) -> str:
     if row is None:
-        return "not possible"
+        return "not planted"
     names = ("found", "layer_right", "cause_right", "confirmed")
     return ", ".join("yes" if row[name] else "no" for name in names)
 

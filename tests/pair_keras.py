@@ -443,6 +443,397 @@ def pixels(scale: float = 255.0, reverse: bool = False, offset: float = 0.0) -> 
     return keras.Model(inputs, layers.Dense(3, name="head")(layers.GlobalAveragePooling2D()(x)))
 
 
+# Further architectures.
+
+
+class Token(layers.Layer):
+    """A vector before or behind the rows of a sequence."""
+
+    def __init__(self, *, first: bool = True, **options: Any) -> None:
+        super().__init__(**options)
+        self.first = first
+
+    def build(self, shape: Any) -> None:
+        self.token = self.add_weight(shape=(1, shape[-1]), name="token")
+
+    def call(self, x: Any) -> Any:
+        token = ops.broadcast_to(self.token, (ops.shape(x)[0], 1, x.shape[-1]))
+        return ops.concatenate([token, x] if self.first else [x, token], 1)
+
+
+class TiedKernel(layers.Layer):
+    """Multiplies by the transposed kernel of a dense layer."""
+
+    def __init__(self, dense: Any, **options: Any) -> None:
+        super().__init__(**options)
+        self.dense = dense
+
+    def call(self, x: Any) -> Any:
+        return ops.matmul(x, ops.transpose(self.dense.kernel))
+
+
+def _conv(width: int, size: int, name: str, **options: Any) -> Any:
+    return layers.Conv2D(width, size, padding="same", name=name, **options)
+
+
+def _mean(x: Any) -> Any:
+    return layers.GlobalAveragePooling2D()(x)
+
+
+def preactivated(shared: bool = True, normed: bool = True, shortcut: bool = True, eps: float = 1e-3) -> Any:
+    """A residual block that starts with its norm, with a convolution as its shortcut."""
+    inputs = layers.Input((9, 9, 3))
+    x = _conv(6, 3, "conv")(inputs)
+    y = layers.BatchNormalization(name="norm", epsilon=eps)(x) if normed else x
+    y = layers.ReLU()(y)
+    side = layers.Conv2D(8, 1, 2, name="side")(y if shared else x)
+    y = layers.BatchNormalization(name="norm1", epsilon=eps)(_conv(8, 3, "conv1", strides=2)(y))
+    y = _conv(8, 3, "conv2")(layers.ReLU()(y))
+    y = layers.Add()([y, side]) if shortcut else y
+    return keras.Model(inputs, layers.Dense(3, name="head")(_mean(y)))
+
+
+def branches(order: str = "1 3 5 pool", pool: str = "max", dilation: int = 1) -> Any:
+    """Parallel convolutions of several sizes, and a pooled branch."""
+    x = layers.Input((8, 8, 4))
+    made = (layers.MaxPooling2D if pool == "max" else layers.AveragePooling2D)(3, 1, "same")(x)
+    parts = {"1": _conv(3, 1, "one")(x), "3": _conv(4, 3, "three", dilation_rate=dilation)(x)}
+    parts |= {"5": _conv(3, 5, "five")(x), "pool": _conv(3, 1, "pooled")(made)}
+    y = layers.ReLU()(layers.Concatenate()([parts[name] for name in order.split()]))
+    y = layers.Conv2D(5, 3, activation="relu", name="mix")(y)
+    return keras.Model(x, layers.Dense(2, name="head")(_mean(y)))
+
+
+def dense_block(new_first: bool = False, active: bool = True) -> Any:
+    """Convolutions whose outputs are appended to their inputs."""
+    inputs = layers.Input((8, 8, 3))
+    x = _conv(4, 3, "conv")(inputs)
+    for name in ("grow1", "grow2"):
+        y = _conv(4, 3, name, activation="relu" if active else None)(x)
+        x = layers.Concatenate()([y, x] if new_first and name == "grow1" else [x, y])
+    x = layers.ReLU()(layers.BatchNormalization(name="norm")(x))
+    return keras.Model(inputs, layers.Dense(3, name="head")(_mean(x)))
+
+
+def unet(pool: str = "max", early: bool = False, shift: int = 0) -> Any:
+    """Convolutions at two sizes with a skipped image."""
+    inputs = layers.Input((8, 8, 2))
+    skip = _conv(4, 3, "wide")(inputs)
+    x = layers.ReLU()(skip)
+    y = (layers.MaxPooling2D if pool == "max" else layers.AveragePooling2D)(2)(x)
+    y = layers.Conv2DTranspose(4, 2, 2, name="up")(_conv(8, 3, "deep", activation="relu")(y))
+    skip = skip if early else x
+    y = layers.Concatenate()([y, ops.roll(skip, shift, 2) if shift else skip])
+    y = _conv(4, 3, "mix", activation="relu")(y)
+    return keras.Model(inputs, _conv(1, 1, "out", activation="sigmoid")(y))
+
+
+def convnext(
+    eps: float = 1e-6, gelu: str = "none", scaled: bool = True, skip: bool = True, whole: bool = False
+) -> Any:
+    """A wide depthwise convolution, dense layers on channels, and a scale for each."""
+    x = layers.Input((8, 8, 6))
+    y = layers.DepthwiseConv2D(7, padding="same", name="depth")(x)
+    norm = layers.GroupNormalization(1, epsilon=eps, name="norm")
+    y = (norm if whole else layers.LayerNormalization(epsilon=eps, name="norm"))(y)
+    y = ops.gelu(layers.Dense(24, name="up")(y), approximate=gelu == "tanh")
+    y = layers.Dense(6, name="down")(y)
+    y = Scale(name="scale")(y) if scaled else y
+    return keras.Model(x, layers.Dense(3, name="head")(_mean(layers.Add()([x, y]) if skip else y)))
+
+
+def mixer(turned: bool = True, skip: bool = True, pool: str = "mean", activation: str = "gelu") -> Any:
+    """Dense layers over positions, then over features, of a square sequence."""
+    x = inputs = layers.Input((8, 8))
+    y = layers.LayerNormalization(name="norm")(x)
+    y = layers.Permute((2, 1))(y) if turned else y
+    y = layers.Dense(8, name="rows2")(layers.Dense(12, activation=activation, name="rows1")(y))
+    y = layers.Permute((2, 1))(y) if turned else y
+    x = layers.Add()([x, y]) if skip else y
+    y = layers.LayerNormalization(name="norm2")(x)
+    x = layers.Add()([x, layers.Dense(8, name="down")(layers.Dense(12, activation="gelu", name="up")(y))])
+    made = (layers.GlobalAveragePooling1D if pool == "mean" else layers.GlobalMaxPooling1D)()(x)
+    return keras.Model(inputs, layers.Dense(3, name="head")(made))
+
+
+def patches(token: str = "first", use: str = "token", turned: bool = False, heads: int = 2) -> Any:
+    """Patches of an image and a token of their class through attention."""
+    inputs = layers.Input((8, 12, 3))
+    x = layers.Conv2D(8, 4, 4, name="patch")(inputs)
+    x = layers.Reshape((6, 8))(layers.Permute((2, 1, 3))(x) if turned else x)
+    x = AddRows(name="position")(Token(first=token == "first", name="token")(x))
+    y = layers.LayerNormalization(name="norm")(x)
+    x = layers.Add()([x, layers.MultiHeadAttention(heads, 8 // heads, name="attention")(y, y)])
+    return keras.Model(inputs, layers.Dense(3, name="head")(x[:, 0] if use == "token" else ops.mean(x, 1)))
+
+
+def _split(x: Any, heads: int, width: int) -> Any:
+    """Return [batch, heads, positions, width]."""
+    return ops.transpose(ops.reshape(x, (-1, x.shape[1], heads, width)), (0, 2, 1, 3))
+
+
+def _joined(x: Any) -> Any:
+    return ops.reshape(ops.transpose(x, (0, 2, 1, 3)), (-1, x.shape[2], x.shape[1] * x.shape[3]))
+
+
+def _scores(q: Any, k: Any) -> Any:
+    return ops.matmul(q, ops.swapaxes(k, -1, -2))
+
+
+def cross_attention(keys: str = "memory", width: int = 4, active: str = "softmax") -> Any:
+    """Attention of one sequence on another one."""
+    x, memory = layers.Input((3, 8), name="x"), layers.Input((5, 8), name="memory")
+    k = layers.Dense(8, name="key")(memory if keys == "memory" else ops.flip(memory, 1))
+    q, v = layers.Dense(8, name="query")(x), layers.Dense(8, name="value")(memory)
+    scores = _scores(_split(q, 2, 4), _split(k, 2, 4)) / width**0.5
+    shares = ops.softmax(scores, -1) if active == "softmax" else ops.sigmoid(scores)
+    y = _joined(ops.matmul(shares, _split(v, 2, 4)))
+    return keras.Model([x, memory], layers.Dense(4, name="proj")(y))
+
+
+def rotary(pairs: str = "halves", base: float = 1e4, values: bool = False, reverse: bool = False) -> Any:
+    """Attention of queries and keys that are turned by their positions."""
+    angles = (np.arange(6.0)[:, None] / base ** (np.arange(4.0) / 4)).astype("float32")
+    cos, sin = np.cos(angles), np.sin(-angles if reverse else angles)
+
+    def turn(x: Any) -> Any:
+        if pairs == "halves":
+            a, b = x[..., :4], x[..., 4:]
+            return ops.concatenate([a * cos - b * sin, b * cos + a * sin], -1)
+        a, b = x[..., ::2], x[..., 1::2]
+        return ops.reshape(ops.stack([a * cos - b * sin, b * cos + a * sin], -1), (-1, 6, 8))
+
+    x = layers.Input((6, 8))
+    q, k, v = (layers.Dense(8, name=name)(x) for name in ("query", "key", "value"))
+    shares = ops.softmax(_scores(turn(q), turn(k)) / 8**0.5, -1)
+    y = ops.matmul(shares, turn(v) if values else v)
+    return keras.Model(x, layers.Dense(4, name="proj")(y))
+
+
+def shared_heads(tiled: bool = False, heads: int = 4, scaled: bool = True) -> Any:
+    """Attention with fewer heads of keys and values than of queries."""
+    x = layers.Input((6, 8))
+    width = 16 // heads
+    q = _split(layers.Dense(16, name="query")(x), heads, width)
+    k, v = (_split(layers.Dense(8, name=name)(x), 8 // width, width) for name in ("key", "value"))
+    times = heads // (8 // width)
+    k, v = (ops.tile(y, (1, times, 1, 1)) if tiled else ops.repeat(y, times, 1) for y in (k, v))
+    scores = _scores(q, k)
+    y = _joined(ops.matmul(ops.softmax(scores / width**0.5 if scaled else scores, -1), v))
+    return keras.Model(x, layers.Dense(4, name="proj")(y))
+
+
+def swiglu(norm: str = "rms", activation: str = "silu", on: str = "gate", use: str = "*") -> Any:
+    """A gated block of two dense layers after a root-mean-square norm."""
+    x = layers.Input((8,))
+    kinds = {"rms": layers.RMSNormalization(epsilon=1e-5, name="norm")}
+    y = kinds.get(norm, layers.LayerNormalization(epsilon=1e-5, center=False, name="norm"))(x)
+    a, b = layers.Dense(12, name="gate")(y), layers.Dense(12, name="up")(y)
+    act = {"silu": ops.silu, "gelu": lambda z: ops.gelu(z, approximate=False)}[activation]
+    a, b = (act(a), b) if on == "gate" else (a, act(b))
+    y = layers.Multiply()([a, b]) if use == "*" else layers.Add()([a, b])
+    return keras.Model(x, layers.Dense(3, name="head")(x + layers.Dense(8, name="down")(y)))
+
+
+def wavenet(gate: str = "sigmoid", late: bool = False, skip: str = "gated", dilation: int = 2) -> Any:
+    """A dilated causal convolution with a gate, a residual and a skipped output."""
+    inputs = layers.Input((9, 3))
+    x = layers.Conv1D(6, 1, name="start")(inputs)
+    padded = layers.ZeroPadding1D((0, dilation) if late else (dilation, 0))(x)
+    y, z = (layers.Conv1D(6, 2, dilation_rate=dilation, name=name)(padded) for name in ("filter", "gate"))
+    z = ops.tanh(y) * getattr(ops, gate)(z)
+    y = layers.Conv1D(4, 1, name="skip")(z if skip == "gated" else x)
+    last = layers.Conv1D(4, 1, name="last")(x + layers.Conv1D(6, 1, name="keep")(z))
+    return keras.Model(inputs, layers.Conv1D(2, 1, name="out")(ops.relu(y + last)))
+
+
+def translator(state: str = "both", reverse: bool = False, exchanged: bool = False) -> Any:
+    """An LSTM whose last state starts another one."""
+    words, others = layers.Input((5, 4), name="words"), layers.Input((6, 3), name="others")
+    _, h, c = layers.LSTM(6, return_state=True, name="encode")(ops.flip(words, 1) if reverse else words)
+    h, c = (c, h) if exchanged else (h, c)
+    h, c = (ops.zeros_like(each) if state == "zero" else each for each in (h, c))
+    y = layers.LSTM(6, return_sequences=True, name="decode")(others, initial_state=[h, c])
+    return keras.Model([words, others], layers.Dense(2, name="head")(y))
+
+
+def pooled_steps(weigh: str = "softmax", active: str = "tanh") -> Any:
+    """A GRU whose steps are summed with learned shares."""
+    inputs = layers.Input((7, 4))
+    x = layers.GRU(6, return_sequences=True, name="rnn")(inputs)
+    scores = layers.Dense(1, name="score")(
+        layers.Dense(5, activation="tanh" if active == "tanh" else None, name="hidden")(x)
+    )
+    shares = ops.softmax(scores, 1) if weigh == "softmax" else ops.sigmoid(scores)
+    y = ops.mean(x, 1) if weigh == "mean" else ops.sum(x * shares, 1)
+    return keras.Model(inputs, layers.Dense(2, name="head")(y))
+
+
+def both_ways(merge: str = "sum", turned: bool = False, step: int = -1) -> Any:
+    """The sum of a forward and a backward GRU, and a dense layer on one step."""
+    inputs = layers.Input((7, 4))
+    rnn = layers.GRU(5, return_sequences=True)
+    x = layers.Bidirectional(rnn, merge_mode="concat" if turned else merge, name="both")(inputs)
+    x = x[..., :5] + ops.flip(x[..., 5:], 1) if turned else x
+    return keras.Model(inputs, layers.Dense(2, name="head")(x[:, step]))
+
+
+def conditioned(one: bool = True, exchanged: bool = False, late: bool = False, sign: float = 1.0) -> Any:
+    """Channels of an image that are scaled and shifted as a vector says."""
+    image, task = layers.Input((8, 8, 3), name="image"), layers.Input((5,), name="task")
+    x = layers.Conv2D(6, 3, name="conv")(image)
+    y = layers.Reshape((1, 1, 12))(layers.Dense(12, name="condition")(task))
+    g, b = (y[..., 6:], y[..., :6]) if exchanged else (y[..., :6], y[..., 6:])
+    x = ops.relu(x) if late else x
+    x = x * (g + 1 if one else g) + sign * b
+    x = layers.Conv2D(4, 3, activation="relu", name="conv2")(x if late else ops.relu(x))
+    return keras.Model([image, task], layers.Dense(2, name="head")(_mean(x)))
+
+
+def atoms(axis: int = -1, low: float = -10.0, turned: bool = False, shares: str = "softmax") -> Any:
+    """The mean of a distribution over returns for each action."""
+    inputs = layers.Input((6,))
+    y = layers.Dense(15, name="values")(layers.Dense(8, activation="relu", name="trunk")(inputs))
+    y = layers.Permute((2, 1))(layers.Reshape((5, 3))(y)) if turned else layers.Reshape((3, 5))(y)
+    y = ops.softmax(y, axis) if shares == "softmax" else ops.sigmoid(y)
+    return keras.Model(inputs, ops.sum(y * np.linspace(low, low + 20, 5, dtype="float32"), -1))
+
+
+def gaussian(squash: str = "tanh", high: float = 1.0, spread: str = "exp", size: float = 2.0) -> Any:
+    """The mean action and the deviation of a policy."""
+    inputs = layers.Input((6,))
+    x = layers.Dense(8, activation="relu", name="body")(inputs)
+    mean, log = layers.Dense(3, name="mean")(x), ops.clip(layers.Dense(3, name="log")(x), -1.0, high)
+    mean = ops.tanh(mean) if squash == "tanh" else ops.clip(mean, -1, 1)
+    return keras.Model(inputs, [mean * size, ops.exp(log) if spread == "exp" else ops.softplus(log)])
+
+
+def encoder(divisor: float = 255.0, late: bool = False, last: str = "tanh", flat: str = "first") -> Any:
+    """Convolutions of an image in 0 to 255, flattened, then a dense layer and its norm."""
+    inputs = layers.Input((9, 9, 3))
+    x = layers.Conv2D(4, 3, 2, activation="relu", name="conv")(inputs / divisor - 0.5)
+    x = layers.Conv2D(4, 3, activation="relu", name="conv2")(x)
+    x = layers.Flatten()(x if flat == "first" else layers.Permute((3, 1, 2))(x))
+    x, norm = layers.Dense(6, name="trunk")(x), layers.LayerNormalization(name="norm")
+    x = norm(ops.tanh(x)) if late else norm(x)
+    x = ops.tanh(x) if last == "tanh" and not late else x
+    return keras.Model(inputs, layers.Dense(2, name="head")(x))
+
+
+def quantiles(start: int = 1, use: str = "*", active: bool = True) -> Any:
+    """Values at quantiles, which cosines describe."""
+    x, tau = layers.Input((6,), name="x"), layers.Input((1,), name="tau")
+    angles = (np.pi * np.arange(start, start + 8)).astype("float32")
+    y = layers.Dense(8, activation="relu" if active else None, name="wave")(ops.cos(tau * angles))
+    z = layers.Dense(8, activation="relu", name="body")(x)
+    z = layers.Multiply()([z, y]) if use == "*" else layers.Add()([z, y])
+    z = layers.Dense(3, name="out")(layers.Dense(8, activation="relu", name="hidden")(z))
+    return keras.Model([x, tau], z)
+
+
+def graph_net(turned: bool = False, second: bool = True, loops: bool = False) -> Any:
+    """Dense layers whose outputs are summed along the edges of a graph."""
+    nodes, given = layers.Input((5, 4), name="nodes"), layers.Input((5, 5), name="edges")
+    edges = ops.transpose(given, (0, 2, 1)) if turned else given
+    edges = edges + np.eye(5, dtype="float32") if loops else edges
+    x = ops.relu(ops.matmul(edges, layers.Dense(6, name="first")(nodes)))
+    x = layers.Dense(6, name="second")(x)
+    x = ops.mean(ops.matmul(edges, x) if second else x, 1)
+    return keras.Model([nodes, given], layers.Dense(2, name="head")(x))
+
+
+def factors(shift: int = 0, half: float = 0.5, order: int = 1) -> Any:
+    """Products of all pairs of four embeddings."""
+    words = layers.Input((4,), dtype="int32")
+    x = layers.Embedding(11, 6, name="embed")(ops.mod(words + shift, 11) if shift else words)
+    whole, parts = ops.square(ops.sum(x, 1)), ops.sum(ops.square(x), 1)
+    y = half * (whole - parts if order > 0 else parts - whole)
+    y = layers.Dense(8, activation="relu", name="hidden")(y)
+    return keras.Model(words, layers.Dense(2, name="out")(y))
+
+
+def highway(carry: str = "gated", gate: str = "sigmoid", active: str = "relu") -> Any:
+    """A layer whose output is mixed with its input as a gate says."""
+    inputs = layers.Input((6,))
+    x = layers.Dense(6, name="start")(inputs)
+    t = layers.Dense(6, activation=gate, name="gate")(x)
+    h = layers.Dense(6, activation=active, name="change")(x)
+    mixed = {"gated": lambda: t * h + (1 - t) * x, "exchanged": lambda: (1 - t) * h + t * x}
+    return keras.Model(inputs, layers.Dense(2, name="head")(mixed.get(carry, lambda: t * h + x)()))
+
+
+def maxout(pieces: str = "inner", use: str = "max") -> Any:
+    """The largest of two features, several times."""
+    inputs = layers.Input((6,))
+    x = layers.Dense(12, name="first")(inputs)
+    x = layers.Reshape((6, 2))(x) if pieces == "inner" else layers.Permute((2, 1))(layers.Reshape((2, 6))(x))
+    x = ops.max(x, -1) if use == "max" else ops.mean(x, -1)
+    return keras.Model(inputs, layers.Dense(3, name="out")(x))
+
+
+def waves(rate: float = 3.0, form: str = "sin", again: bool = True) -> Any:
+    """Dense layers with sines."""
+    inputs = layers.Input((3,))
+    x = layers.Dense(8, name="second")(getattr(ops, form)(rate * layers.Dense(8, name="first")(inputs)))
+    return keras.Model(inputs, layers.Dense(2, name="out")(ops.sin(x) if again else x))
+
+
+def shuffled(shuffle: bool = True, groups: int = 2, space: str = "depth first") -> Any:
+    """Grouped convolutions with their channels shuffled, and channels spread out in space."""
+    inputs = layers.Input((6, 6, 4))
+    x = _conv(8, 3, "group1", groups=2, activation="relu")(inputs)
+    if shuffle:
+        x = ops.reshape(ops.swapaxes(ops.reshape(x, (-1, 6, 6, 2, 4)), 3, 4), (-1, 6, 6, 8))
+    x = layers.Conv2D(8, 1, groups=groups, activation="relu", name="group2")(x)
+    x = ops.reshape(x, (-1, 6, 6, 2, 2, 2))
+    x = ops.swapaxes(x, 4, 5) if space == "width first" else x
+    x = ops.reshape(ops.transpose(x, (0, 1, 4, 2, 5, 3)), (-1, 12, 12, 2))
+    return keras.Model(inputs, layers.Conv2D(2, 3, name="last")(x))
+
+
+def ngrams(pool: str = "max", order: str = "23", active: str = "relu") -> Any:
+    """Convolutions of two lengths over words, and the largest value of each."""
+    words = layers.Input((7,), dtype="int32")
+    x = layers.Embedding(11, 6, name="embed")(words)
+    pooling = layers.GlobalMaxPooling1D if pool == "max" else layers.GlobalAveragePooling1D
+    parts = {
+        str(size): pooling()(layers.Conv1D(4, size, activation=active, name=name)(x))
+        for name, size in (("two", 2), ("three", 3))
+    }
+    made = layers.Concatenate()([parts[name] for name in order])
+    return keras.Model(words, layers.Dense(2, name="out")(made))
+
+
+def styled(eps: float = 1e-3, active: str = "leaky", affine: bool = True) -> Any:
+    """A transposed convolution, a norm of each channel of each image, and a leaky activation."""
+    inputs = layers.Input((5, 5, 3))
+    x = layers.Conv2DTranspose(6, 4, 2, padding="same", name="up")(inputs)
+    x = layers.GroupNormalization(6, epsilon=eps, center=affine, scale=affine, name="norm")(x)
+    slope = {"leaky": 0.2, "less leaky": 0.01}.get(active)
+    x = x if slope is None else layers.LeakyReLU(slope, name="leak")(x)
+    return keras.Model(inputs, _conv(2, 3, "out", activation="tanh")(x))
+
+
+def tied_decoder(tied: bool = True, bias: bool = True, active: str = "sigmoid") -> Any:
+    """An autoencoder whose decoder has the transposed weights of its encoder."""
+    inputs = layers.Input((8,))
+    encode = layers.Dense(5, activation=active, name="encode")
+    x = layers.Dense(5, name="latent")(encode(inputs))
+    x = TiedKernel(encode)(x) if tied else layers.Dense(8, use_bias=False, name="other")(x)
+    return keras.Model(inputs, AddRows(name="shift")(x) if bias else x)
+
+
+def cross_network(first: bool = True, skip: bool = True, use: str = "*") -> Any:
+    """Products of the input with a layer's outputs, twice."""
+    inputs = layers.Input((5,))
+    x0 = x = layers.Dense(6, name="start")(inputs)
+    for name in ("cross1", "cross2"):
+        y = layers.Dense(6, name=name)(x)
+        y = (x0 if first else x) * y if use == "*" else x0 + y
+        x = y + x if skip else y
+    return keras.Model(inputs, layers.Dense(2, name="out")(x))
+
+
 # The layers with their numbers, in the order of `set_weights`.
 
 # The names of layers in PyTorch where they are others.
@@ -456,6 +847,7 @@ NAMES = {
 
 # Images that a dense layer receives flattened, with the channels first.
 FLATTENED = {"cnn": ("head", (5, 2, 3)), "volume": ("head", (3, 2, 2, 3)), "vae": ("mean|spread", (4, 3, 3))}
+FLATTENED["encoder"] = ("trunk", (4, 2, 2))
 
 
 def _gates(w: State, name: str = "rnn", end: str = "l0") -> list[np.ndarray]:
@@ -473,12 +865,12 @@ def _gates(w: State, name: str = "rnn", end: str = "l0") -> list[np.ndarray]:
     return [turned["weight_ih"].T, turned["weight_hh"].T, np.asarray(bias)]
 
 
-def _heads(w: State) -> list[np.ndarray]:
+def _heads(w: State, heads: int) -> list[np.ndarray]:
     found: list[np.ndarray] = []
     kernels, biases = (np.split(w[f"attention.in_proj_{each}"], 3) for each in ("weight", "bias"))
     for kernel, bias in zip(kernels, biases, strict=True):
-        found += [kernel.T.reshape(8, 2, 4), bias.reshape(2, 4)]
-    return [*found, w["attention.out_proj.weight"].T.reshape(2, 4, 8), w["attention.out_proj.bias"]]
+        found += [kernel.T.reshape(8, heads, -1), bias.reshape(heads, -1)]
+    return [*found, w["attention.out_proj.weight"].T.reshape(heads, -1, 8), w["attention.out_proj.bias"]]
 
 
 def _kernel(layer: Any, weight: np.ndarray, image: Any) -> np.ndarray:
@@ -499,7 +891,7 @@ def _arrays(layer: Any, model: str, name: str, w: State) -> list[np.ndarray]:
     if isinstance(layer, layers.LSTM | layers.GRU):
         return _gates(w, name)
     if isinstance(layer, layers.MultiHeadAttention):
-        return _heads(w)
+        return _heads(w, layer.num_heads)
     if isinstance(layer, Normalizer):
         return [w["centre"], w["variance"]]
     weight = w[f"{name}.weight"]
@@ -516,11 +908,9 @@ def _arrays(layer: Any, model: str, name: str, w: State) -> list[np.ndarray]:
 def fill(model: Any, name: str, w: State) -> None:
     """Give the Keras model the numbers of the PyTorch state_dict."""
     for layer in model.layers:
-        if isinstance(layer, AddRows):
-            layer.set_weights([w["position"]])
-        elif isinstance(layer, Scale):
-            layer.set_weights([w["scale"]])
-        elif layer.weights and not isinstance(layer, TiedDense):
+        if isinstance(layer, AddRows | Scale | Token):
+            layer.set_weights([w[layer.name]])
+        elif layer.weights and not isinstance(layer, TiedDense | TiedKernel):
             torch_name = NAMES.get(name, {}).get(layer.name, layer.name)
             layer.set_weights(_arrays(layer, name, torch_name, w))
 

@@ -27,7 +27,7 @@ from tests.shared_runners import shared_runners
 State = dict[str, Any]
 DIRECTIONS = ("torch-keras", "keras-torch")
 # Models with layers of their own in Keras: their files have weights only.
-OWN = ("text", "decoder", "gated", "normalized")
+OWN = ("text", "decoder", "gated", "normalized", "convnext", "patches", "tied_decoder")
 # Names of layers of the PyTorch models, where Keras's differ.
 KERAS_NAMES: dict[str, dict[str, str]] = {
     "mlp": {"0": "first", "2": "second", "4": "third"},
@@ -450,13 +450,13 @@ MORE_FAULTS = {
     ),
     "sum for product": Fault("recommender", "hidden", options={"use": "add"}, words=r"\*.*\+"),
     "pixels not scaled": Fault(
-        "pixels", "conv|rescaling.*", options={"scale": 1.0}, words="times|factor|scale"
+        "pixels", "conv|rescaling.*", options={"scale": 1.0}, words=r"times|factor|scale|\*"
     ),
     "pixels around zero": Fault(
         "pixels", "conv|rescaling.*", options={"offset": 0.5}, words="normali[sz]er|shift|adds"
     ),
     "colors in reverse": Fault(
-        "pixels", "conv|rescaling.*", options={"reverse": True}, words="order|reverse"
+        "pixels", "conv|rescaling.*", options={"reverse": True}, words="order|reverse|flip"
     ),
     "half precision of one layer": Fault(
         "mlp", "2", put("2.weight", lambda x: x.half().float()), words="float16"
@@ -474,15 +474,293 @@ MORE_FAULTS = {
         "mlp", "4", put("4.weight", lambda x: x / x.norm(dim=1, keepdim=True)), words="norm of the weights"
     ),
 }
-FAULTS |= MORE_FAULTS
+
+
+def part(start: int, end: int, make: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return a change of some rows."""
+
+    def change(value: Any) -> Any:
+        value = value.clone()
+        value[start:end] = make(value[start:end])
+        return value
+
+    return change
+
+
+def fresh_decoder(state: State) -> None:
+    """Give the decoder a copy of the encoder's weights that was trained further."""
+    state["other.weight"] = state["encode.weight"].T * 0.9
+
+
+_SWAPPED, _JOINED, _ADDED = "weights of A's", "concatenation|parts of", r"adds|\+"
+# Faults of kinds and architectures that were chosen when all above were found.
+LATER_FAULTS = {
+    "shortcut before the norm": Fault("preactivated", "side", options={"shared": False}, words=r"relu\(norm"),
+    "norm of a block skipped": Fault(
+        "preactivated", "side|conv1|norm|re_lu.*", options={"normed": False}, words="norm"
+    ),
+    "convolution of a shortcut dropped": Fault(
+        "preactivated", "head|global.*|add.*", options={"shortcut": False}, words=r"side"
+    ),
+    "averaged variance": Fault(
+        "preactivated", "norm1", put("norm1.running_var", lambda x: 0.9 * x + 0.1), words=_DIFFERS
+    ),
+    "shift of a norm subtracted": Fault(
+        "preactivated", "norm1", put("norm1.bias", lambda x: -x), words="-1 times"
+    ),
+    "branches joined in another order": Fault(
+        "branches", "mix|conc.*|re_lu.*", options={"order": "5 3 1 pool"}, words=_JOINED
+    ),
+    "averaged branch": Fault(
+        "branches", "pooled|.*pooling.*", options={"pool": "avg"}, words="max.*(mean|av)"
+    ),
+    "branches exchanged": Fault("branches", "one|pooled", swap("one", "pooled"), words=_SWAPPED),
+    "dilated branch": Fault("branches", "three", options={"dilation": 2}, words="dilation"),
+    "wide kernel transposed": Fault(
+        "branches", "five", put("five.weight", lambda x: x.transpose(2, 3)), words="transposed"
+    ),
+    "new channels first": Fault(
+        "dense_block", "grow2|conc.*|norm", options={"new_first": True}, words=_JOINED
+    ),
+    "no activation before an append": Fault(
+        "dense_block", "grow1|grow2|conc.*", options={"active": False}, words="relu"
+    ),
+    "new channels of a norm": Fault(
+        "dense_block", "norm", put("norm.weight", part(8, 12, lambda x: x * 0 + 1)), words=_DIFFERS
+    ),
+    "channels rotated": Fault(
+        "dense_block", "grow2", put("grow2.weight", lambda x: x.roll(4, 1)), words="order"
+    ),
+    "mean pooling before a deep layer": Fault(
+        "unet", "deep|.*pooling.*", options={"pool": "avg"}, words="max.*(mean|av)"
+    ),
+    "skip before its activation": Fault("unet", "mix|conc.*", options={"early": True}, words="relu"),
+    "skip one pixel to the right": Fault("unet", "mix|conc.*", options={"shift": 1}, words="moved"),
+    "no bias of a transposed convolution": Fault("unet", "up", put("up.bias", lambda x: x * 0), words="zero"),
+    "transposed convolution turned": Fault(
+        "unet", "up", put("up.weight", lambda x: x.transpose(2, 3)), words="transposed"
+    ),
+    "epsilon of a channel norm": Fault("convnext", "norm", options={"eps": 1e-3}, words="epsilon"),
+    "tanh gelu in a block": Fault(
+        "convnext", "down|up|gelu.*", options={"gelu": "tanh"}, words="exact gelu.*tanh gelu"
+    ),
+    "layer scale missing": Fault("convnext", "head|global.*|add.*", options={"scaled": False}, words="scale"),
+    "residual of a wide block missing": Fault(
+        "convnext", "head|global.*|add.*", options={"skip": False}, words=_ADDED
+    ),
+    "norm over the whole image": Fault(
+        "convnext", "norm", options={"whole": True}, words="axis|axes|all positions|whole|group"
+    ),
+    "wide kernel reversed": Fault(
+        "convnext", "depth", put("depth.weight", lambda x: x.flip(3)), words="reverse"
+    ),
+    "positions not turned": Fault(
+        "mixer", "rows1|permute.*", options={"turned": False}, words="order|transposed|axes"
+    ),
+    "layer norms exchanged": Fault("mixer", "norm2?", swap_all("norm", "norm2"), words="of A's norm2"),
+    "residual over positions missing": Fault("mixer", "norm2", options={"skip": False}, words=_ADDED),
+    "largest position": Fault("mixer", "head|global.*", options={"pool": "max"}, words="mean.*max"),
+    "relu for gelu over positions": Fault(
+        "mixer", "rows[12]", options={"activation": "relu"}, words="gelu.*relu"
+    ),
+    "token behind the patches": Fault(
+        "patches", "norm|token|position", options={"token": "last"}, words="order|token|concat"
+    ),
+    "mean for the token": Fault("patches", "head|outputs", options={"use": "mean"}, words="first step|mean"),
+    "patches by column": Fault(
+        "patches", "norm|token|position", options={"turned": True}, words="order|transposed|axes"
+    ),
+    "heads of a module": Fault("patches", "attention", options={"heads": 4}, words="heads"),
+    "position of zeros": Fault(
+        "patches", "norm|position", put("position", lambda x: x * 0), words="position"
+    ),
+    "token of another model": Fault("patches", "norm|token|position", put("token", drawn(0)), words="token"),
+    "no output bias of attention": Fault(
+        "patches", "attention", put("attention.out_proj.bias", lambda x: x * 0), words="zero"
+    ),
+    "keys in reverse": Fault(
+        "cross_attention", "key", options={"keys": "reverse"}, words="flip|order|reverse"
+    ),
+    "scores by the whole width": Fault("cross_attention", "proj", options={"width": 8}, words="scal|times"),
+    "keys and values exchanged": Fault("cross_attention", "key|value", swap("key", "value"), words=_SWAPPED),
+    "sigmoid for shares": Fault("cross_attention", "proj", options={"active": "sigmoid"}, words="sigmoid"),
+    "interleaved angles": Fault("rotary", "proj", options={"pairs": "next"}, words="interleaved|pairs"),
+    "base of the angles": Fault("rotary", "proj", options={"base": 5e5}, words="base|angle"),
+    "values turned": Fault("rotary", "proj", options={"values": True}, words="values"),
+    "turned backwards": Fault("rotary", "proj", options={"reverse": True}, words="backw|reverse"),
+    "shared heads tiled": Fault("shared_heads", "proj", options={"tiled": True}, words="in turn"),
+    "narrow heads": Fault("shared_heads", "proj", options={"heads": 8}, words="heads"),
+    "shared heads not scaled": Fault("shared_heads", "proj", options={"scaled": False}, words="scal"),
+    "gate and value exchanged": Fault("swiglu", "gate|up", swap("gate", "up"), words=_SWAPPED),
+    "activation of the value": Fault("swiglu", "down", options={"on": "up"}, words=r"silu\(gate\).*silu\(up"),
+    "layer norm for a root-mean-square norm": Fault(
+        "swiglu", "norm", options={"norm": "layer"}, words="mean"
+    ),
+    "gelu in a gated block": Fault("swiglu", "down", options={"activation": "gelu"}, words="silu.*gelu"),
+    "sum for a gate": Fault("swiglu", "down", options={"use": "+"}, words=r"\*.*\+"),
+    "filter and gate exchanged": Fault("wavenet", "filter|gate", swap("filter", "gate"), words=_SWAPPED),
+    "tanh for a gate": Fault("wavenet", "keep|skip", options={"gate": "tanh"}, words=r"sigmoid.*tanh\(gate"),
+    "padding behind the sequence": Fault(
+        "wavenet", "filter|gate|zero_pad.*", options={"late": True}, words="pad"
+    ),
+    "steps of a gate in reverse": Fault(
+        "wavenet", "gate", put("gate.weight", lambda x: x.flip(2)), words="reverse"
+    ),
+    "skip of the input": Fault("wavenet", "skip", options={"skip": "input"}, words="B computes start"),
+    "dilation of a gate": Fault(
+        "wavenet", "filter|gate|zero_pad.*", options={"dilation": 1}, words="dilation|pad"
+    ),
+    "state exchanged": Fault("translator", "decode", options={"exchanged": True}, words="state"),
+    "state of zeros": Fault("translator", "decode", options={"state": "zero"}, words="B computes 0"),
+    "encoder in reverse": Fault(
+        "translator", "encode", options={"reverse": True}, words="flip|order|reverse"
+    ),
+    "gates of a decoder": Fault(
+        "translator", "decode", on_all(blocks(4, 0, 2, 1, 3), "decode."), words="order"
+    ),
+    "sigmoid for shares of steps": Fault(
+        "pooled_steps", "head", options={"weigh": "sigmoid"}, words="softmax.*sigmoid"
+    ),
+    "mean for shares of steps": Fault("pooled_steps", "head", options={"weigh": "mean"}, words="mean"),
+    "no tanh before scores": Fault(
+        "pooled_steps", "score|hidden", options={"active": ""}, words="tanh.*no activation"
+    ),
+    "bias of one gate": Fault(
+        "pooled_steps", "rnn", put("rnn.bias_hh_l0", part(12, 18, lambda x: x * 0)), words=_DIFFERS + "|zero"
+    ),
+    "mean of directions": Fault(
+        "both_ways", "head|both", options={"merge": "ave"}, words=r"2 times|0\.5 \*|ave"
+    ),
+    "product of directions": Fault("both_ways", "head|both", options={"merge": "mul"}, words=r"\*|mul"),
+    "direction not turned back": Fault(
+        "both_ways", "head|both", options={"turned": True}, words="flip|reverse|backward"
+    ),
+    "first of both directions": Fault("both_ways", "head|both", options={"step": 0}, words="step"),
+    "kernel of one direction transposed": Fault(
+        "both_ways",
+        "both",
+        put("both.weight_hh_l0", lambda x: x.reshape(3, 5, 5).transpose(1, 2).reshape(15, 5)),
+        words="order|transposed",
+    ),
+    "scale without 1": Fault("conditioned", "conv2", options={"one": False}, words="A adds|1 \\+"),
+    "scale and shift of a condition exchanged": Fault(
+        "conditioned", "conv2", options={"exchanged": True}, words="half"
+    ),
+    "activation before a condition": Fault("conditioned", "conv2", options={"late": True}, words="relu"),
+    "condition subtracted": Fault("conditioned", "conv2", options={"sign": -1.0}, words="-|times|adds"),
+    "halves of a condition's weights": Fault(
+        "conditioned", "condition", on_all(blocks(2, 1, 0), "condition."), words="order"
+    ),
+    "softmax over actions": Fault("atoms", "outputs|values", options={"axis": 1}, words="softmax|axis"),
+    "support from zero": Fault("atoms", "outputs|values", options={"low": 0.0}, words="shift|adds"),
+    "atoms before actions": Fault(
+        "atoms", "outputs|values|.*", options={"turned": True}, words="in 3 columns"
+    ),
+    "sigmoid for atoms": Fault("atoms", "outputs|values", options={"shares": "sigmoid"}, words="sigmoid"),
+    "clip for tanh": Fault(
+        "gaussian", "outputs|mean|log", options={"squash": "clip"}, words="tanh.*(clip|hardtanh)"
+    ),
+    "upper limit of a deviation": Fault("gaussian", "outputs|log|mean", options={"high": 0.5}, words="clip"),
+    "softplus for exp": Fault(
+        "gaussian", "outputs|log|mean", options={"spread": "softplus"}, words="softplus"
+    ),
+    "range of actions": Fault("gaussian", "outputs|mean|log", options={"size": 1.0}, words=r"2 (times|\*)"),
+    "rounded head": Fault(
+        "gaussian", "log", put("log.weight", lambda x: x.bfloat16().float()), words="bfloat16"
+    ),
+    "pixels by half of their range": Fault(
+        "encoder", "conv", options={"divisor": 127.5}, words="normali[sz]er|times|scale"
+    ),
+    "norm after tanh": Fault("encoder", "norm|trunk", options={"late": True}, words="tanh|order of layers"),
+    "no tanh behind a norm": Fault("encoder", "head|norm", options={"last": ""}, words="tanh.*no activation"),
+    "flattened with the channels last": Fault(
+        "encoder", "trunk|flatten.*", options={"flat": "last"}, words="order"
+    ),
+    "cosines from zero": Fault("quantiles", "wave", options={"start": 0}, words="cos"),
+    "sum with quantiles": Fault("quantiles", "hidden", options={"use": "+"}, words=r"\*.*\+"),
+    "no activation of quantiles": Fault(
+        "quantiles", "hidden|wave|multiply.*", options={"active": False}, words="relu"
+    ),
+    "edges turned": Fault("graph_net", "second", options={"turned": True}, words="transposed|turned"),
+    "no second sum over edges": Fault("graph_net", "head", options={"second": False}, words="input 1|edges"),
+    "loops added": Fault("graph_net", "second", options={"loops": True}, words="adds|\\+"),
+    "words by one": Fault("factors", "embed", options={"shift": 1}, words="index|integer|shift|\\+ 1"),
+    "products not halved": Fault("factors", "hidden", options={"half": 1.0}, words="times"),
+    "products subtracted": Fault("factors", "hidden", options={"order": -1}, words="-1 times"),
+    "row of a table zero": Fault(
+        "factors", "embed", put("embed.weight", part(3, 4, lambda x: x * 0)), words="1 of 11 rows"
+    ),
+    "carry exchanged": Fault("highway", "head", options={"carry": "exchanged"}, words="gate"),
+    "carry not gated": Fault("highway", "head", options={"carry": ""}, words="gate|start"),
+    "gate and change exchanged": Fault("highway", "gate|change", swap("gate", "change"), words=_SWAPPED),
+    "bias of a gate subtracted": Fault("highway", "gate", put("gate.bias", lambda x: -x), words="-1 times"),
+    "tanh for a highway's gate": Fault(
+        "highway", "gate|head", options={"gate": "tanh"}, words="sigmoid.*tanh"
+    ),
+    "pieces apart": Fault("maxout", "out", options={"pieces": "outer"}, words="order|max"),
+    "mean of pieces": Fault("maxout", "out", options={"use": "mean"}, words="max.*mean"),
+    "rate of a sine": Fault("waves", "second", options={"rate": 1.0}, words="sin"),
+    "cosine for sine": Fault("waves", "second", options={"form": "cos"}, words="sin.*cos"),
+    "sine missing": Fault("waves", "out", options={"again": False}, words="sin"),
+    "channels not shuffled": Fault("shuffled", "group2", options={"shuffle": False}, words="order"),
+    "width before depth": Fault("shuffled", "last", options={"space": "width first"}, words="order"),
+    "filters of two groups exchanged": Fault(
+        "shuffled", "group1", put("group1.weight", rows(0, 5)), words="2 of 8 rows"
+    ),
+    "mean over words": Fault("ngrams", "out|global.*", options={"pool": "mean"}, words="max.*mean"),
+    "lengths in another order": Fault("ngrams", "out|conc.*", options={"order": "32"}, words=_JOINED),
+    "kernel one word late": Fault(
+        "ngrams", "three", put("three.weight", lambda x: x.roll(1, 2)), words="order"
+    ),
+    "elu for relu over words": Fault(
+        "ngrams", "out|two|three|global.*", options={"active": "elu"}, words="relu.*elu"
+    ),
+    "epsilon of an instance norm": Fault("styled", "norm", options={"eps": 0.1}, words="epsilon"),
+    "slope behind a norm": Fault("styled", "out|leak", options={"active": "less leaky"}, words="slope|leaky"),
+    "norm without scale": Fault(
+        "styled", "norm", without("norm."), {"affine": False}, words="weight|gamma|scale|affine"
+    ),
+    "kernel of a transposed convolution transposed": Fault(
+        "styled", "up", put("up.weight", lambda x: x.transpose(2, 3)), words="transposed"
+    ),
+    "decoder trained further": Fault(
+        "tied_decoder",
+        r"outputs|other|shift|\(model\)",
+        fresh_decoder,
+        {"tied": False},
+        words=r"0\.1 (times|\*)",
+    ),
+    "no last shift": Fault(
+        "tied_decoder", r"outputs|shift|\(model\)", options={"bias": False}, words="shift"
+    ),
+    "tanh for sigmoid of a code": Fault(
+        "tied_decoder", "latent|encode", options={"active": "tanh"}, words="sigmoid.*tanh"
+    ),
+    "code reversed": Fault(
+        "tied_decoder", "latent", put("latent.weight", lambda x: x.flip(0)), words="reverse"
+    ),
+    "product with the last output": Fault(
+        "cross_network", "out|cross2", options={"first": False}, words="start|cross1"
+    ),
+    "crossed without residuals": Fault("cross_network", "cross2|out", options={"skip": False}, words=_ADDED),
+    "sum for crossed products": Fault("cross_network", "cross2|out", options={"use": "+"}, words=r"\*.*\+"),
+    "crossed layers exchanged": Fault("cross_network", "cross[12]", swap("cross1", "cross2"), words=_SWAPPED),
+}
+FAULTS |= MORE_FAULTS | LATER_FAULTS
 # The others are variants.
 PROMISED = [
     name
     for name in FAULTS
-    if name not in MORE_FAULTS and name not in ("q/k layers swapped", "padding mode", "pooling")
+    if name not in MORE_FAULTS
+    and name not in LATER_FAULTS
+    and name not in ("q/k layers swapped", "padding mode", "pooling")
 ]
 # Located; the cause is a computation between layers, which is not searched.
-UNNAMED = ("wrong statistics axis",)
+UNNAMED = (
+    *("wrong statistics axis", "token behind the patches", "patches by column", "values turned"),
+    *("turned backwards", "product of directions", "direction not turned back", "first of both directions"),
+    *("cosines from zero", "rate of a sine", "cosine for sine", "product with the last output"),
+)
 
 
 @dataclass(frozen=True)
@@ -638,7 +916,10 @@ class PlantedFaults:
 
 
 def directions(name: str) -> tuple[str, ...]:
-    """Return the directions in which a fault can be planted: Keras has no mode of padding."""
+    """Return the directions of a fault: Keras has no mode of padding; later faults have one each, in turn."""
+    if name in LATER_FAULTS:
+        start = [*LATER_FAULTS].index(name) % 2
+        return DIRECTIONS[start : start + 1]
     return DIRECTIONS[1:] if name == "padding mode" else DIRECTIONS
 
 

@@ -371,6 +371,17 @@ def test_a_wrong_output_fails_whichever_side_has_a_float64_run(
     assert found.parity.within == (not wrong)
 
 
+@pytest.mark.parametrize(("moved", "within"), [(None, False), (1e-6, False), (4e-6, True)])
+def test_float64_runs_differ_by_what_last_bits_of_the_inputs_change(
+    moved: float | None, within: bool
+) -> None:
+    a = np.linspace(-4, 4, 20).reshape(10, 2)
+    response = None if moved is None else np.full_like(a, moved)
+    bound = output_comparison.RoundingBound(4.0, 1e-6)
+    found = output_comparison.measure_output("y", (a, a + 7e-6), (a, a + 7e-6), bound, None, response)
+    assert found.parity.within == within
+
+
 @pytest.mark.parametrize(("made", "credible"), [(1.0, True), (1.0 + 1e-6, True), (1.2, False)])
 def test_a_float64_run_of_something_else_is_no_reference(made: float, credible: bool) -> None:
     plain = {"y": np.array([1.0, np.inf], np.float32)}

@@ -23,7 +23,7 @@ from ckpttool.verification import two_models
 from tests import pair_models, planted_faults, right_pairs, schemas
 from tests.conftest import ROOT
 from tests.pair_models import RIGHT, SHAPES
-from tests.planted_faults import FAULTS, MORE_FAULTS, Fault, PlantedFaults
+from tests.planted_faults import FAULTS, LATER_FAULTS, MORE_FAULTS, Fault, PlantedFaults
 from tests.shared_runners import InThisProcess, shared_runners
 
 pytestmark = [pytest.mark.torch, pytest.mark.long]
@@ -117,13 +117,19 @@ FURTHER = (
         "clip missing",
         "directions exchanged",
     ),
+    *("branches exchanged", "convolution of a shortcut dropped", "state exchanged", "positions not turned"),
+    *("norm over the whole image", "words by one", "halves of a condition's weights", "norm without scale"),
+    *("layer scale missing", "token of another model"),
 )
 
 
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=pytest.mark.slow if name in MORE_FAULTS and name not in FURTHER else ())
+        pytest.param(
+            name,
+            marks=pytest.mark.slow if name in (*MORE_FAULTS, *LATER_FAULTS) and name not in FURTHER else (),
+        )
         for name in FAULTS
     ],
 )
@@ -135,7 +141,7 @@ def test_a_planted_fault_is_found_in_its_layer(name: str, tmp_path: Path, here: 
     first = found.models.first
     assert first is not None
     assert re.fullmatch(fault.layer, first.b), first
-    assert name in MORE_FAULTS or first.where == fault.where, first
+    assert name in (*MORE_FAULTS, *LATER_FAULTS) or first.where == fault.where, first
     schemas.require("verify", json.loads(render_document(found.document())))
     if name in planted_faults.UNNAMED:
         assert (first.cause, first.confirmed) == (None, False)
@@ -195,7 +201,7 @@ def test_the_table_of_faults_is_at_least_the_recorded_one(
         assert row.cause_right >= recorded[key]["cause_right"], row
 
 
-def test_the_recorded_table_has_every_fault_in_both_directions() -> None:
+def test_the_recorded_table_has_every_fault_in_its_directions() -> None:
     rows = planted_faults.recorded()
     assert all(row["found"] for row in rows)
     for name in FAULTS:
@@ -209,13 +215,18 @@ def test_the_recorded_table_has_every_fault_in_both_directions() -> None:
     assert {*wrong} <= {"wrong statistics axis", "tied weights untied"}
 
 
-def test_nearly_all_recorded_faults_of_further_architectures_have_their_cause() -> None:
-    rows = [row for row in planted_faults.recorded() if row["fault"] in MORE_FAULTS]
-    assert len({FAULTS[row["fault"]].model for row in rows}) >= 15
-    assert len(rows) >= 170
+@pytest.mark.parametrize(
+    ("faults", "models", "cases"), [(MORE_FAULTS, 15, 170), (LATER_FAULTS, 30, 129)], ids=["more", "later"]
+)
+def test_nearly_all_recorded_faults_of_further_architectures_have_their_cause(
+    faults: dict[str, Fault], models: int, cases: int
+) -> None:
+    rows = [row for row in planted_faults.recorded() if row["fault"] in faults]
+    assert len({FAULTS[row["fault"]].model for row in rows}) >= models
+    assert len(rows) >= cases
     right = {name: sum(row[name] for row in rows) / len(rows) for name in ("layer_right", "cause_right")}
     assert right["layer_right"] >= 0.95
-    assert right["cause_right"] >= 0.95
+    assert right["cause_right"] >= (0.95 if faults is MORE_FAULTS else 0.8)
     # A confirmed cause of something else is worse than none.
     assert sum(row["confirmed"] and not row["cause_right"] for row in rows) <= 2
 

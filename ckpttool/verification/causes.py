@@ -8,6 +8,7 @@ from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise, permutations
 from typing import TYPE_CHECKING, Any
 
@@ -22,14 +23,20 @@ from ckpttool.mapping.kind_table import candidate_kinds
 from ckpttool.mapping.layer_kinds import LayerFacts
 from ckpttool.mapping.rules import merge_parts
 from ckpttool.networks.tracing import ROOT
-from ckpttool.verification.computations import Term, iter_activations, name_computations, without_border
+from ckpttool.verification.computations import (
+    Term,
+    gathered,
+    iter_activations,
+    name_computations,
+    without_border,
+)
 
 if TYPE_CHECKING:
     from ckpttool.verification.two_models import ModelClient
 
 
 # Families whose layers are compared as a whole: frameworks divide them differently.
-_COMPOSITE = ("recurrent", "attention")
+COMPOSITE = ("recurrent", "attention")
 # Base classes that do not show what a user's class computes.
 _PLAIN = ("Module", "Layer", "Model", "Functional", "Sequential")
 
@@ -91,7 +98,7 @@ def called_layers(
     above = {path: frozenset(_parents(path)) for path in {each["path"] for each in calls}}
     families = {path: find_family(_class_of(known.get(path))) for path in above}
     inner = frozenset().union(*above.values())
-    for path in [path for path, family in families.items() if family in _COMPOSITE]:
+    for path in [path for path, family in families.items() if family in COMPOSITE]:
         # A user's model may be named after a layer that is one of its parts.
         own = path in known and known[path]["class"] in _PLAIN
         parts = (other for other in families if is_inside(other, path))
@@ -105,7 +112,7 @@ def called_layers(
         if layer is None or not call.get("made") or above[path] & composite:
             continue
         if path not in held:
-            whole = families[path] in _COMPOSITE
+            whole = families[path] in COMPOSITE
             mine = [each for each in layers if whole and is_inside(each["path"], path)]
             held[path] = tuple(_layer_tensor(row) for each in (layer, *mine) for row in each["tensors"])
         tensors = held[path]
@@ -113,7 +120,7 @@ def called_layers(
             continue
         shape = call["made"][0]["shape"]
         width = int(np.prod(shape[1:])) if len(shape) > 1 else 1
-        composed = path in inner and families[path] not in _COMPOSITE
+        composed = path in inner and families[path] not in COMPOSITE
         settings = {**layer["settings"], **call.get("options", {})}
         found.append(ModelLayer(path, call["number"], _class_of(layer), tensors, settings, width, composed))
     return found
@@ -165,6 +172,17 @@ def pair_layers(a: Sequence[ModelLayer], b: Sequence[ModelLayer]) -> list[LayerC
             found[place] = other
             evidence[place] = "order"
             taken.add(id(other))
+    for place, layer in enumerate(a):
+        # A layer without a neighbor in its place: sides may call parallel layers in other orders.
+        rest = [
+            other
+            for other in b
+            if id(other) not in taken and layer.tensors and _sizes(layer) == _sizes(other)
+        ]
+        best = max(rest, key=partial(_likeness, layer), default=None)
+        if place not in found and best is not None and _likeness(layer, best):
+            found[place], evidence[place] = best, "order"
+            taken.add(id(best))
     return [LayerCallPair(a[place], found[place], evidence[place]) for place in sorted(found)]
 
 
@@ -231,7 +249,7 @@ def _aligned(
 def _likeness(a: ModelLayer, b: ModelLayer) -> float:
     """Return how alike two layers are, 0 if they cannot be a pair."""
     if (
-        bool(a.tensors) != bool(b.tensors)
+        (bool(a.tensors) != bool(b.tensors) and not a.family == b.family == "norm")
         or a.composed != b.composed
         or (a.family != b.family and a.family and b.family)
     ):
@@ -239,24 +257,18 @@ def _likeness(a: ModelLayer, b: ModelLayer) -> float:
     shared = len(
         {each.values for each in a.tensors if not each.constant} & {each.values for each in b.tensors}
     )
-    sizes = [
-        Counter(
-            _size(each)
-            for each in layer.tensors
-            if sum(extent > 1 for extent in each.shape) > 1 and find_role(each.name) != "bias"
-        )
-        for layer in (a, b)
-    ]
-    alike = sizes[0] == sizes[1]
-    if a.tensors and not (shared or alike):
+    alike = _sizes(a) == _sizes(b)
+    if a.tensors and b.tensors and not (shared or alike):
         return 0.0
-    if not a.tensors and (not a.family or a.family != b.family):
+    if not (a.tensors and b.tensors) and (not a.family or a.family != b.family):
         return 0.0
     return 4.0 * shared + 2.0 * alike + (a.family == b.family) + 0.5 * (a.width == b.width)
 
 
-def _size(tensor: LayerTensor) -> int:
-    return int(np.prod(tensor.shape))
+def _sizes(layer: ModelLayer) -> Counter[int]:
+    """Return the sizes of a layer's matrices."""
+    matrices = (each for each in layer.tensors if sum(extent > 1 for extent in each.shape) > 1)
+    return Counter(int(np.prod(each.shape)) for each in matrices if find_role(each.name) != "bias")
 
 
 @dataclass(frozen=True, slots=True)
@@ -385,6 +397,9 @@ def compare_layer(pair: LayerCallPair, a: CapturedCall, b: CapturedCall, bound: 
     inputs = input_error(a.given[0], b.given[0]) if a.given and b.given else 0.0
     if pair.a.family == pair.b.family == "attention" and len(a.given) > 1 < len(b.given):
         inputs = max(inputs, align_arrays(a.given[1], b.given[1])[0])
+    if pair.a.family == pair.b.family == "recurrent" and len(a.given) == len(b.given):
+        states = (align_arrays(*each)[0] for each in zip(a.given[1:], b.given[1:], strict=True))
+        inputs = max(inputs, *(error for error in states if np.isfinite(error)), 0.0)
     outputs = output_error(a, b)
     if pair.a.family == "flatten" and outputs > bound and is_reordered(a.made[0], b.made[0], bound):
         outputs = 0.0  # each framework has its own order; the next layer's weights are in the same
@@ -399,11 +414,19 @@ def output_error(a: CapturedCall, b: CapturedCall) -> float:
         return max(align_arrays(a.before[0], b.before[0])[0], align_arrays(a.made[0], b.made[0])[0])
     one, other = (each.before or each.made for each in (a, b))
     # A recurrent layer also returns its state, or only its last step.
-    error = min(align_arrays(x, y)[0] for x in _steps(one) for y in _steps(other))
+    x, y = (*_steps(one), *_merged(one, other)), (*_steps(other), *_merged(other, one))
+    error = min(align_arrays(*each)[0] for each in itertools.product(x, y))
     if a.before or b.before:
         # A module of an own class may include its activation without a name for it.
         error = min(error, align_arrays(a.made[0], b.made[0])[0])
     return error
+
+
+def _merged(made: Sequence[np.ndarray], other: Sequence[np.ndarray]) -> Iterator[np.ndarray]:
+    """Yield both directions of a recurrent layer in the forms in which the other side may merge them."""
+    if made[0].ndim == 3 and made[0].shape == (*other[0].shape[:-1], 2 * other[0].shape[-1]):
+        one, two = np.split(made[0], 2, -1)
+        yield from (one + two, (one + two) / 2, one * two)
 
 
 def _steps(made: Sequence[np.ndarray]) -> list[np.ndarray]:
@@ -438,8 +461,10 @@ class _Hypothesis:
     """another input of the layer"""
 
 
-def _zeroed(tensors: Mapping[str, np.ndarray], names: Sequence[str]) -> _Hypothesis:
-    return _Hypothesis(Cause(""), {name: np.zeros_like(tensors[name]) for name in names})
+def _without(tensors: Mapping[str, np.ndarray], names: Sequence[str]) -> _Hypothesis:
+    """Return a change of tensors to numbers without an effect: 1 for the scale of each feature, else 0."""
+    scales = [name for name in names if tensors[name].ndim == 1 and find_role(name) in ("kernel", "variance")]
+    return _Hypothesis(Cause(""), {name: np.full_like(tensors[name], name in scales) for name in names})
 
 
 _MOST_TRANSPOSED = 1 << 24
@@ -468,7 +493,7 @@ class LayerCauses:
         self._pair, self._calls, self._sides = pair, calls, sides
         self._bound, self._exact = bound, exact
         self._a, self._b = (
-            side.tensors(layer.path, parts=layer.family in _COMPOSITE)
+            side.tensors(layer.path, parts=layer.family in COMPOSITE)
             for side, layer in zip(sides, (pair.a, pair.b), strict=True)
         )
 
@@ -479,11 +504,13 @@ class LayerCauses:
             self._different_tensors(),
             self._different_padding(),
             self._turned_tensors(),
+            self._turned_inputs(),
         )
-        for each in hypotheses:
-            if self._error(1, each) <= self._bound:
+        sided = itertools.chain(((1, each) for each in hypotheses), ((0, each) for each in self._of_b()))
+        for side, each in sided:
+            if self._error(side, each) <= self._bound:
                 return replace(each.cause, confirmed=True)
-        return self._missing_tensors() or self._activations()
+        return self._missing_tensors() or self._activations() or self._norms()
 
     def _error(self, side: int, change: _Hypothesis) -> float:
         """Return the error of the outputs after the change of one side."""
@@ -523,6 +550,16 @@ class LayerCauses:
                     fix = f"pad the input of {self._pair.b.path} in B by {_as_text(shown)}"
                 text = f"{title} is {_as_text(shown)} in A and {_as_text(held)} in B"
                 yield _Hypothesis(Cause(text, fix), settings={own: value})
+
+    def _of_b(self) -> Iterator[_Hypothesis]:
+        """Yield B's settings in the place of A's: those of some layers of B cannot be changed alone."""
+        a, b = self._pair.a.settings, self._pair.b.settings
+        for row in SETTINGS:
+            one, own = (next((name for name in row.spellings if name in each), "") for each in (a, b))
+            if row.changes and one and own and _as_plain(a[one]) != _as_plain(b[own]):
+                text = f"{row.name} is {_as_text(a[one])} in A and {_as_text(b[own])} in B"
+                fix = f"set {own}={_as_text(a[one])} in {self._pair.b.path} of B"
+                yield _Hypothesis(Cause(text, fix), settings={one: b[own]})
 
     def _default(self, title: str) -> Any:
         """Return the setting of A's layer that has no name in A's framework."""
@@ -572,7 +609,7 @@ class LayerCauses:
         for side, (word, own, other, rest) in enumerate(sides):
             roles = {find_role(name) for name in rest} - {""}
             lone = [name for name in own if name not in rest and find_role(name) not in roles]
-            if lone and self._error(side, _zeroed(own, lone)) <= self._bound:
+            if lone and self._error(side, _without(own, lone)) <= self._bound:
                 text = f"{other}'s layer has no {', '.join(lone)}, which {word}'s has"
                 fix = f"add {', '.join(lone)} to {self._pair.b.path} of B" if word == "A" else None
                 return Cause(text, fix, confirmed=True)
@@ -625,6 +662,44 @@ class LayerCauses:
             for axis in range(own.ndim):
                 cause = Cause(_reversed_text(f"B's {name}", (axis,), own))
                 yield _Hypothesis(cause, {name: np.flip(own, axis)})
+
+    def _turned_inputs(self) -> Iterator[_Hypothesis]:
+        """Yield B's inputs with two axes exchanged, if they are A's then and are not now."""
+        a, b = (np.asarray(call.given[0]) if call.given else np.empty(0) for call in self._calls)
+        allowed = self._bound * (float(np.abs(a).max(initial=0.0)) or 1.0)
+        for one, other in itertools.combinations(range(1, b.ndim), 2):
+            turned = np.swapaxes(b, one, other)
+            if (
+                a.shape == b.shape == turned.shape
+                and np.abs(a - turned).max() <= allowed < np.abs(a - b).max()
+            ):
+                text = f"axes {one} and {other} of the input of B's layer are exchanged"
+                yield _Hypothesis(Cause(text, f"exchange them before {self._pair.b.path} of B"), given=turned)
+
+    def _norms(self) -> Cause | None:
+        """Return what the two norms normalize, None unless both are known and differ."""
+        if self._pair.a.family != "norm" and self._pair.b.family != "norm":
+            return None
+        names = []
+        for layer, call in zip((self._pair.a, self._pair.b), self._calls, strict=True):
+            spellings = next(row.spellings for row in SETTINGS if row.name == "epsilon")
+            eps = next((float(layer.settings[name]) for name in spellings if name in layer.settings), 0.0)
+            made = np.asarray(call.made[0], np.float64)
+            allowed = self._bound * (float(np.abs(made).max()) or 1.0)
+            names.append(
+                next(
+                    (
+                        name
+                        for name, x in _iter_normalized(call.given[0], eps)
+                        for axis in {1, x.ndim - 1}
+                        if _is_affine(np.moveaxis(made, axis, 0), np.moveaxis(x, axis, 0), allowed)
+                    ),
+                    None,
+                )
+            )
+        if not all(names) or names[0] == names[1]:
+            return None
+        return Cause(f"A's layer divides by {names[0]}, B's by {names[1]}", confirmed=True)
 
     def _activations(self) -> Cause | None:
         """Return the two activations that the layers are, None if they are none or equal."""
@@ -930,6 +1005,18 @@ def _different_activations(names: Sequence[str | None]) -> Cause | None:
     return Cause(f"A applies {names[0]}, B applies {names[1]}", confirmed=True)
 
 
+def _integer_cause(a: np.ndarray, b: np.ndarray) -> Cause | None:
+    """Return the number that is added to integers, e.g. indices of a table; some may begin again at 0."""
+    if a.shape != b.shape or not a.size or a.dtype.kind not in "iu" or b.dtype.kind not in "iu":
+        return None
+    steps, counts = np.unique(b.astype(np.int64) - a.astype(np.int64), return_counts=True)
+    step = int(steps[counts.argmax()])
+    if not step or len(steps) > 2:
+        return None
+    wrapped = "" if len(steps) == 1 else f", modulo {abs(int(steps[1] - steps[0]))}"
+    return Cause(f"B's integers are A's plus {step}{wrapped}: indices of another table", confirmed=True)
+
+
 def relate_arrays(a: np.ndarray, b: np.ndarray, bound: float) -> Cause | None:
     """Return the scale or the normalisation that only A has: its numbers are B's, scaled and shifted."""
     scale = float(np.abs(a).max()) or 1.0
@@ -944,7 +1031,7 @@ def relate_arrays(a: np.ndarray, b: np.ndarray, bound: float) -> Cause | None:
     for axis in {a.ndim - 1, 1} if a.ndim > 1 else ():
         if _is_affine(np.moveaxis(a, axis, 0), np.moveaxis(b, axis, 0), bound * scale):
             return Cause(
-                "each feature of A is B's with a scale and a shift: a normalizer, or another one's numbers",
+                "each feature of A is B's with a scale and a shift, e.g. of a normalizer",
                 confirmed=True,
             )
     return None
@@ -962,6 +1049,25 @@ def _function_of(a: np.ndarray, b: np.ndarray, bound: float) -> Cause | None:
                 f"{one} clips to the range from {low:g} to {high:g}, {other} does not", confirmed=True
             )
     return None
+
+
+def _iter_normalized(x: np.ndarray, eps: float) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield an input [batch, ...] as the known norms make it, before their scales and shifts."""
+    x = np.asarray(x, np.float64)
+    for channels in dict.fromkeys((x.ndim - 1, 1)):
+        places = tuple(axis for axis in range(1, x.ndim) if axis != channels)
+        for axes, of in (
+            ((channels,), "each position's features"),
+            (tuple(range(1, x.ndim)), "each input as a whole"),
+            (places, "each channel of an input"),
+            ((0, *places), "each channel of the batch"),
+        ):
+            if axes:
+                root = np.sqrt((x * x).mean(axes, keepdims=True) + eps)
+                yield f"the root mean square of {of}", x / root
+                root = np.sqrt(x.var(axes, keepdims=True) + eps)
+                yield f"the deviation from the mean of {of}", (x - x.mean(axes, keepdims=True)) / root
+    yield "stored numbers", x
 
 
 def _is_affine(a: np.ndarray, b: np.ndarray, allowed: float, *, shifted: bool = True) -> bool:
@@ -1001,6 +1107,8 @@ def activation_cause(
 
 def between_cause(after: tuple[np.ndarray, np.ndarray], bound: float) -> Cause | None:
     """Return how arrays between two layers differ: by a normalisation, or in their order."""
+    if (cause := _integer_cause(*after)) is not None:
+        return cause
     a, b = (np.asarray(each, np.float64) for each in after)
     _, other = align_arrays(a, b)
     cause = None
@@ -1015,17 +1123,18 @@ def between_cause(after: tuple[np.ndarray, np.ndarray], bound: float) -> Cause |
 
 def _name_border(a: np.ndarray, b: np.ndarray, bound: float) -> str | None:
     """Return how two sides pad the same numbers with zeros."""
-    inner = [without_border(each) for each in (a, b)]
-    if inner[0].shape == a.shape or align_arrays(*inner)[0] > bound:
-        return None
-    for axis in range(1, a.ndim) if a.shape == b.shape else ():
-        widths = []
-        for each in (a, b):
-            there = np.flatnonzero(np.moveaxis(each, axis, 0).reshape(each.shape[axis], -1).any(1))
-            widths.append((int(there[0]), int(each.shape[axis] - 1 - there[-1])))
-        if widths[0] != widths[1]:
-            pads = [f"{low} before and {high} after" for low, high in widths]
-            return f"the padding of axis {axis} is {pads[0]} in A, {pads[1]} in B"
+    for other in _turned(a, b) if a.ndim > 2 else ():
+        inner = [without_border(each) for each in (a, other)]
+        if inner[0].shape == a.shape or align_arrays(*inner)[0] > bound:
+            continue
+        for axis in range(1, a.ndim) if a.shape == other.shape else ():
+            widths = []
+            for each in (a, other):
+                there = np.flatnonzero(np.moveaxis(each, axis, 0).reshape(each.shape[axis], -1).any(1))
+                widths.append((int(there[0]), int(each.shape[axis] - 1 - there[-1])))
+            if widths[0] != widths[1]:
+                pads = [f"{low} before and {high} after" for low, high in widths]
+                return f"the padding of axis {axis} is {pads[0]} in A, {pads[1]} in B"
     return None
 
 
@@ -1054,7 +1163,7 @@ def computation_cause(
     if other is None:
         return None
     scale, apart = float(np.abs(a).max()) or 1.0, a - other
-    for text, x in operands:
+    for text, x in (*operands, *(each for one in operands if one.array.ndim > 2 for each in gathered(one))):
         if x.shape != a.shape or not x.any():
             continue
         size = float((x * x).sum())

@@ -28,12 +28,14 @@ class Term(NamedTuple):
 
 _MOST_ENTRIES, _MOST_COMBINED_ENTRIES = 1 << 14, 1 << 18  # of an operand, at least one row
 _MOST_SCORES = 1 << 21  # of one attention
-_SAMPLED = 64  # numbers that are compared before all are
 _MOST_COMBINED, _MOST_ATTENDED = 10, 5
 # Activations of the parts of sums, products and concatenations.
 _USUAL = frozenset(
     ("relu", "sigmoid", "tanh", "silu", "exact gelu", "tanh gelu", "elu", "hard sigmoid", "relu6", "softplus")
 )
+_BASES = (1e4, 5e5, 1e6)  # of rotary positions
+_SAME_FACTOR, _FEWEST_INSIDE = 1e-5, 4
+_CARRIED = frozenset(("relu", "tanh"))
 _SLOPES = (0.01, 0.1, 0.2, 0.3)
 
 
@@ -60,17 +62,25 @@ def name_computations(
         bound: the error that is allowed, relative to the largest number.
     """
     rows = max(1, min(len(a), *(_MOST_ENTRIES * len(x) // max(x.size, 1) for _, x in operands)))
-    if any(len(x) != len(a) for x in (*b, *(x for _, x in operands))):
+    if not a.size or any(len(x) != len(a) for x in (*b, *(x for _, x in operands))):
         return None
     cut = [Term(text, np.asarray(x[:rows], np.float64)) for text, x in operands]
     targets = _Targets([a[:rows], *(each[:rows] for each in b)], bound)
     with np.errstate(all="ignore"):
+        targets.match("0", np.zeros_like(targets.first))
         for text, made in _iter_formulas(cut, targets.shapes):
             if targets.match(text, made):
                 break
         else:
             for term in cut:
-                targets.match_clipped(term)
+                for each in _activated(term):
+                    targets.match_clipped(each)
+                targets.match_expectation(term)
+            for one, other in itertools.permutations(cut[:_MOST_ATTENDED], 2):
+                if one.array.shape == other.array.shape:
+                    product = Term(f"{one.text} * {other.text}", one.array * other.array)
+                    targets.match_sum(one, other)
+                    targets.match_sum(product, one)
     first, *others = targets.names
     second = next((each for each in others if each), None)
     return (first, second) if first and second and first != second else None
@@ -84,6 +94,15 @@ class _Targets:
         self._flat = [each.reshape(-1) for each in self._arrays]
         self._allowed = [bound * (float(np.abs(each).max(initial=0.0)) or 1.0) for each in self._arrays]
         self.names: list[str | None] = [None] * len(arrays)
+        # The places of the largest number of each, and of one that is about half of it.
+        largest = [int(np.abs(each).argmax()) for each in self._flat]
+        halves = (abs(each - each[n] / 2).argmin() for each, n in zip(self._flat, largest, strict=True))
+        self._probes = list(zip(largest, map(int, halves), strict=True))
+
+    @property
+    def first(self) -> np.ndarray:
+        """A's values."""
+        return self._arrays[0]
 
     @property
     def shapes(self) -> set[tuple[int, ...]]:
@@ -91,28 +110,73 @@ class _Targets:
         return {_squeezed(each.shape) for each in self._arrays}
 
     def match(self, text: str, made: np.ndarray) -> bool:
-        """Note the text for values that are these; return whether both sides have a formula."""
+        """Note the text for values that are a multiple of these; return whether both sides have one."""
         for place, flat in enumerate(self._flat):
-            if self.names[place] is None and self._fits(place, made, flat):
-                self.names[place] = text
+            if self.names[place] is None and (factor := self._factor(place, made, flat)):
+                self.names[place] = text if factor == 1 else f"{factor:.6g} * ({text})"
         return self.names[0] is not None and any(self.names[1:])
 
-    def _fits(self, place: int, made: np.ndarray, flat: np.ndarray) -> bool:
+    def _factor(self, place: int, made: np.ndarray, flat: np.ndarray) -> float:
+        """Return the number by which an array gives the values, 0 if there is none."""
         if _squeezed(made.shape) != _squeezed(self._arrays[place].shape):
-            return False
-        own, allowed = made.reshape(-1), self._allowed[place]
-        sample = slice(None, None, max(1, flat.size // _SAMPLED))
-        if not (np.abs(own[sample] - flat[sample]) <= allowed).all():
-            return False
-        return bool((np.abs(own - flat) <= allowed).all())
+            return 0.0
+        own, allowed, (one, other) = made.reshape(-1), self._allowed[place], self._probes[place]
+        if not flat[one]:
+            return float((np.abs(own) <= allowed).all())
+        # Two numbers decide nearly always.
+        factor = float(flat[one] / own[one]) if own[one] else 0.0
+        factor = 1.0 if abs(own[one] - flat[one]) <= allowed else factor
+        if not factor or not abs(factor * own[other] - flat[other]) <= 2 * allowed:
+            return 0.0
+        factor = factor if factor == 1 else float(own @ flat) / float(own @ own)
+        return factor if (np.abs(factor * own - flat) <= allowed).all() else 0.0
 
     def match_clipped(self, term: Term) -> None:
         """Note the term, clipped to the range of the values, for values without a formula."""
         for place, each in enumerate(self._arrays):
             low, high = float(each.min()), float(each.max())
-            if self.names[place] is None and low < high:
-                self.match(f"clip({term.text}, {low:g}, {high:g})", np.clip(term.array, low, high))
+            inside = (each > low) & (each < high)
+            if self.names[place] is not None or each.shape != term.array.shape or not inside.any():
+                continue
+            factor = float(np.median(each[inside] / term.array[inside]))
+            text = term.text if abs(factor - 1) < _SAME_FACTOR else f"{factor:.6g} * {term.text}"
+            if np.isfinite(factor) and inside.sum() > _FEWEST_INSIDE:
+                self.match(f"clip({text}, {low:g}, {high:g})", np.clip(factor * term.array, low, high))
         self.match(term.text, term.array)
+
+    def match_sum(self, one: Term, other: Term) -> None:
+        """Note a sum of multiples of two arrays."""
+        for place, flat in enumerate(self._flat):
+            if self.names[place] is None and self._arrays[place].shape == one.array.shape:
+                columns = np.stack([one.array.reshape(-1), other.array.reshape(-1)], -1)
+                factors = np.linalg.lstsq(columns, flat, rcond=None)[0]
+                if np.abs(columns @ factors - flat).max() <= self._allowed[place]:
+                    self.names[place] = f"{factors[0]:.4g} * {one.text} + {factors[1]:.4g} * {other.text}"
+
+    def match_expectation(self, term: Term) -> None:
+        """Note sums of fixed numbers weighed by the features of a row, e.g. of atoms of returns."""
+        text, x = term
+        for place, each in enumerate(self._arrays):
+            count = each.shape[-1]
+            if self.names[place] is not None or x.ndim != 2 or each.ndim != 2 or x.shape[1] % count:
+                continue
+            parts = x.shape[1] // count
+            for layout, y in (
+                (f"{count} rows", x.reshape(-1, count, parts)),
+                (f"{count} columns", np.swapaxes(x.reshape(-1, parts, count), 1, 2)),
+            ):
+                for name, shares in (
+                    ("softmax", _softmax(y, 2)),
+                    (f"softmax over the {layout}", _softmax(y, 1)),
+                    ("sigmoid", 1 / (1 + np.exp(-y))),
+                    ("", y),
+                ):
+                    matrix, values = shares.reshape(-1, parts), each.reshape(-1)
+                    if 1 < parts < len(values):
+                        support = np.linalg.lstsq(matrix, values, rcond=None)[0]
+                        title = f"{name}({text})" if name else text
+                        made = (matrix @ support).reshape(each.shape)
+                        self.match(f"sum of fixed numbers weighed by {title} in {layout}", made)
 
 
 def _squeezed(shape: Sequence[int]) -> tuple[int, ...]:
@@ -126,9 +190,12 @@ def _iter_formulas(operands: Sequence[Term], shapes: set[tuple[int, ...]]) -> It
         yield term
         yield from _of_one(term, shapes)
     near = [each for each in operands if each.array.size <= _MOST_COMBINED_ENTRIES][:_MOST_COMBINED]
-    yield from _of_two(near, shapes)
+    yield from _of_two(near, shapes, whole=False)
     yield from _of_two([each for operand in near for each in _activated(operand, _USUAL)], shapes)
     yield from _gated(operands)
+    yield from _carried(near[:_MOST_ATTENDED])
+    yield from _weighed(near)
+    yield from _conditioned(near)
     yield from _mixed(operands[:_MOST_COMBINED])
     yield from _attended(operands)
 
@@ -143,6 +210,9 @@ def _activated(operand: Term, names: Collection[str] = ()) -> Iterator[Term]:
     yield Term(f"exp({text})", np.exp(x))
     yield Term(f"exp({text} / 2)", np.exp(x / 2))
     yield Term(f"square({text})", x * x)
+    if not names:
+        yield Term(f"sin({text})", np.sin(x))
+        yield Term(f"cos({text})", np.cos(x))
 
 
 def _of_one(term: Term, shapes: set[tuple[int, ...]]) -> Iterator[Term]:
@@ -151,17 +221,33 @@ def _of_one(term: Term, shapes: set[tuple[int, ...]]) -> Iterator[Term]:
     for axis in range(1, x.ndim):
         yield Term(f"softmax({text}, axis {axis})", _softmax(x, axis))
         yield Term(f"flip({text}, axis {axis})", np.flip(x, axis))
+        for step in (-1, 1):
+            yield Term(f"{text} moved by {step} along axis {axis}", np.roll(x, step, axis))
     for axis in range(x.ndim):
         yield Term(f"{text} - mean({text}, axis {axis})", x - x.mean(axis, keepdims=True))
         yield Term(f"{text} - max({text}, axis {axis})", x - x.max(axis, keepdims=True))
     if x.ndim < 3:
+        yield from _pieces(term, shapes)
         return
-    yield from _selected(term)
+    yield from gathered(term)
+    yield from _pooled(term, shapes)
     yield from _resized(term, shapes)
     yield from _flattened(term, shapes)
 
 
-def _selected(term: Term) -> Iterator[Term]:
+def _pieces(term: Term, shapes: set[tuple[int, ...]]) -> Iterator[Term]:
+    """Yield the largest and the mean of each group of a vector's features, in both orders."""
+    text, x = term
+    for count in {shape[-1] for shape in shapes if x.ndim == len(shape) == 2 and 0 < shape[-1] < x.shape[-1]}:
+        if x.shape[-1] % count == 0:
+            near, far = x.reshape(len(x), count, -1), x.reshape(len(x), -1, count).swapaxes(1, 2)
+            for how, parts in (("neighbors", near), (f"every {count}th", far)):
+                yield Term(f"max({text}) of {how}", parts.max(-1))
+                yield Term(f"mean({text}) of {how}", parts.mean(-1))
+
+
+def gathered(term: Term) -> Iterator[Term]:
+    """Yield one vector of a sequence or an image: a step, or a mean or maximum over all positions."""
     text, x = term
     for axis in {1, x.ndim - 1} if x.ndim == 3 else ():
         yield Term(f"last step of {text}", np.take(x, -1, axis))
@@ -170,6 +256,26 @@ def _selected(term: Term) -> Iterator[Term]:
         axes = tuple(axis for axis in range(1, x.ndim) if axis != channels)
         yield Term(f"mean({text}) over all positions", x.mean(axes))
         yield Term(f"max({text}) over all positions", x.max(axes))
+
+
+def _pooled(term: Term, shapes: set[tuple[int, ...]]) -> Iterator[Term]:
+    """Yield images pooled in windows of three positions that overlap, with a border that does not count."""
+    text, x = term
+    for channels, stride in itertools.product({1, x.ndim - 1}, (1, 2)):
+        axes = tuple(axis for axis in range(1, x.ndim) if axis != channels)
+        shape = [-(-extent // stride) if axis in axes else extent for axis, extent in enumerate(x.shape)]
+        for low in (0, 1) if _squeezed(shape) in shapes else ():
+            border = [(low, 2 - low + 1) if axis in axes else (0, 0) for axis in range(x.ndim)]
+            wide = np.pad(x, border, constant_values=np.nan)
+            windows = np.lib.stride_tricks.sliding_window_view(wide, [3] * len(axes), axes)
+            steps = tuple(
+                slice(0, n * stride, stride) if axis in axes else slice(None) for axis, n in enumerate(shape)
+            )
+            parts = windows[steps].reshape(*shape, -1)
+            yield Term(f"maximum pooling of {text} (overlapping)", np.nanmax(parts, -1))
+            yield Term(f"mean pooling of {text} (overlapping)", np.nanmean(parts, -1))
+            whole = np.nansum(parts, -1) / parts.shape[-1]
+            yield Term(f"mean pooling of {text} (overlapping, the border counts)", whole)
 
 
 def _resized(term: Term, shapes: set[tuple[int, ...]]) -> Iterator[Term]:
@@ -241,19 +347,52 @@ def _softmax(x: np.ndarray, axis: int) -> np.ndarray:
     return np.asarray(made / made.sum(axis, keepdims=True))
 
 
-def _of_two(terms: Sequence[Term], shapes: set[tuple[int, ...]]) -> Iterator[Term]:
-    """Yield sums, products, extremes and concatenations of two arrays."""
-    for (one, x), (other, y) in itertools.permutations(terms, 2):
-        if x.ndim == y.ndim:
-            for axis in {1, x.ndim - 1}:
-                whole = [*x.shape]
-                whole[axis] += y.shape[axis]
-                rest = [[*each.shape[:axis], *each.shape[axis + 1 :]] for each in (x, y)]
-                if rest[0] == rest[1] and _squeezed(whole) in shapes:
-                    yield Term(f"concatenation of {one}, {other}", np.concatenate([x, y], axis))
+def _of_two(terms: Sequence[Term], shapes: set[tuple[int, ...]], *, whole: bool = True) -> Iterator[Term]:
+    """Yield sums, products, extremes and concatenations of two arrays, or also vectors of these."""
+    for one, other in itertools.permutations(terms, 2):
+        yield from _concatenated(one, other, shapes)
+        x, y = one.array, other.array
         for wide in _broadcast(x, y):
-            if _squeezed(np.broadcast_shapes(x.shape, wide.shape)) in shapes:
-                yield from _combined(one, x, other, wide)
+            shape = np.broadcast_shapes(x.shape, wide.shape)
+            if _squeezed(shape) in shapes:
+                yield from _combined(one.text, x, other.text, wide)
+            elif (
+                x.ndim > 2 and not whole and not shapes.isdisjoint({(len(x), shape[1]), (len(x), shape[-1])})
+            ):
+                for each in _combined(one.text, x, other.text, wide):
+                    yield from gathered(each)
+        if x.ndim == y.ndim == 3 and x.shape[1] == x.shape[2] == y.shape[1] and not whole:
+            for each in _summed_edges(one, other):
+                yield each
+                yield from gathered(each)
+
+
+def _concatenated(one: Term, other: Term, shapes: set[tuple[int, ...]]) -> Iterator[Term]:
+    """Yield two arrays one after the other, and the same vectors of two sequences or images."""
+    x, y = one.array, other.array
+    if x.ndim != y.ndim:
+        return
+    if x.ndim > 2 and not shapes.isdisjoint({(len(x), x.shape[n] + y.shape[n]) for n in (1, -1)}):
+        for pair in zip(gathered(one), gathered(other), strict=False):
+            yield from _concatenated(*pair, shapes)
+    for axis in {1, x.ndim - 1}:
+        whole = [*x.shape]
+        whole[axis] += y.shape[axis]
+        rest = [[*each.shape[:axis], *each.shape[axis + 1 :]] for each in (x, y)]
+        if rest[0] == rest[1] and _squeezed(whole) in shapes:
+            yield Term(f"concatenation of {one.text}, {other.text}", np.concatenate([x, y], axis))
+
+
+def _summed_edges(edges: Term, nodes: Term) -> Iterator[Term]:
+    """Yield the sums of a graph's nodes [batch, nodes, features] along its edges [batch, nodes, nodes]."""
+    x, y = edges.array, nodes.array
+    for name, matrix in (
+        (edges.text, x),
+        (f"({edges.text} + 1)", x + np.eye(x.shape[1])),
+        (f"transposed {edges.text}", np.swapaxes(x, 1, 2)),
+    ):
+        yield Term(f"{name} @ {nodes.text}", matrix @ y)
+        yield Term(f"relu({name} @ {nodes.text})", np.maximum(matrix @ y, 0))
 
 
 def _combined(one: str, x: np.ndarray, other: str, y: np.ndarray) -> Iterator[Term]:
@@ -270,8 +409,11 @@ def _combined(one: str, x: np.ndarray, other: str, y: np.ndarray) -> Iterator[Te
 def _broadcast(x: np.ndarray, y: np.ndarray) -> Iterator[np.ndarray]:
     """Yield y in shapes that fit x: one number for each channel of an image."""
     if x.ndim == y.ndim:
-        if all(m == n or 1 in (m, n) for m, n in zip(x.shape, y.shape, strict=True)):
-            yield y
+        moved = (y, np.moveaxis(y, 1, -1), np.moveaxis(y, -1, 1)) if x.ndim == 4 else (y,)
+        for each in moved:
+            if all(m == n or 1 in (m, n) for m, n in zip(x.shape, each.shape, strict=True)):
+                yield each
+                return
     elif y.ndim == 2 < x.ndim:
         for axis in {1, x.ndim - 1}:
             if x.shape[axis] == y.shape[1]:
@@ -290,6 +432,51 @@ def _gated(operands: Sequence[Term]) -> Iterator[Term]:
                 yield Term(f"{name}(first half of {text}) * second half", made * second)
             for name, made in iter_activations(second):
                 yield Term(f"first half of {text} * {name}(second half)", first * made)
+
+
+def _weighed(operands: Sequence[Term]) -> Iterator[Term]:
+    """Yield sums over the steps of a sequence [batch, steps, features], each times its share."""
+    for (scores, x), (text, y) in itertools.permutations(operands, 2):
+        if x.ndim == y.ndim == 3 and x.shape[1:] == (y.shape[1], 1):
+            shares = ("softmax", _softmax(x, 1)), ("sigmoid", 1 / (1 + np.exp(-x)))
+            for name, each in shares:
+                yield Term(f"sum of the steps of {text}, weighed by {name}({scores})", (y * each).sum(1))
+
+
+def _carried(operands: Sequence[Term]) -> Iterator[Term]:
+    """Yield mixtures of two arrays by a gate, as in a highway."""
+    known = {each.text: list(_activated(each, _CARRIED)) for each in operands}
+    for gate, one, other in itertools.permutations(operands, 3):
+        if gate.array.shape != one.array.shape or one.array.shape != other.array.shape:
+            continue
+        z, x = gate.array, other.array
+        for t, share in (("sigmoid", 1 / (1 + np.exp(-z))), ("tanh", np.tanh(z))):
+            name = f"{t}({gate.text})"
+            for text, y in known[one.text]:
+                yield Term(f"{name} * {text} + (1 - {name}) * {other.text}", share * y + (1 - share) * x)
+                yield Term(f"(1 - {name}) * {text} + {name} * {other.text}", (1 - share) * y + share * x)
+                yield Term(f"{name} * {text} + {other.text}", share * y + x)
+
+
+def _conditioned(operands: Sequence[Term]) -> Iterator[Term]:
+    """Yield images whose channels are scaled and shifted by the halves of a vector."""
+    for (text, x), (vector, y) in itertools.permutations(operands, 2):
+        for axis in {1, x.ndim - 1} if x.ndim > 2 == y.ndim else ():
+            if y.shape[1] != 2 * x.shape[axis]:
+                continue
+            shape = [len(x), *(x.shape[axis] if n == axis else 1 for n in range(1, x.ndim))]
+            halves = [
+                Term(f"{name} half of {vector}", each.reshape(shape))
+                for name, each in zip(("first", "second"), np.split(y, 2, 1), strict=True)
+            ]
+            inner = (Term(text, x), Term(f"relu({text})", np.maximum(x, 0)))
+            for (one, g), (other, b) in (halves, halves[::-1]):
+                scales = (Term(one, g), Term(f"(1 + {one})", 1 + g))
+                for (name, value), (factor, scale), sign in itertools.product(inner, scales, (1, -1)):
+                    made = value * scale + sign * b
+                    title = f"{name} * {factor} {'+' if sign > 0 else '-'} {other}"
+                    yield Term(title, made)
+                    yield Term(f"relu({title})", np.maximum(made, 0))
 
 
 def _mixed(operands: Sequence[Term]) -> Iterator[Term]:
@@ -317,15 +504,44 @@ def _attended(operands: Sequence[Term]) -> Iterator[Term]:
     for text, x in sequences:
         if x.shape[-1] % 3 == 0:
             yield from _fused(text, x)
-    for chosen in itertools.permutations(sequences, 3):
-        if len({each.array.shape for each in chosen}) == 1:
-            parts = [each.array for each in chosen]
-            for heads in _heads(parts[0].shape[-1]):
-                split = [each.reshape(*each.shape[:2], heads, -1) for each in parts]
-                for how, made in _attention(split):
-                    yield Term(
-                        f"attention of {', '.join(each.text for each in chosen)} ({heads} heads{how})", made
-                    )
+    for turned, chosen in itertools.product((False, True), itertools.permutations(sequences, 3)):
+        q, k, v = (each.array for each in chosen)
+        names = ", ".join(each.text for each in chosen)
+        for heads in _heads(q.shape[-1]) if k.shape == v.shape else ():
+            width = q.shape[-1] // heads
+            if k.shape[-1] % width == 0 and heads % (k.shape[-1] // width) == 0:
+                split = [each.reshape(*each.shape[:2], -1, width) for each in (q, k, v)]
+                for how, made in _rotations(split) if turned else _shared(split):
+                    yield Term(f"attention of {names} ({heads} heads{how})", made)
+
+
+def _shared(split: Sequence[np.ndarray]) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield attention of queries of which several may share keys and values."""
+    q, k, v = split
+    times = q.shape[2] // k.shape[2]
+    yield from _attention((q, *(np.repeat(each, times, 2) for each in (k, v))))
+    if times > 1 < k.shape[2]:
+        for how, made in _attention((q, *(np.tile(each, (1, 1, times, 1)) for each in (k, v)))):
+            yield f", keys of all heads in turn{how}", made
+
+
+def _rotations(split: Sequence[np.ndarray]) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield attention of queries and keys that are turned by angles of their positions."""
+    q, k, v = split
+    if q.shape == k.shape and q.shape[-1] % 2 == 0:
+        for base, near in itertools.product(_BASES, (False, True)):
+            title = f", rotary angles of base {base:g}, pairs {('in halves', 'interleaved')[near]}"
+            for how, made in _attention((_turn(q, base, near), _turn(k, base, near), v), plain=True):
+                yield title + how, made
+
+
+def _turn(x: np.ndarray, base: float, near: bool) -> np.ndarray:
+    """Return vectors [batch, positions, heads, features] in rotary positions; `near`: pairs are neighbors."""
+    half = x.shape[-1] // 2
+    angles = np.arange(x.shape[1])[:, None, None] / base ** (np.arange(half) / half)
+    a, b = (x[..., ::2], x[..., 1::2]) if near else (x[..., :half], x[..., half:])
+    made = [a * np.cos(angles) - b * np.sin(angles), b * np.cos(angles) + a * np.sin(angles)]
+    return np.stack(made, -1).reshape(x.shape) if near else np.concatenate(made, -1)
 
 
 def _heads(features: int) -> list[int]:
@@ -345,24 +561,31 @@ def _fused(text: str, x: np.ndarray) -> Iterator[Term]:
                     yield Term(f"attention of {layout} ({heads} heads{how})", made)
 
 
-def _attention(parts: Sequence[np.ndarray]) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield the forms of attention, each with its difference from the usual one."""
+def _attention(parts: Sequence[np.ndarray], *, plain: bool = False) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield the forms of attention, each with its difference from the usual one; `plain`: few of them."""
     q, k, v = (np.swapaxes(each, 1, 2) for each in parts)
-    steps, width = q.shape[2], q.shape[-1]
-    if q.shape[0] * q.shape[1] * steps * steps > _MOST_SCORES:
+    width, size = q.shape[-1], (q.shape[2], k.shape[2])
+    if q.shape[0] * q.shape[1] * size[0] * size[1] > _MOST_SCORES:
         return
-    mask = np.triu(np.full((steps, steps), -np.inf), 1)
+    mask = np.triu(np.full(size, -np.inf), 1)
     products = q @ np.swapaxes(k, 2, 3)
-    for scale, scaled in (
-        (width**-0.5, ""),
-        (1.0, ", scores not scaled"),
-        ((width * q.shape[1]) ** -0.5, ", scores scaled by all features"),
-    ):
-        for causal, axis in itertools.product((False, True), (-1, -2)):
-            weights = _softmax(products * scale + (mask if causal else 0.0), axis)
-            how = ("", ", causal")[causal] + scaled + ("" if axis == -1 else ", softmax over queries")
+    scales = {
+        "": width**-0.5,
+        ", scores not scaled": 1.0,
+        ", scores scaled by all features": (width * q.shape[1]) ** -0.5,
+    }
+    for (scaled, scale), causal in itertools.product(scales.items(), (False, True)):
+        scores = products * scale
+        how = ("", ", causal")[causal] + scaled
+        shares = {how: _softmax(scores + mask if causal else scores, -1)}
+        if not plain:
+            shares[f"{how}, softmax over queries"] = _softmax(scores + mask if causal else scores, -2)
+            shares[f"{how}, sigmoid for softmax"] = (mask == 0 if causal else 1) / (1 + np.exp(-scores))
+        for name, weights in shares.items():
             made = np.swapaxes(weights @ v, 1, 2)
-            yield how, made.reshape(*made.shape[:2], -1)
+            yield name, made.reshape(*made.shape[:2], -1)
+        if plain and causal:
+            return
 
 
 def without_border(array: np.ndarray) -> np.ndarray:

@@ -373,6 +373,8 @@ class OutputBound:
     own: np.ndarray | None
     both_exact: bool
     tolerance: float | None
+    response: np.ndarray | None = None
+    """how A's float64 outputs change with the last bits of float32 inputs"""
 
     @property
     def scale(self) -> float:
@@ -406,6 +408,9 @@ class OutputBound:
         """Return whether float64 outputs may differ so much: by float32 constants in a model's code."""
         if self.tolerance is not None:
             return True
+        if self.response is not None:  # constants have last bits, too
+            largest = self.response.max(0, initial=0.0, keepdims=True)
+            error = np.maximum(error - OWN_ERROR * largest, 0.0)
         if float(error.max(initial=0.0)) > ROUNDING * self.rounding.near(self.scale):
             return False
         for each, wide in zip(_features(error), _features(self.reference), strict=True):
@@ -453,6 +458,7 @@ def measure_output(
     exact: Sequence[np.ndarray | None],
     rounding: RoundingBound,
     tolerance: float | None,
+    response: np.ndarray | None = None,
 ) -> OutputResult:
     """Return the differences of one output, by the rule for agents; all arrays have A's order of axes.
 
@@ -467,6 +473,8 @@ def measure_output(
         exact: both sides' float64 runs, None where there is none.
         rounding: what rounding may cost.
         tolerance: how far B may be off, relative to the output's scale; None for the rule.
+        response: how far A's outputs move with the last bits of the inputs: constants of code, e.g. angles, have no
+            more bits.
     """
     a, b = outputs
     if a.shape != b.shape or not a.size:
@@ -483,7 +491,10 @@ def measure_output(
     reference = next((each for each in sides if each is not None), a)
     errors = [np.abs(each - reference) for each in (a, b)]
     both = all(each is not None for each in sides)
-    bound = OutputBound(reference, rounding, errors[0] if sides[0] is not None else None, both, tolerance)
+    own = errors[0] if sides[0] is not None else None
+    if own is not None and response is not None:
+        own = np.maximum(own, response)
+    bound = OutputBound(reference, rounding, own, both, tolerance, response)
     judged = errors[1] if sides[0] is not None else np.maximum(*errors)
     within = same and bound.allows(judged)
     if both:
@@ -552,6 +563,17 @@ def shake_inputs(arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
         else:
             found.append(np.roll(each, 1, axis=0 if len(each) > 1 else -1))
     return found
+
+
+def change_last_bits(arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """Return the inputs with the last bit of each float changed."""
+    generator = np.random.default_rng(2)
+    return [
+        each * (1 + UNIT * generator.choice((-1, 1), each.shape)).astype(each.dtype)
+        if each.dtype.kind == "f"
+        else each
+        for each in arrays
+    ]
 
 
 @dataclass(slots=True)

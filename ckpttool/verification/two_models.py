@@ -21,6 +21,7 @@ from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.code_references import CLASSES, CODE, UNKNOWN, filter_verdict
 from ckpttool.core.deferred import NamedTuple, dataclass, field
 from ckpttool.core.errors import CkpttoolError, MappingError, UnsupportedError, UsageError, abbreviate_list
+from ckpttool.core.kinds import find_family
 from ckpttool.core.text import describe_record, render_record
 from ckpttool.evaluation.agent_facts import NO_FACTS, AgentFacts
 from ckpttool.evaluation.agent_networks import available_backend, build_agent_network, require_facts
@@ -66,6 +67,7 @@ from ckpttool.verification.output_comparison import (
     Parity,
     RoundingBound,
     are_close,
+    change_last_bits,
     changing_outputs,
     measure_output,
     pair_outputs,
@@ -471,6 +473,8 @@ class ComparedModels:
     notes: list[str] = field(default_factory=list)
     fixed: bool = False
     arrays: Sequence[np.ndarray] = ()
+    # Those that the sides have now.
+    given: Sequence[np.ndarray] = ()
     further: Sequence[tuple[str, Sequence[np.ndarray]]] = ()
     # Whether the inputs are drawn, not the user's.
     drawn: bool = True
@@ -525,6 +529,7 @@ class ComparedModels:
 
     def give(self, arrays: Sequence[np.ndarray]) -> None:
         """Write inputs in each side's own order of axes."""
+        self.given = arrays
         a, b = self.sides
         inputs = {pair.a: array for pair, array in zip(self.pairs, arrays, strict=True)}
         a.give([inputs[name] for name in a.names])
@@ -550,6 +555,7 @@ class ModelComparisonOptions:
 
 
 _STEPS = 8
+_SMALL = 1e-4  # differences that last bits may explain
 
 
 def compare_models(
@@ -702,7 +708,31 @@ class _Rounds:
         names, missing = pair_outputs(*made, moves, self._layouts, self._session.assumed)
         found = ComparisonRound(made, (exact[0], exact[1]), calls, names, missing, [])
         found.results += [self._measure(found, each) for each in names]
+        if (
+            found.exact_on_both
+            and found.failed
+            and max(each.parity.max_rel for each in found.results) < _SMALL
+        ):
+            response = self._response(found)
+            found.results[:] = [self._measure(found, each, response.get(each.a)) for each in names]
         return found
+
+    def _response(self, found: ComparisonRound) -> dict[str, np.ndarray]:
+        """Return how far A's float64 outputs move with the last bits of float inputs."""
+        a, given = self._session.sides[0], self._session.given
+        if not any(each.dtype.kind == "f" for each in given):
+            return {}
+        self._session.give(change_last_bits(given))
+        try:
+            made, _ = a.run(exact=True, observe=False)
+        finally:
+            self._session.give(given)
+        plain = found.exact[0] or {}
+        return {
+            name: np.nan_to_num(np.abs(each - plain[name]))
+            for name, each in made.items()
+            if name in plain and each.shape == plain[name].shape
+        }
 
     def _few_calls(
         self, calls: tuple[list[dict[str, Any]], list[dict[str, Any]]]
@@ -721,14 +751,17 @@ class _Rounds:
         )
         return ([*keys[0]], [*keys[1]]) if size <= _MOST_BYTES else ([], [])
 
-    def _measure(self, found: ComparisonRound, names: OutputNames) -> OutputResult:
+    def _measure(
+        self, found: ComparisonRound, names: OutputNames, response: np.ndarray | None = None
+    ) -> OutputResult:
         exact = [
             None if each is None else each.get(key)
             for each, key in zip(found.exact, (names.a, names.b), strict=True)
         ]
         other = None if exact[1] is None else move_channels(exact[1], names.how)
         outputs = found.made[0][names.a], move_channels(found.made[1][names.b], names.how)
-        return measure_output(names.a, outputs, (exact[0], other), self._bound, self._tolerance)
+        bounds = self._bound, self._tolerance, response
+        return measure_output(names.a, outputs, (exact[0], other), *bounds)
 
     def further(self, main: ComparisonRound) -> ComparisonRound:
         """Compare on further inputs; return the first round that differs, which the sides then have."""
@@ -926,7 +959,8 @@ def _reaching_inputs(
 def _hidden_differences(layers: Sequence[LayerComparison], bound: float) -> Iterator[str]:
     """Yield a note for the first layer that differs although the outputs agree."""
     for each in layers:
-        if each.by == "weights" and each.inputs <= bound and not each.within:
+        counterparts = each.by == "weights" or {*map(find_family, each.classes)} <= {*causes.COMPOSITE}
+        if counterparts and each.inputs <= bound and each.outputs > _AMPLIFIED * bound:
             yield (
                 f"the outputs agree, but on equal inputs {each.b} of B differs from {each.a} of A by "
                 f"{each.outputs:.1e} of its largest number: these inputs do not show all of it"
@@ -999,10 +1033,12 @@ def _exact_outputs(
     return None
 
 
+_AMPLIFIED = 8  # of a layer's inputs, by its own computation
 _MOST_ROUNDS = 8  # of inputs for the rows of one table
 _MOST_BYTES = 512 << 20
 _FEWEST_ROWS = 2
 _MOST_CALLS = 16
+_MOST_SCALES = 4  # vectors of layers that contain others
 _MOST_OPERANDS = 10  # layers whose outputs may be part of a computation between layers
 EXACT_BOUND, FLOAT_BOUND = 1e-6, 3e-5
 
@@ -1111,7 +1147,14 @@ class _LayerFinder:
         before = pairs[agreeing[-1]] if agreeing else None
         if at is None:
             return None if before is None else self._after_last(before, outputs)
-        return self._explain_pair(pairs, rows[at], pairs[at], before, outputs)
+        found = self._explain_pair(pairs, rows[at], pairs[at], before, outputs)
+        # A layer before it whose outputs have A's numbers in another order.
+        moved = (n for n in compared if n < at and not rows[n].within)
+        if found.cause is None and (earlier := next(moved, None)) is not None:
+            before = next((pairs[n] for n in reversed(agreeing) if n < earlier), None)
+            other = self._explain_pair(pairs, rows[earlier], pairs[earlier], before, outputs)
+            return found if other.cause is None else other
+        return found
 
     def _first_failure(self, pairs: list[LayerCallPair], rows: Mapping[int, LayerComparison]) -> int | None:
         """Return the place of the first pair that differs and affects what follows.
@@ -1202,6 +1245,7 @@ class _LayerFinder:
 
     def _computed(self, until: LayerCallPair | None, after: tuple[np.ndarray, np.ndarray]) -> Cause | None:
         """Return the computations of both sides between layers, by the outputs of A's layers before one."""
+        after = _by_batch(after[0]), _by_batch(after[1])
         earlier = list(self._layers[0])
         if until is not None:
             earlier = earlier[: next(n for n, each in enumerate(earlier) if each.key == until.a.key)]
@@ -1215,6 +1259,14 @@ class _LayerFinder:
             if each.key in calls
             for array in (calls[each.key].before or calls[each.key].made)[:1]
         ]
+        operands += self._scaled(operands)
+        operands += [
+            Term(f"state {n} of {each.title}", _by_batch(x))
+            for each in reversed(earlier)
+            if each.family == "recurrent" and each.key in calls
+            for n, x in enumerate(calls[each.key].made[1:])
+            if len(_by_batch(x)) == len(after[0])  # not those of several layers or directions
+        ]
         operands += [
             Term(f"the input of {each.title}", x)
             for each in reversed(earlier)
@@ -1226,20 +1278,38 @@ class _LayerFinder:
             operands += [
                 Term(f"input {n}", x) for n, x in enumerate(calls[ROOT, 0].given) if x.dtype.kind == "f"
             ]
-        if not operands:
-            return None
-        return causes.computation_cause(operands, after, self._bound)
+        return causes.computation_cause(operands, after, self._bound) if operands else None
 
-    def _constant_tensor(self, after: tuple[np.ndarray, np.ndarray]) -> Cause | None:
-        """Return the tensor whose numbers A adds to every row, and B does not, or another one's."""
+    def _scaled(self, operands: Sequence[Term]) -> Iterator[Term]:
+        """Yield operands times vectors of A's composed layers, e.g. a layer scale."""
+        paths = {each.path for each in self._layers[0] if each.composed and each.tensors}
+        for path in [*paths][:_MOST_SCALES]:
+            for name, held in self._session.sides[0].tensors(path).items():
+                for text, x in operands[:_MOST_SCALES] if held.ndim == 1 else ():
+                    for axis in [axis for axis in {1, x.ndim - 1} if x.shape[axis] == len(held)][:1]:
+                        shape = [len(held) if n == axis else 1 for n in range(x.ndim)]
+                        yield Term(f"{text} * {name}", x * held.reshape(shape))
+
+    def _constant_difference(self, after: tuple[np.ndarray, np.ndarray]) -> np.ndarray | None:
+        """Return the difference of the rows where it is the same for all inputs, e.g. at one position."""
         _, other = align_arrays(*after)
         if other is None or len(other) < 2:
             return None
-        apart = (after[0] - other)[0]
-        size = float(np.abs(apart).max())
+        apart: np.ndarray = after[0] - other
+        if np.ptp(apart, axis=0).max() > self._bound * (float(np.abs(after[0]).max()) or 1.0):
+            return None
+        first: np.ndarray = apart[0]
+        return first if first.ndim < 2 else first[np.abs(first).reshape(len(first), -1).max(1) > self._bound]
+
+    def _constant_tensor(self, after: tuple[np.ndarray, np.ndarray]) -> Cause | None:
+        """Return the tensor whose numbers A adds to every row, and B does not, or another one's."""
+        apart = self._constant_difference(after)
+        size = 0.0 if apart is None else float(np.abs(apart).max(initial=0.0))
+        if apart is None or size <= self._bound:
+            return None
         for layer in {each.path: each for each in self._layers[0]}.values():
             named = [each.name for each in layer.tensors if math.prod(each.shape) == apart.size]
-            if not named or size <= self._bound:
+            if not named:
                 continue
             for name, held in self._session.sides[0].tensors(layer.path).items():
                 if held.size != apart.size:
@@ -1290,8 +1360,11 @@ class _LayerFinder:
         at_b = {each.key: place for place, each in enumerate(self._layers[1])}
         later = [each for each in pairs[pairs.index(failed) + 1 :] if each.by == "weights"]
         for other in [each for each in later if at_b[each.b.key] < at_b[failed.b.key]]:
-            given = self._session.sides[1].capture([other.b.key], exact=self._exact)[other.b.key].given
-            if call.given and given and causes.input_error(call.given[0], given[0]) <= self._bound:
+            a, b = self._capture([other])
+            ours, given = a[other.a.key].given, b[other.b.key].given
+            if not call.given or not ours or not given or np.array_equal(ours[0], call.given[0]):
+                continue  # A, too, calls both layers on these inputs, e.g. parallel ones
+            if causes.input_error(call.given[0], given[0]) <= self._bound:
                 text = (
                     f"B's {other.b.path}, called in the place of A's {failed.a.path}, has the weights of "
                     f"A's {other.a.path}"
@@ -1385,6 +1458,11 @@ def _divergence(
 ) -> Divergence:
     found = cause or Cause("")
     return Divergence(a, b, where, inputs, found.text or None, found.confirmed, found.fix, after)
+
+
+def _by_batch(array: np.ndarray) -> np.ndarray:
+    """Return an array whose first axis is the batch: PyTorch's states are [layers, batch, features]."""
+    return array[0] if array.ndim == 3 and len(array) == 1 else array
 
 
 def _call_bytes(call: Mapping[str, Any]) -> int:
