@@ -473,8 +473,8 @@ def measure_output(
         exact: both sides' float64 runs, None where there is none.
         rounding: what rounding may cost.
         tolerance: how far B may be off, relative to the output's scale; None for the rule.
-        response: how far A's outputs move with the last bits of the inputs: constants of code, e.g. angles, have no
-            more bits.
+        response: how far A's outputs move with the last bits of the inputs: constants of code, e.g. angles,
+            have no more bits.
     """
     a, b = outputs
     if a.shape != b.shape or not a.size:
