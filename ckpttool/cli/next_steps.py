@@ -193,9 +193,9 @@ def _infer_environment(found: CheckpointSummary | None) -> str | None:
     sizes = find_policy_sizes(build_listed_strips(found.binding, found.checkpoint.tree))
     if sizes is None or found.binding is None:
         return None
-    from ckpttool.evaluation.environments import candidate_environments
+    from ckpttool.evaluation.environments import candidate_environments, is_listed
 
     words = "/".join(found.checkpoint.path.rstrip("/").split("/")[-3:])
     high = found.binding.facts.action_high
     fitting = candidate_environments(words, *sizes[:2], max(high) if high else None, discrete=sizes[2])
-    return fitting[0] if len(fitting) == 1 else None
+    return fitting[0] if len(fitting) == 1 and is_listed(fitting[0]) else None
