@@ -202,7 +202,9 @@ def test_ambiguous_archives_are_refused(change, error, tmp_path):
     assert str(tmp_path) in str(caught.value)
 
 
-@pytest.mark.parametrize("nested", [written(MEMBERS), zipped(MEMBERS), written({"a": b"", "b": written(MEMBERS)})])
+@pytest.mark.parametrize(
+    "nested", [written(MEMBERS), zipped(MEMBERS), written({"a": b"", "b": written(MEMBERS)})]
+)
 def test_an_archive_cut_behind_a_nested_one_is_truncated(nested: bytes, tmp_path: Path) -> None:
     whole = zipped({"policy.pth": nested, "settings": bytes(500)})
     with pytest.raises(FormatError) as followed:

@@ -160,6 +160,10 @@ def _usage(command: Any, words: Sequence[str]) -> str:
     given = _arguments(command, words[1:])
     names = [param.metavar or param.name for param in command.params if param.param_type_name == "argument"]
     missing = [name for name in names[len(given) :] if not name.startswith("[")]
+    if missing == ["DST"] and "--to" not in words:
+        from ckpttool.conversion.targets import list_targets
+
+        return f"add a target such as agent.pt, or another name with --to {list_targets()}"
     return f"{shlex.join((NAME, *words))} {' '.join(missing)}"
 
 
