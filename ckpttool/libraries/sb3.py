@@ -1075,11 +1075,12 @@ def _list_rate_notes(written: Plan, agent: Tree) -> Iterator[str]:
         if move.target[-1] == key("lr")
     }
     leaves |= {path: leaf for path, leaf in written.added.items() if path[-1] == key("lr")}
-    rates = {str(path[0].value): leaf.value for path, leaf in leaves.items() if isinstance(leaf, ValueLeaf)}
+    values = {str(path[0].value): leaf.value for path, leaf in leaves.items() if isinstance(leaf, ValueLeaf)}
+    rates = {name: rate for name, rate in values.items() if isinstance(rate, int | float)}
     own = next((rates[name] for name in ("policy.optimizer", "actor.optimizer") if name in rates), None)
     for name, rate in rates.items():
         if own is not None and (rate < 0 or rate != own):
-            yield f"the learning rate of {name}, {rate:g}, is only in its state: learning_rate is {max(own, 0):g}"
+            yield f"learning rate of {name}: {rate:g} is only in its state; learning_rate is {max(own, 0):g}"
 
 
 class _PolicyClass(NamedTuple):
