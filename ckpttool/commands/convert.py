@@ -176,9 +176,6 @@ def fill(
     (True, ['weight', 'bias'])
 
     """
-    if not isinstance(like, str) and not hasattr(like, "factory"):
-        found, hint = type(like).__name__, "ckpttool.load_into(model, path) fills a live model"
-        raise UsageError("the model is not given by its code", found=found, hint=hint)
     return run_conversion(source, target, replace(options or ConversionOptions(), like=like), progress)
 
 
