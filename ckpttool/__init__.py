@@ -71,7 +71,7 @@ def call_from_python(name: str, function: "Callable[..., object]") -> "Callable[
             use_keywords(error, call)
             raise
 
-    call.__module__, call.__qualname__ = "ckpttool", name  # pickled by this name
+    call.__module__, call.__name__, call.__qualname__ = "ckpttool", name, name  # pickled by these
     return call
 
 

@@ -207,6 +207,9 @@ def test_words_behind_options_are_values_or_prose() -> None:
         ),
         ("diff", "run ckpttool limits", "run ckpttool limits"),
         ("diff", "ckpttool inspect a --depth 2", "ckpttool inspect a --depth 2"),
+        ("diff", "ckpttool report a --out b --force", "ckpttool.report('a', out='b', force=True)"),
+        ("diff", "ckpttool report --force a", "ckpttool report --force a"),
+        ("diff", "ckpttool doctor a", "ckpttool.doctor('a')"),
     ],
 )
 def test_options_become_keywords(name: str, text: str, expected: str) -> None:

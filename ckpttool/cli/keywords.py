@@ -5,6 +5,8 @@ Messages and hints are written once, for the command line. What public functions
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import inspect
 import re
 import shlex
@@ -15,6 +17,7 @@ from typing import Any
 import ckpttool
 from ckpttool.cli.panels import option_fields
 from ckpttool.conversion.options import ConversionOptions
+from ckpttool.core import deferred
 from ckpttool.core.errors import CkpttoolError
 from ckpttool.evaluation.protocol import Protocol
 from ckpttool.pages.options import ReportOptions
@@ -30,7 +33,7 @@ _PROSE = (
     "and|applies|cannot|compares|does|draws|for|if|in|instead|is|needs|of|or|out|permits|require|requires|selects|set"
     "|sets|supports|that|to|turns|undo|was|with|writes"
 )
-_OPTION = re.compile(
+_OPTION = deferred.compile(
     r"(?<![\w-])--(?P<name>[a-z][a-z0-9]*(?:-[a-z0-9]+)*)"
     rf"(?:[ =](?P<value>'[^']*'|(?!(?:{_PROSE})\b|-[a-z-])[^\s,;()'](?:[^\s;()']*[^\s,;().':])?(?: HIGH)?))?"
 )
@@ -55,27 +58,30 @@ def _keywords(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def _translate(text: str, known: Mapping[str, Any]) -> str:
+    """Return the text with the function's keywords for options, and calls for whole commands."""
     parts = re.split(r"((?:, or |, |; |: )(?=ckpttool ))", text)
     return "".join(
-        _call(part) or _OPTION.sub(lambda each: _keyword(each, known) or each[0], part) for part in parts
+        _translate_command(part)
+        if part.startswith("ckpttool ")
+        else _OPTION.sub(lambda each: _keyword(each, known) or each[0], part)
+        for part in parts
     )
 
 
-def _call(command: str) -> str | None:
-    """Return the call of the public function that does what a command does; None for any other text."""
-    try:
-        program, name, *_ = shlex.split(command)
-    except ValueError:
-        return None
-    title = _FUNCTIONS.get(name, name)
-    if program != "ckpttool" or title not in ckpttool.__all__ or not callable(getattr(ckpttool, title)):
-        return None
-    known = _keywords(getattr(ckpttool, title))
-    paths = shlex.split(_OPTION.sub("", command))[2:]
-    keywords = [_keyword(each, known) for each in _OPTION.finditer(command)]
-    if None in keywords or len(paths) not in (1, 2):
-        return None
-    return f"ckpttool.{title}({', '.join([*map(repr, paths), *map(str, keywords)])})"
+def _translate_command(command: str) -> str:
+    """Return the call of the public function that does what a command does; other text unchanged."""
+    name = command.split()[1]
+    function = getattr(ckpttool, _FUNCTIONS.get(name, name), None)
+    if not callable(function):
+        return command
+    known = _keywords(function)
+    with contextlib.suppress(ValueError, SyntaxError):  # a quote of a sentence, or a flag before a path
+        paths = shlex.split(_OPTION.sub("", command))[2:]
+        keywords = [_keyword(each, known) for each in _OPTION.finditer(command)]
+        call = f"ckpttool.{function.__name__}({', '.join([*map(repr, paths), *map(str, keywords)])})"
+        ast.parse(call)
+        return call if paths and len(paths) <= 2 and None not in keywords else command
+    return command
 
 
 def _keyword(option: re.Match[str], known: Mapping[str, Any]) -> str | None:
@@ -91,7 +97,8 @@ def _keyword(option: re.Match[str], known: Mapping[str, Any]) -> str | None:
     if "protocol" in known and name in _PROTOCOL:
         default = () if name == "wrapper" else None
         return f"protocol=ckpttool.Protocol({_assign(_PROTOCOL[name], value, default)})"
-    names = {each: field for record in _RECORDS for each, field in option_fields(record).items()}
+    records = ConversionOptions, VerificationOptions, ReportOptions
+    names = {each: field for record in records for each, field in option_fields(record).items()}
     field = names.get(f"--{name}", name.replace("-", "_"))
     if field not in known:
         return None
@@ -107,6 +114,3 @@ def _assign(field: str, value: str | None, default: Any) -> str:
     number = re.fullmatch(r"-?\d+(\.\d+)?(e-?\d+)?", value)
     shown = value if number else repr(value)
     return f"{field}=[{shown}]" if default == () else f"{field}={shown}"
-
-
-_RECORDS = (ConversionOptions, VerificationOptions, ReportOptions)

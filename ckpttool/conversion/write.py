@@ -148,7 +148,7 @@ def save(
     True
 
     """
-    if not isinstance(tree, Tree):
+    if not isinstance(cast(object, tree), Tree):
         what = "the .tree of an open checkpoint, or what flatten_with_path(model) returns"
         raise UsageError("this is no tree of tensors and values", expected=what, found=type(tree).__name__)
     kind = targets.parse_target_kind(target, to)
