@@ -163,7 +163,7 @@ def _usage(command: Any, words: Sequence[str]) -> str:
     if missing == ["DST"] and "--to" not in words:
         from ckpttool.conversion.targets import list_targets
 
-        return f"add a target such as agent.pt, or another name with --to {list_targets()}"
+        return f"add a target such as agent.pt, or another name with --to: {list_targets()}"
     return f"{shlex.join((NAME, *words))} {' '.join(missing)}"
 
 

@@ -129,7 +129,7 @@ def _unknown_target_error(chosen: str, known: Collection[str]) -> UsageError:
     if meant is None and close:
         meant = names.get(close[0]) or _MEANT.get(close[0])
     suggested = f"; did you mean {meant!r}?" if meant is not None else ""
-    hint = f"--to {meant}" if meant is not None else f"use --to with {list_targets()}"
+    hint = f"--to {meant}" if meant is not None else f"state the format with --to: {list_targets()}"
     return UsageError(f"unknown target {chosen!r}{suggested}", hint=hint)
 
 
@@ -139,7 +139,7 @@ def infer_target_word(target: str, to: str | None) -> str:
     chosen = _ALIASES.get(chosen, chosen) if chosen is not None else None
     if chosen is None:
         stem, suffix = os.path.splitext(target)
-        hint = f"use --to with {list_targets()}"
+        hint = f"state the format with --to: {list_targets()}"
         if suffix == ".keras":
             hint = f"use {stem}.weights.h5: a .keras file also contains the program's layers"
         raise UsageError("cannot infer the output format from the target's name", file=target, hint=hint)
