@@ -14,9 +14,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ckpttool.cli import console
+from ckpttool.cli import console, next_steps
+from ckpttool.commands.doctor import Diagnosis
 from ckpttool.conversion.write import save
 from ckpttool.core import MissingExtraError, UsageError
+from ckpttool.core.sidecar import LedgerEntry
 from ckpttool.evaluation import video as video_module
 from tests.conftest import TF_SAMPLE, TORCH_SAMPLE, Ran, Terminal, in_process, refused
 from tests.golden_texts import Golden
@@ -197,6 +199,10 @@ def test_what_comes_next_is_said_with_the_paths_as_they_are(place: Path, tmp_pat
     assert next_of(shown(place, "diff", "old.pt", "new.pt")) == [["verify", "old.pt", "new.pt"]]
     assert next_of(shown(place, "diff", "agent.pt", "new.pt")) == []
     assert next_of(shown(place, "doctor", "agent.pt")) == [["eval", "agent.pt"]]
+    for where, ids in (("args.yml", []), ("", ["--env", "ID"])):
+        ledger = (LedgerEntry("used", "environment", "Pendulum-v1", where, origin="" if where else "given"),)
+        healthy = Diagnosis("zoo.zip", "stable_baselines3", "stable_baselines3", (), (), ledger)
+        assert next_steps.after_doctor("zoo.zip", healthy) == [("eval", "zoo.zip", *ids)]
     assert next_of(shown(place, "inspect", "new.pt"))[1] == ["eval", "new.pt", "--env", "Pendulum-v1"]
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ckpttool.cli.console import print_text
 from ckpttool.cli.panels import given_options
-from ckpttool.cli.styles import DIM, PLAIN, has_colors, wrap_command
+from ckpttool.cli.styles import dim, wrap_command
 from ckpttool.core import sidecar, urls
 from ckpttool.core.errors import CkpttoolError, MissingExtraError
 
@@ -39,7 +39,7 @@ def print_next_steps(after: Callable[..., Steps], *found: Any, quiet: bool) -> N
 def print_commands(commands: Sequence[str]) -> None:
     """Print suggested commands."""
     for command in commands:
-        print_text(f"{DIM}{command}{PLAIN}" if has_colors() else command)
+        print_text(dim(command))
 
 
 def format_next_steps(after: Callable[..., Steps], *found: Any, quiet: bool) -> list[str]:
@@ -101,7 +101,11 @@ def after_diff(left: str, right: str, found: Diff) -> Steps:
 
 def after_doctor(path: str, found: Diagnosis) -> Steps:
     """Suggest evaluating a healthy agent."""
-    return [_eval_command(path)] if found.layout is not None and not found.findings else []
+    if found.layout is None or found.findings:
+        return []
+    if any(each.what == "environment" and each.use == "used" and each.where for each in found.ledger):
+        return [("eval", path)]
+    return [_eval_command(path)]
 
 
 def after_convert(found: ConversionResult) -> Steps:
