@@ -146,6 +146,7 @@ HINTS = {
     "a field of a record": ("report", (str(TORCH_SAMPLE),), {"out": "FILE"}, "force=True"),
     "a suffix": ("convert", (str(TORCH_SAMPLE), "x.foo"), {}, "to="),
     "a format": ("convert", (str(TORCH_SAMPLE), "x.npz"), {"to": "pytorhc"}, "to='torch'"),
+    "a suffix of an export": ("export", (str(TORCH_SAMPLE), "x.pt"), {}, "name the target"),
     "a name of code": ("fill", (str(TORCH_SAMPLE), "x.pt", "a.py"), {}, "like='a:NAME'"),
 }
 
@@ -210,6 +211,17 @@ def test_words_behind_options_are_values_or_prose() -> None:
         ("diff", "ckpttool report a --out b --force", "ckpttool.report('a', out='b', force=True)"),
         ("diff", "ckpttool report --force a", "ckpttool report --force a"),
         ("diff", "ckpttool doctor a", "ckpttool.doctor('a')"),
+        (
+            "evaluate",
+            "add --activation NAME (relu) and --head NAME (tanh), as",
+            "add activations='NAME' (relu) and head='NAME' (tanh), as; in facts=ckpttool.AgentFacts(...)",
+        ),
+        (
+            "diff",
+            "ckpttool eval a --head tanh --env ID --activation relu --seed 3",
+            "ckpttool.evaluate('a', env='ID', facts=ckpttool.AgentFacts(head='tanh', activations='relu'), "
+            "protocol=ckpttool.Protocol(seed=3))",
+        ),
     ],
 )
 def test_options_become_keywords(name: str, text: str, expected: str) -> None:

@@ -28,6 +28,7 @@ _FUNCTIONS = {"eval": "evaluate", "inspect": "summary"}
 # Options of records that a function takes, by the fields of these.
 _FACTS = {"activation": "activations", "head": "head", "obs-norm": "obs_norm"}
 _PROTOCOL = {**{each.name.replace("_", "-"): each.name for each in fields(Protocol)}, "wrapper": "wrappers"}
+_RECORDS = ("facts=ckpttool.AgentFacts(", "protocol=ckpttool.Protocol(")
 # Words of a sentence that follow an option, and are no value.
 _PROSE = (
     "and|applies|cannot|compares|does|draws|for|if|in|instead|is|needs|of|or|out|permits|require|requires|selects|set"
@@ -63,9 +64,25 @@ def _translate(text: str, known: Mapping[str, Any]) -> str:
     return "".join(
         _translate_command(part)
         if part.startswith("ckpttool ")
-        else _OPTION.sub(lambda each: _keyword(each, known) or each[0], part)
+        else _join_records(_OPTION.sub(lambda each: _keyword(each, known) or each[0], part))
         for part in parts
     )
+
+
+def _join_records(sentence: str) -> str:
+    """Return a sentence in which a record that several keywords are in is named once, at the end."""
+    for record in _RECORDS:
+        if sentence.count(record) > 1:
+            sentence = re.sub(rf"{re.escape(record)}([^()]*)\)", r"\1", sentence) + f"; in {record}...)"
+    return sentence
+
+
+def _merge_records(keywords: list[str]) -> list[str]:
+    for record in _RECORDS:
+        inner = [each.removeprefix(record)[:-1] for each in keywords if each.startswith(record)]
+        keywords = [each for each in keywords if not each.startswith(record)]
+        keywords += [f"{record}{', '.join(inner)})"] if inner else []
+    return keywords
 
 
 def _translate_command(command: str) -> str:
@@ -78,7 +95,8 @@ def _translate_command(command: str) -> str:
     with contextlib.suppress(ValueError, SyntaxError):  # a quote of a sentence, or a flag before a path
         paths = shlex.split(_OPTION.sub("", command))[2:]
         keywords = [_keyword(each, known) for each in _OPTION.finditer(command)]
-        call = f"ckpttool.{function.__name__}({', '.join([*map(repr, paths), *map(str, keywords)])})"
+        words = [*map(repr, paths), *_merge_records([*map(str, keywords)])]
+        call = f"ckpttool.{function.__name__}({', '.join(words)})"
         ast.parse(call)
         return call if paths and len(paths) <= 2 and None not in keywords else command
     return command
