@@ -17,8 +17,7 @@ import pytest
 from ckpttool.cli import console, next_steps
 from ckpttool.commands.doctor import Diagnosis
 from ckpttool.conversion.write import save
-from ckpttool.core import MissingExtraError, UsageError
-from ckpttool.core.sidecar import LedgerEntry
+from ckpttool.core import LedgerEntry, MissingExtraError, UsageError
 from ckpttool.evaluation import video as video_module
 from tests.conftest import TF_SAMPLE, TORCH_SAMPLE, Ran, Terminal, in_process, refused
 from tests.golden_texts import Golden
