@@ -241,7 +241,7 @@ def print_error(error: CkpttoolError, *, as_json: bool) -> None:
     lines = [_wrap_for_stderr(f"ckpttool: {describe_error(error)}")]
     if error.hint:
         hint = f"hint: {truncate_text(clean(error.hint))}"
-        # What is meant to be pasted is not wrapped; behind a sentence, it has a line of its own.
+        # What is meant to be pasted is not wrapped; behind a sentence, it is on a separate line.
         wrapped, command = _wrap_for_stderr(hint), _PASTED.search(hint)
         if command is not None and wrapped != hint:
             head, rest = hint[: command.start()].rstrip(), hint[command.start() :]
