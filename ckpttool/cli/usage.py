@@ -230,8 +230,8 @@ def _unknown_option(
         return UsageError(sentence, hint=hint)
     others = [each for each in commands if name and option in _options(load(each))]
     if others and name not in commands:  # a path is listed and diagnosed without a command
-        meant = "eval" if "eval" in others else others[0]
-        return UsageError(sentence, hint=shlex.join((NAME, meant, *words)))
+        owner = "eval" if "eval" in others else others[0]
+        return UsageError(sentence, hint=shlex.join((NAME, owner, *words)))
     if others:
         return UsageError(sentence, hint=f"{option} is an option of {', '.join(others)}; see {_help(name)}")
     return UsageError(sentence, hint=f"{f'did you mean {near[0]}? see ' if near else ''}{_help(name)}")
