@@ -15,7 +15,10 @@ Importing the package loads no framework and not even numpy; names arrive when t
 import os
 import sys
 
+FunctionType = type(lambda: None)
 TYPE_CHECKING = False  # true for type checkers; `typing` may not be imported yet
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 def package_face(**renamed: str) -> None:
@@ -41,11 +44,42 @@ def package_face(**renamed: str) -> None:
         value = vars(importlib.import_module(homes[own])).get(own)
         if value is None:
             value = importlib.import_module(f"{homes[own]}.{own}")
+        if space["__name__"] == "ckpttool" and type(value) is FunctionType:
+            value = call_from_python(name, value)
         space[name] = value
         return value
 
     names = sorted(homes.keys() - set(renamed.values()))
     space.update(__all__=names, __getattr__=load, __dir__=lambda: names)
+
+
+def call_from_python(name: str, function: "Callable[..., object]") -> "Callable[..., object]":
+    """Return a public function that takes paths of any type and whose errors name its keywords."""
+    import functools
+
+    @functools.wraps(function)
+    def call(*arguments: object, **keywords: object) -> object:
+        from ckpttool.core.errors import CkpttoolError
+
+        try:
+            return function(
+                *map(path_text, arguments), **{word: path_text(value) for word, value in keywords.items()}
+            )
+        except CkpttoolError as error:
+            from ckpttool.cli.keywords import use_keywords
+
+            use_keywords(error, call)
+            raise
+
+    call.__module__, call.__name__, call.__qualname__ = "ckpttool", name, name  # pickled by these
+    return call
+
+
+def path_text(value: object) -> object:
+    """Return a path as text, also those in a list, and any other value unchanged."""
+    if isinstance(value, list | tuple) and any(isinstance(each, os.PathLike) for each in value):
+        return [path_text(each) for each in value]
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 
 def exit_interrupted(signum: int, frame: object) -> None:  # noqa: ARG001

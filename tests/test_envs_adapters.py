@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ckpttool.commands.evaluate import evaluate
 from ckpttool.core import UsageError
 from ckpttool.evaluation import environments, wrappers
 from ckpttool.evaluation.gymnasium_engine import VectorEnv
@@ -204,6 +205,31 @@ def test_candidates_are_those_that_the_name_and_the_sizes_support(
     words: str, sizes: tuple[int, int], found: tuple[str, ...]
 ) -> None:
     assert environments.candidate_environments(words, *sizes) == found
+
+
+@pytest.mark.parametrize(("name", "registered"), [("Blackjack-v1", True), ("MyRobot-v0", False)])
+def test_a_task_that_only_the_path_names_is_suggested_if_it_is_registered(
+    name: str, registered: bool, tmp_path: Path
+) -> None:
+    pytest.importorskip("gymnasium")
+    (tmp_path / name).mkdir()
+    sizes = {"l1": (6, 32), "l2": (32, 5)}
+    weights = {f"{layer}.weight": np.ones(shape[::-1], np.float32) for layer, shape in sizes.items()}
+    biases = {f"{layer}.bias": np.ones(shape[1], np.float32) for layer, shape in sizes.items()}
+    np.savez(tmp_path / name / "actor.npz", **weights, **biases)
+    with pytest.raises(UsageError) as caught:
+        evaluate(str(tmp_path / name / "actor.npz"))
+    assert (f"--env {name}" in str(caught.value.hint)) is registered
+    assert ("install the package" in str(caught.value.hint)) is not registered
+    assert (environments.suggest_package(name) is None) is registered
+
+
+def test_what_the_tables_list_exists() -> None:
+    gymnasium = pytest.importorskip("gymnasium")
+    listed = {*environments.SIZES, *environments._DISCRETE, *environments._OLD_VERSIONS}
+    listed |= {f"{task}-v{version}" for task in environments._KEPT_BY_V4 for version in (4, 5)}
+    assert all(map(environments.is_listed, listed))
+    assert listed <= set(gymnasium.registry)
 
 
 @pytest.mark.parametrize(

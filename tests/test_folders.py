@@ -108,6 +108,7 @@ LATER: dict[str, tuple[str, ...]] = {
     "verify": ("verify", "FOLDER", "absent.pt"),
     "verify, second": ("verify", str(TORCH_SAMPLE), "FOLDER", "--like-b", "absent:Model"),
     "browse": ("browse", "FOLDER"),
+    "report": ("report", "FOLDER", "--eval", "absent.json"),
 }
 
 
@@ -153,8 +154,10 @@ def test_a_command_names_the_checkpoint_first(kind: str, command: str, folders: 
     ran = in_process(*(word.replace("FOLDER", str(folder)) for word in LATER[command]))
     assert ran.status == 2
     first, *rest = ran.err.splitlines()
-    if expected in (CHOOSE, NOTHING):
-        assert str(folder) in first or command == "browse", ran.err
+    if command == "report" and kind in RUNS:
+        assert first == f"using {RUNS[kind]} checkpoints of {folder}"
+    elif expected in (CHOOSE, NOTHING):
+        assert str(folder) in first or command in ("browse", "report"), ran.err
         assert any(line.startswith("hint: ") for line in rest), ran.err
     elif expected:
         assert first == f"using {folder / expected}"

@@ -1328,7 +1328,7 @@ def test_an_empty_folder_is_an_error(tmp_path: Path) -> None:
 
 def sarif(*arguments: object, cwd: Path) -> tuple[int, dict[str, Any]]:
     jsonschema = pytest.importorskip("jsonschema")
-    ran = in_process("check", *arguments, "--sarif", "found.sarif", cwd=cwd)
+    ran = in_process("check", *arguments, "--sarif", "found.sarif", "--force", cwd=cwd)
     found = json.loads((cwd / "found.sarif").read_text())
     jsonschema.validate(found, SCHEMA)
     return ran.status, found["runs"][0]
@@ -1377,9 +1377,19 @@ def test_sarif_of_good_files_of_folders_and_of_what_cannot_run(tmp_path: Path) -
 
 def test_sarif_replaces_no_checkpoint(tmp_path: Path) -> None:
     shutil.copy(TORCH_SAMPLE, tmp_path / "agent.pt")
-    ran = in_process("check", "agent.pt", "--sarif", "agent.pt", cwd=tmp_path)
+    ran = in_process("check", "agent.pt", "--sarif", "agent.pt", "--force", cwd=tmp_path)
     assert ran.status == 2
     assert (tmp_path / "agent.pt").read_bytes() == TORCH_SAMPLE.read_bytes()
+
+
+# What stops the check, too, is written only to a file that may be replaced.
+@pytest.mark.parametrize("path", [str(TORCH_SAMPLE), "none.pt"])
+def test_sarif_replaces_a_file_only_by_force(path: str, tmp_path: Path) -> None:
+    sarif(TORCH_SAMPLE, cwd=tmp_path)
+    before = (tmp_path / "found.sarif").read_bytes()
+    ran = in_process("check", path, "--sarif", "found.sarif", "--json", cwd=tmp_path)
+    assert (ran.status, ran.json()["error"]["kind"]) == (2, "target_exists")
+    assert (tmp_path / "found.sarif").read_bytes() == before
 
 
 # --- How pre-commit calls it --------------------------------------------------------------------------

@@ -72,9 +72,34 @@ def test_an_environment_without_pip(prefix: Path, monkeypatch: pytest.MonkeyPatc
     assert shlex.split(install_command("torch")) == ["uv", "pip", "install", *where, "torch"]
 
 
-def test_pipx(prefix: Path) -> None:
-    (prefix / "pipx_metadata.json").write_text("{}")
-    assert shlex.split(install_extra("eval")) == ["pipx", "inject", "ckpttool", "ckpttool[eval]"]
+def test_pipx(prefix: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    installed = prefix.parent.parent / "venvs" / "ckpttool-next"
+    prefix.rename(installed.parent.mkdir() or installed)
+    (installed / "pipx_metadata.json").write_text("{}")
+    monkeypatch.setattr(sys, "prefix", str(installed))
+    assert shlex.split(install_extra("eval")) == ["pipx", "inject", "ckpttool-next", "ckpttool[eval]"]
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"), [(["/x/ckpttool", "eval", "a b"], ["eval", "a b"]), (["train.py", "--fast"], [])]
+)
+@pytest.mark.parametrize(
+    ("record", "first"),
+    [("pipx_metadata.json", ["pipx", "run", "--spec"]), ("../CACHEDIR.TAG", ["uvx", "--from"])],
+)
+def test_an_environment_in_a_cache_runs_the_command_again(
+    prefix: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    record: str,
+    first: list[str],
+    argv: list[str],
+    words: list[str],
+) -> None:
+    (prefix / record).write_text("{}")
+    monkeypatch.setattr(sys, "argv", argv)
+    assert shlex.split(install_extra("eval")) == [*first, "ckpttool[eval]", "ckpttool", *words]
+    with_torch = shlex.split(install_command("ckpttool[eval]", "torch"))
+    assert with_torch == [*first, "ckpttool[eval]", "--with", "torch", "ckpttool", *words]
 
 
 @pytest.mark.parametrize(

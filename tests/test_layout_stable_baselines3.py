@@ -497,11 +497,30 @@ def test_a_rate_below_zero_is_written(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(sb3, "RATE", -1e-6)  # a linear schedule that ended late
     monkeypatch.setattr(write, "subprocess", warm_sb3.FORKING)
     source, again = sb3.td3_agent(tmp_path / "a.zip"), str(tmp_path / "again.zip")
-    assert convert(source, again, to="sb3").written
+    done = convert(source, again, to="sb3")
+    assert any("-1e-06" in note for note in done.report.notes)
     for path in (source, again):
         tree = restore_agent(path).checkpoint.tree
         rates = [leaf.value for place, leaf in tree.plain() if display(place).endswith("param_groups/0/lr")]
         assert rates == [-1e-6, -1e-6]
+
+
+@pytest.mark.parametrize(("rates", "named"), [((3e-4, 3e-4), 0), ((3e-4, 1e-2), 1), ((-1e-6, 3e-4), 2)])
+def test_rates_that_one_setting_cannot_be_are_named(
+    rates: tuple[float, ...], named: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    actor, critic = rates
+
+    def adam(module: nn.Module, step: int = 7) -> dict[str, Any]:
+        state = plain_adam(module, step)
+        state["param_groups"][0]["lr"] = actor if hasattr(module, "mu") else critic
+        return state
+
+    plain_adam = sb3.adam
+    monkeypatch.setattr(sb3, "adam", adam)
+    source = sb3.td3_agent(tmp_path / "a.zip")
+    notes = convert(source, str(tmp_path / "again.zip"), to="sb3", dry_run=True).report.notes
+    assert sum("learning rate of" in note for note in notes) == named
 
 
 @needs_library

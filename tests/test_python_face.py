@@ -11,6 +11,7 @@ import inspect
 import io
 import itertools
 import os
+import pickle
 import re
 import subprocess
 import sys
@@ -28,6 +29,7 @@ from rich.console import Console
 from rich.pretty import pretty_repr
 
 import ckpttool
+from ckpttool.cli import keywords
 from ckpttool.commands.inspect import inspect_path
 from ckpttool.conversion.options import MOVED
 from ckpttool.core import (
@@ -42,9 +44,11 @@ from ckpttool.core import (
     NameNotFoundError,
     Span,
     StridedView,
+    TargetExistsError,
     TransformedSource,
     Tree,
     UnsupportedError,
+    UsageError,
     ValueLeaf,
     attr,
     crc32,
@@ -70,6 +74,24 @@ def test_the_examples_of_the_docstrings_run(name: str, monkeypatch: pytest.Monke
     found = doctest.testmod(importlib.import_module(name))
     assert found.attempted > 1
     assert not found.failed
+
+
+class Palette:
+    """A class instead of the name of one."""
+
+
+# Plain words that follow an option in a sentence of the package; those that are values.
+OPTION_WORDS = {
+    word
+    for file in (ROOT / "ckpttool").rglob("*.py")
+    if file.parent.name != "cli"
+    for text in re.findall(r'"([^"\n]*)"', file.read_text(encoding="utf-8"))
+    for word in re.findall(r"(?<![\w-])--[a-z][a-z0-9-]* ([a-z]+)\b(?![:/.])", text)
+}
+VALUES = {
+    *("affine", "auto", "clip", "cpu", "device", "gymnasium", "identity", "keras", "none", "npz", "numpy"),
+    *("onnx", "path", "safetensors", "tanh", "tf", "torch"),
+}
 
 
 # Fields of ConversionOptions that `fill` has no keyword for.
@@ -110,6 +132,159 @@ def test_public_functions_describe_their_parameters(name: str) -> None:
         r"^    (\w+)(?: \(.*\))?:(?: |$)", inspect.getdoc(function).partition("\nArgs:\n")[2], re.MULTILINE
     )
     assert listed == parameters or (not listed and len(parameters) <= 4)
+
+
+def refused(name: str, *arguments: Any, **keywords: Any) -> ckpttool.CkpttoolError:
+    with pytest.raises(ckpttool.CkpttoolError) as caught:
+        getattr(ckpttool, name)(*arguments, **keywords)
+    return caught.value
+
+
+# What a public function refuses, and its hint as this function takes it.
+HINTS = {
+    "a target that exists": ("convert", (str(TORCH_SAMPLE), "FILE"), {}, "force=True"),
+    "a field of a record": ("report", (str(TORCH_SAMPLE),), {"out": "FILE"}, "force=True"),
+    "a suffix": ("convert", (str(TORCH_SAMPLE), "x.foo"), {}, "to="),
+    "a format": ("convert", (str(TORCH_SAMPLE), "x.npz"), {"to": "pytorhc"}, "to='torch'"),
+    "a suffix of an export": ("export", (str(TORCH_SAMPLE), "x.pt"), {}, "name the target"),
+    "a name of code": ("fill", (str(TORCH_SAMPLE), "x.pt", "a.py"), {}, "like='a:NAME'"),
+}
+
+
+@pytest.mark.parametrize(("name", "arguments", "keywords", "hint"), HINTS.values(), ids=HINTS)
+def test_hints_name_keywords(
+    name: str, arguments: tuple[Any, ...], keywords: dict[str, Any], hint: str, tmp_path: Path
+) -> None:
+    (tmp_path / "x.npz").write_bytes(b"here")
+
+    def local(value: object) -> object:
+        return str(tmp_path / "x.npz") if value == "FILE" else value
+
+    error = refused(name, *map(local, arguments), **{word: local(value) for word, value in keywords.items()})
+    assert hint in str(error.hint)
+    assert "--" not in f"{error} {error.hint}"
+    assert error.__notes__ == [f"hint: {error.hint}"]
+
+
+def test_a_hint_that_is_a_call_runs(tmp_path: Path) -> None:
+    pytest.importorskip("gymnasium")
+    agent = str(tmp_path / "ddpg-Pendulum-v1.pt")
+    ckpttool.convert(str(TORCH_SAMPLE), agent)
+    os.remove(f"{agent}.ckpttool.json")
+    facts = ckpttool.AgentFacts(activations="relu", head="tanh", action_low=-2, action_high=2)
+    hint = str(refused("evaluate", agent, facts=facts).hint)
+    assert hint == f"ckpttool.evaluate({agent!r}, env='Pendulum-v1')"
+
+
+def test_words_behind_options_are_values_or_prose() -> None:
+    """A new sentence about an option shows here whether its next word is taken for a value."""
+    assert {word for word in OPTION_WORDS if keywords._OPTION.fullmatch(f"--x {word}")} == VALUES
+
+
+# Without quotes, a list of names or text for people follows an option in the package's sentences.
+@pytest.mark.parametrize(
+    ("name", "text", "expected"),
+    [
+        ("convert", "--like writes only models", "like= writes only models"),
+        ("convert", "--no-verify.", "verify=False."),
+        ("convert", "--map FILE, or --from torch", "rules='FILE', or from_='torch'"),
+        ("convert", "--optimizer none", "optimizer=['none']"),
+        ("convert", "--like-args '{}'", "like=ckpttool.networks.ModelSpec('MODULE:FACTORY', {})"),
+        ("convert", "--depth 2", "--depth 2"),
+        ("verify", "--input-shape 3,32,32", "input_shapes=['3,32,32']"),
+        ("verify", "--steps 3", "steps=3"),
+        ("evaluate", "needs --head: none", "needs head=: none"),
+        (
+            "evaluate",
+            "--bounds LOW HIGH",
+            "facts=ckpttool.AgentFacts(action_low=LOW, action_high=HIGH)",
+        ),
+        ("evaluate", "--wrapper none", "protocol=ckpttool.Protocol(wrappers=['none'])"),
+        ("diff", "ckpttool verify 'a b' c --like-b M:F", "ckpttool.verify('a b', 'c', like_b='M:F')"),
+        (
+            "diff",
+            "x: ckpttool inspect a, or ckpttool eval a",
+            "x: ckpttool.summary('a'), or ckpttool.evaluate('a')",
+        ),
+        ("diff", "run ckpttool limits", "run ckpttool limits"),
+        ("diff", "ckpttool inspect a --depth 2", "ckpttool inspect a --depth 2"),
+        ("diff", "ckpttool report a --out b --force", "ckpttool.report('a', out='b', force=True)"),
+        ("diff", "ckpttool report --force a", "ckpttool report --force a"),
+        ("diff", "ckpttool doctor a", "ckpttool.doctor('a')"),
+        (
+            "evaluate",
+            "add --activation NAME (relu) and --head NAME (tanh), as",
+            "add activations='NAME' (relu) and head='NAME' (tanh), as; in facts=ckpttool.AgentFacts(...)",
+        ),
+        (
+            "diff",
+            "ckpttool eval a --head tanh --env ID --activation relu --seed 3",
+            "ckpttool.evaluate('a', env='ID', facts=ckpttool.AgentFacts(head='tanh', activations='relu'), "
+            "protocol=ckpttool.Protocol(seed=3))",
+        ),
+    ],
+)
+def test_options_become_keywords(name: str, text: str, expected: str) -> None:
+    error = ckpttool.CkpttoolError("", hint=text)
+    keywords.use_keywords(error, getattr(ckpttool, name))
+    assert error.hint == expected
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_public_functions_can_be_pickled(name: str) -> None:
+    assert pickle.loads(pickle.dumps(getattr(ckpttool, name))) is getattr(ckpttool, name)
+
+
+def test_every_function_takes_pathlib_paths(tmp_path: Path) -> None:
+    target = tmp_path / "copy.npz"
+    assert ckpttool.convert(TORCH_SAMPLE, target).written
+    assert ckpttool.save(ckpttool.open(target).tree, tmp_path / "same.npz").path == str(tmp_path / "same.npz")
+    assert len(ckpttool.check([TORCH_SAMPLE, target]).checkpoints) == 2
+    assert ckpttool.report(target, out=tmp_path / "page.html").file == str(tmp_path / "page.html")
+    assert not ckpttool.diff(target, tmp_path / "same.npz").changed
+
+
+# Values of a wrong type that people pass.
+WRONG: dict[str, tuple[str, tuple[Any, ...], dict[str, Any]]] = {
+    "save a dict": ("save", ({"a": np.ones(3)}, "x.npz"), {}),
+    "save a checkpoint": ("save", (ckpttool.open(str(TORCH_SAMPLE)), "x.npz"), {}),
+    "film a number": ("video", (3,), {}),
+    "plot a path": ("plot", (str(TORCH_SAMPLE), "x.svg"), {}),
+    **{
+        name: (name.split()[0], (str(TORCH_SAMPLE), *more), keywords)
+        for value in (object(), Palette)
+        for name, more, keywords in (
+            (f"convert like {value}", ("x.pt",), {"like": value}),
+            (f"fill {value}", ("x.pt", value), {}),
+            (f"fill from {value}", ("x.pt", "a:b"), {"like_source": value}),
+            (f"verify {value}", (str(TORCH_SAMPLE),), {"like_a": value, "like_b": "a:b"}),
+        )
+    },
+}
+
+
+@pytest.mark.filterwarnings("ignore:'like':DeprecationWarning")
+@pytest.mark.parametrize(("name", "arguments", "keywords"), WRONG.values(), ids=WRONG)
+def test_a_value_of_a_wrong_type_is_a_usage_error(
+    name: str,
+    arguments: tuple[Any, ...],
+    keywords: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert isinstance(refused(name, *arguments, **keywords), UsageError)
+    assert not [*tmp_path.iterdir()]
+
+
+def test_a_path_is_played_and_filmed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for library in ("gymnasium", "imageio"):
+        pytest.importorskip(library)
+    monkeypatch.chdir(tmp_path)
+    film = ckpttool.video(TORCH_SAMPLE, width=64)
+    assert film.file == f"{TORCH_SAMPLE.name}.gif"
+    assert (tmp_path / film.file).stat().st_size > 1000
+    assert isinstance(refused("video", TORCH_SAMPLE), TargetExistsError)
 
 
 def test_looking_loads_no_numpy_no_framework_and_no_rich() -> None:

@@ -38,7 +38,7 @@ from ckpttool.core import (
 )
 from ckpttool.core import checkpoint as checkpoints
 from ckpttool.formats import keras_h5, npz, safetensors, tf_bundle, torch_zip
-from ckpttool.pages.report import write_report
+from ckpttool.pages.report import report
 from tests.conftest import TF_SAMPLE, TORCH_SAMPLE
 from tests.trees import torch_tree
 
@@ -183,7 +183,7 @@ COMMANDS: dict[str, Callable[[str, str], object]] = {
     "diff": lambda a, b: ckpttool.diff(a, b),
     "check": lambda a, _: check([a]),
     "textconv": lambda a, _: textconv(a),
-    "report": lambda a, _: write_report(a, out=f"{a}.html"),
+    "report": lambda a, _: report(a, out=f"{a}.html"),
     **{f"convert to {word}": convert_to(word) for word in ("torch", "safetensors", "npz", "tf", "keras")},
 }
 

@@ -20,10 +20,8 @@ import pytest
 
 from ckpttool.cli.drawings import write_drawing
 from ckpttool.commands.inspect import summary
-from ckpttool.commands.run_history import find_run
 from ckpttool.pages.checkpoint_page import render_page
-from ckpttool.pages.report import write_report, write_run_report
-from ckpttool.pages.run_page import RunInputs
+from ckpttool.pages.report import report
 from tests.conftest import ROOT, TF_SAMPLE, TORCH_SAMPLE
 from tests.report_pages import HOSTILE, write_gif, write_hostile, write_results
 
@@ -124,21 +122,21 @@ def browser(folder: Path) -> Iterator[Browser]:
 @pytest.fixture(scope="module")
 def sample(folder: Path) -> Path:
     file = folder / "sample.html"
-    write_report(str(TF_SAMPLE), out=str(file))
+    report(str(TF_SAMPLE), out=str(file))
     return file
 
 
 @pytest.fixture(scope="module")
 def compared(folder: Path) -> Path:
     file = folder / "compared.html"
-    write_report(str(TORCH_SAMPLE.with_name("ckpt-2500.pt")), str(TORCH_SAMPLE), out=str(file))
+    report(str(TORCH_SAMPLE.with_name("ckpt-2500.pt")), str(TORCH_SAMPLE), out=str(file))
     return file
 
 
 @pytest.fixture(scope="module")
 def hostile(folder: Path) -> Path:
     file = folder / "hostile.html"
-    write_report(str(write_hostile(folder / "hostile.pkl")), out=str(file))
+    report(str(write_hostile(folder / "hostile.pkl")), out=str(file))
     return file
 
 
@@ -154,17 +152,15 @@ def run(folder: Path) -> Path:
     (place / "ckpt-5000.pt").write_bytes(data)
     results = write_results(folder, {2500: -900.0, 10000: -150.0}, run=place)
     write_gif(place / "ckpt-10000.gif")
-    history = find_run(str(place))
-    assert history is not None
     file = folder / "run.html"
-    write_run_report(history, out=str(file), inputs=RunInputs([str(results)]))
+    report(str(place), out=str(file), evaluations=[str(results)])
     return file
 
 
 @pytest.fixture(scope="module")
 def many(folder: Path) -> Path:
     """A page of ten thousand tensors, each as rich as the sample's largest."""
-    made = write_report(str(TORCH_SAMPLE), out=str(folder / "one.html")).contents
+    made = report(str(TORCH_SAMPLE), out=str(folder / "one.html")).contents
     rich = next(row for row in made.rows if row["path"] == "critic/q1/l2/weight")
     rows: list[dict[str, Any]] = []
     for at in range(MANY):
@@ -225,7 +221,7 @@ def test_search_finds_by_words(browser: Browser, sample: Path) -> None:
 
 def test_what_is_cut_off_is_told_by_the_pointer(browser: Browser, folder: Path) -> None:
     """Names, classes of modules and owners of slots are as long as the file has them."""
-    made = write_report(str(TORCH_SAMPLE), out=str(folder / "cut.html"), force=True).contents
+    made = report(str(TORCH_SAMPLE), out=str(folder / "cut.html"), force=True).contents
     rich = next(row for row in made.rows if row["path"] == "critic/q1/l2/weight")
     module, name = "m" * 90, "w" * 90
     counts = {"module": True, "tensors": 2, "parameters": 1, "nbytes": 1}
@@ -251,7 +247,7 @@ def test_whole_numbers_have_all_their_digits(browser: Browser, folder: Path) -> 
         folder / "counters.npz", pair=np.array([12345, 99999]), **{k: np.array(v) for k, v in numbers.items()}
     )
     file = folder / "counters.html"
-    write_report(str(folder / "counters.npz"), out=str(file))
+    report(str(folder / "counters.npz"), out=str(file))
     browser.open(file)
     browser.run("document.getElementById('unfold').click()")
     shown = browser.run(
@@ -455,10 +451,7 @@ def long_run(folder: Path) -> Path:
         file = {"checkpoint": str(place / f"ckpt-{step}.npz"), "env": "E-v0", "judgement": verdict}
         evaluations.append({**file, "returns": returns, "std": 1.0, **summary})
     (folder / "long.json").write_text(json.dumps({"evaluations": evaluations, "notes": []}))
-    history = find_run(str(place))
-    assert history is not None
-    inputs = RunInputs([str(folder / "long.json")])
-    write_run_report(history, out=str(folder / "long-run.html"), inputs=inputs)
+    report(str(place), out=str(folder / "long-run.html"), evaluations=[str(folder / "long.json")])
     return folder / "long-run.html"
 
 
@@ -566,12 +559,10 @@ def test_pages_of_ten_thousand_tensors_are_small_and_fast(browser: Browser, fold
             place / f"ckpt-{step}.npz", **{name: each.astype(np.float32) for name, each in arrays.items()}
         )
     first, last = (str(place / f"ckpt-{step}.npz") for step in (1000, 3000))
-    history = find_run(str(place))
-    assert history is not None
     made = [
-        write_report(first, out=str(folder / "large-1.html")).file,
-        write_report(first, last, out=str(folder / "large-2.html")).file,
-        write_run_report(history, out=str(folder / "large-run.html"), inputs=RunInputs()).file,
+        report(first, out=str(folder / "large-1.html")).file,
+        report(first, last, out=str(folder / "large-2.html")).file,
+        report(str(place), out=str(folder / "large-run.html")).file,
     ]
     for file in map(Path, made):
         assert file.stat().st_size <= 5_000_000, file.name

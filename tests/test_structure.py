@@ -32,7 +32,7 @@ PACKAGE = ROOT / "ckpttool"
 # Lines and classes of each package, without the modules that a table names: a newcomer's format is free.
 # They only fall: a higher one needs an entry in docs/decisions/0025-rooms.md that states what it pays for.
 MOST = {
-    "core": (9_900, 113),
+    "core": (10_000, 113),
     "encodings": (3_700, 24),
     "formats": (12_800, 112),
     "mapping": (10_000, 78),
@@ -44,9 +44,9 @@ MOST = {
     "verification": (6_900, 57),
     "conversion": (12_300, 76),
     "commands": (4_600, 38),
-    "pages": (3_300, 38),
+    "pages": (3_200, 38),
     "browser": (2_800, 33),
-    "cli": (5_100, 21),
+    "cli": (5_300, 21),
 }
 SHORTEST = 50
 MOST_LINES = 80

@@ -14,8 +14,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ckpttool.cli import console, next_steps
+from ckpttool.commands.doctor import Diagnosis
 from ckpttool.conversion.write import save
-from ckpttool.core import MissingExtraError
+from ckpttool.core import LedgerEntry, MissingExtraError, UsageError
 from ckpttool.evaluation import video as video_module
 from tests.conftest import TF_SAMPLE, TORCH_SAMPLE, Ran, Terminal, in_process, refused
 from tests.golden_texts import Golden
@@ -90,6 +92,27 @@ def test_colours_and_next_steps_are_for_terminals_and_for_those_who_want_them(
         assert "\x1b" in in_process(*words, cwd=place, env={name: "1"}).out
         assert "\x1b" not in in_process(*words, cwd=place, env={name: "0"}).out
     assert "next: " not in shown(place, *words, "--quiet").out
+
+
+@pytest.mark.parametrize(
+    ("hint", "command"),
+    [
+        ("ckpttool eval {}", "ckpttool eval {}"),
+        ("to see why, run it on one checkpoint: ckpttool eval {}", "ckpttool eval {}"),
+        ("pip install 'ckpttool[eval] @ {}'", "pip install 'ckpttool[eval] @ {}'"),
+        ("/opt/python3 -m pip install {}", "/opt/python3 -m pip install {}"),
+        ("--to torch and the target {}", "--to torch and the target {}"),
+    ],
+)
+def test_a_command_in_a_hint_is_one_line(
+    hint: str, command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    path = "a folder/" * 12
+    console.print_error(UsageError("x", hint=hint.format(path)), as_json=False)
+    printed = capsys.readouterr().err.splitlines()
+    assert any(line.removeprefix("hint: ").strip() == command.format(path) for line in printed)
 
 
 def test_a_wide_terminal_is_used(place: Path) -> None:
@@ -175,6 +198,10 @@ def test_what_comes_next_is_said_with_the_paths_as_they_are(place: Path, tmp_pat
     assert next_of(shown(place, "diff", "old.pt", "new.pt")) == [["verify", "old.pt", "new.pt"]]
     assert next_of(shown(place, "diff", "agent.pt", "new.pt")) == []
     assert next_of(shown(place, "doctor", "agent.pt")) == [["eval", "agent.pt"]]
+    for where, ids in (("args.yml", []), ("", ["--env", "ID"])):
+        ledger = (LedgerEntry("used", "environment", "Pendulum-v1", where, origin="" if where else "given"),)
+        healthy = Diagnosis("zoo.zip", "stable_baselines3", "stable_baselines3", (), (), ledger)
+        assert next_steps.after_doctor("zoo.zip", healthy) == [("eval", "zoo.zip", *ids)]
     assert next_of(shown(place, "inspect", "new.pt"))[1] == ["eval", "new.pt", "--env", "Pendulum-v1"]
 
 

@@ -202,6 +202,20 @@ def test_ambiguous_archives_are_refused(change, error, tmp_path):
     assert str(tmp_path) in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    "nested", [written(MEMBERS), zipped(MEMBERS), written({"a": b"", "b": written(MEMBERS)})]
+)
+def test_an_archive_cut_behind_a_nested_one_is_truncated(nested: bytes, tmp_path: Path) -> None:
+    whole = zipped({"policy.pth": nested, "settings": bytes(500)})
+    with pytest.raises(FormatError) as followed:
+        opened(whole + b"more", tmp_path)
+    assert not isinstance(followed.value, TruncatedError)
+    for size in range(whole.index(nested) + len(nested) + 1, len(whole), 7):
+        with pytest.raises(TruncatedError) as caught:
+            opened(whole[:size], tmp_path)
+        assert caught.value.offset == size
+
+
 def test_bomb_is_refused(tmp_path, golden):
     archive = opened(zipped({"a/bomb": bytes(1 << 20)}, zipfile.ZIP_DEFLATED), tmp_path)
     member = archive.members["a/bomb"]

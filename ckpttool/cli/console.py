@@ -7,7 +7,6 @@ import errno
 import io
 import json
 import os
-import re
 import select
 import shlex
 import shutil
@@ -17,7 +16,7 @@ from itertools import chain
 from typing import Any, TextIO, cast
 
 from ckpttool.cli.styles import adopt_rich_styles, escape_controls, has_colors, wrap_sentence
-from ckpttool.core import text
+from ckpttool.core import deferred, text
 from ckpttool.core.errors import CkpttoolError
 from ckpttool.core.text import clean, describe_error, truncate_text
 from ckpttool.version import __version__
@@ -235,6 +234,10 @@ def raw_stderr() -> TextIO:
     return sys.stderr.stream if isinstance(sys.stderr, EscapingStream) else sys.stderr
 
 
+# How commands, and the options to add to one, begin.
+_PASTED = deferred.compile(r"(?<=: )(?:--?[a-z]|(?:ckpttool|pipx?|uvx?|\S+ -m pip) )")
+
+
 def print_error(error: CkpttoolError, *, as_json: bool) -> None:
     """Print the error and its hint to stderr, or the error document to stdout."""
     if as_json and sys.stdout is not None and not _FAILED:
@@ -244,8 +247,12 @@ def print_error(error: CkpttoolError, *, as_json: bool) -> None:
     lines = [_wrap_for_stderr(f"ckpttool: {describe_error(error)}")]
     if error.hint:
         hint = f"hint: {truncate_text(clean(error.hint))}"
-        # Do not wrap lines that are meant to be pasted.
-        lines.append(hint if re.match(r"hint: (ckpttool |-)", hint) else _wrap_for_stderr(hint))
+        # What is meant to be pasted is not wrapped; behind a sentence, it is on a separate line.
+        wrapped, command = _wrap_for_stderr(hint), _PASTED.search(hint)
+        if command is not None and wrapped != hint:
+            head, rest = hint[: command.start()].rstrip(), hint[command.start() :]
+            wrapped = hint if head == "hint:" else f"{_wrap_for_stderr(head)}\n    {rest}"
+        lines.append(wrapped)
     _write_stderr(lines)
 
 

@@ -817,9 +817,11 @@ def plot(played: Evaluation | Sweep, file: str, *, theme: str | None = None, for
     ...     ckpttool.plot(played, os.path.join(folder, "returns.svg")).nbytes > 10_000
     True
     """
+    from ckpttool.commands.evaluate import require_played
     from ckpttool.evaluation.protocol import Evaluation
     from ckpttool.evaluation.training_logs import find_training_logs
 
+    require_played(played)
     require_theme(theme)
     require_plot(file, force=force)
     if isinstance(played, Evaluation):

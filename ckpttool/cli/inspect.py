@@ -109,12 +109,14 @@ class FindingOptions:
         shapes (FILE): Exit 1 if shapes differ from inspect --json in FILE.
         layout (NAME): Exit 1 if a checkpoint has another layout.
         sarif (FILE): Also write the findings to FILE as SARIF.
+        force (--force): Replace the SARIF file if it exists.
     """
 
     numbers: bool = True
     shapes: str | None = None
     layout: str | None = None
     sarif: str | None = None
+    force: bool = False
 
 
 @dataclass(frozen=True)
@@ -564,6 +566,10 @@ def check(
     from ckpttool.commands import check
     from ckpttool.listing import shape_record
 
+    if findings.sarif is not None:
+        from ckpttool.cli.sarif import require_sarif, write_sarif
+
+        require_sarif(findings.sarif, force=findings.force)
     try:
         recorded = None if findings.shapes is None else shape_record.read_shape_record(findings.shapes)
         numbers, layout = findings.numbers, findings.layout
@@ -572,14 +578,10 @@ def check(
             found = check.check(paths, wanted, moving, jobs=workers.jobs, ray=workers.ray)
     except CkpttoolError as error:
         if findings.sarif is not None:
-            from ckpttool.cli.sarif import write_sarif
-
             write_sarif(None, 2, findings.sarif, error)
         raise
     status = found.status
     if findings.sarif is not None:
-        from ckpttool.cli.sarif import write_sarif
-
         write_sarif(found, status, findings.sarif)
     only = found.checkpoints[0] if len(found.checkpoints) == 1 and not found.unchecked else None
     if only is not None and only.error is not None and not only.findings:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from ckpttool.cli.columns import SHORTEST_PATH, keep_whole
-from ckpttool.cli.styles import DIM, PLAIN, has_colors, terminal_width, wrap_sentence
+from ckpttool.cli.styles import dim, terminal_width, wrap_sentence
 from ckpttool.core.deferred import NamedTuple
 from ckpttool.core.text import clean, format_count, shorten
 from ckpttool.listing.dataflow import build_listed_strips
@@ -132,4 +132,4 @@ def _layer_table(rows: Sequence[_ArchitectureRow]) -> list[str]:
         f"  {row.parameters:>{parameters}}  {row.macs:>{macs}}".rstrip()
         for row in every
     ]
-    return [f"{DIM}{lines[0]}{PLAIN}" if has_colors() else lines[0], *lines[1:]]
+    return [dim(lines[0]), *lines[1:]]

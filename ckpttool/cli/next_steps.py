@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ckpttool.cli.console import print_text
 from ckpttool.cli.panels import given_options
-from ckpttool.cli.styles import DIM, PLAIN, has_colors, wrap_command
+from ckpttool.cli.styles import dim, wrap_command
 from ckpttool.core import sidecar, urls
 from ckpttool.core.errors import CkpttoolError, MissingExtraError
 
@@ -40,7 +40,7 @@ def print_next_steps(after: Callable[..., Steps], *found: Any, quiet: bool) -> N
 def print_commands(commands: Sequence[str]) -> None:
     """Print suggested commands."""
     for command in commands:
-        print_text(f"{DIM}{command}{PLAIN}" if has_colors() else command)
+        print_text(dim(command))
 
 
 def format_next_steps(after: Callable[..., Steps], *found: Any, quiet: bool) -> list[str]:
@@ -102,7 +102,11 @@ def after_diff(left: str, right: str, found: Diff) -> Steps:
 
 def after_doctor(path: str, found: Diagnosis) -> Steps:
     """Suggest evaluating a healthy agent."""
-    return [_eval_command(path)] if found.layout is not None and not found.findings else []
+    if found.layout is None or found.findings:
+        return []
+    if any(each.what == "environment" and each.use == "used" and each.where for each in found.ledger):
+        return [("eval", path)]
+    return [_eval_command(path)]
 
 
 def after_convert(found: ConversionResult) -> Steps:
@@ -194,9 +198,9 @@ def _infer_environment(found: CheckpointSummary | None) -> str | None:
     sizes = find_policy_sizes(build_listed_strips(found.binding, found.checkpoint.tree))
     if sizes is None or found.binding is None:
         return None
-    from ckpttool.evaluation.environments import candidate_environments
+    from ckpttool.evaluation.environments import candidate_environments, is_listed
 
     words = "/".join(found.checkpoint.path.rstrip("/").split("/")[-3:])
     high = found.binding.facts.action_high
     fitting = candidate_environments(words, *sizes[:2], max(high) if high else None, discrete=sizes[2])
-    return fitting[0] if len(fitting) == 1 else None
+    return fitting[0] if len(fitting) == 1 and is_listed(fitting[0]) else None

@@ -55,13 +55,27 @@ def given_options(panel: Any) -> Iterator[str]:
         factory = each.default_factory
         if value is None or value == (each.default if factory is dataclasses.MISSING else factory()):
             continue
-        # typer takes the first name of an annotated option for its default.
-        names = [str(name) for name in (option.default, *(option.param_decls or ()))]
-        name = next((n for n in names if n.startswith("--")), f"--{each.name.replace('_', '-')}")
+        name = next(
+            (n for n in _option_names(option) if n.startswith("--")), f"--{each.name.replace('_', '-')}"
+        )
         for one in value if isinstance(value, list) else [value]:
             yield name.split("/")[-1 if one is False else 0]
             if not isinstance(one, bool):
                 yield from map(str, one if isinstance(one, tuple) else (one,))
+
+
+def _option_names(option: typer.models.OptionInfo) -> list[str]:
+    # typer takes the first name of an annotated option for its default.
+    return [str(name) for name in (option.default, *(option.param_decls or ()))]
+
+
+@functools.cache
+def option_fields(panel: Any) -> dict[str, str]:
+    """Return the field of each option of a dataclass by the option's names."""
+    options = ((each.name, each.annotation.__metadata__[0]) for each in _panel_parameters(panel))
+    return {
+        word: name for name, option in options for names in _option_names(option) for word in names.split("/")
+    }
 
 
 def takes_panels(command: Callable[..., int]) -> Callable[..., int]:

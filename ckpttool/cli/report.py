@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated
 from ckpttool.cli import console
 from ckpttool.cli.parameters import AsJson, PathArgument, Quiet, argument, make_importable, use_checkpoint
 from ckpttool.cli.progress import show_progress
-from ckpttool.core.errors import NotACheckpointError
 from ckpttool.core.text import clean, format_count
 from ckpttool.pages.options import ReportOptions
 
@@ -42,21 +41,17 @@ def report(
         gc.disable()
     quiet = quiet or as_json
     options = replace(options, env=make_importable(options.env))
-    try:
-        with show_progress("report", quiet=quiet) as moving:
-            page = report.report(path, other, options, progress=moving)
-    except NotACheckpointError:
-        for each in (path, other):
-            use_checkpoint(each or "", quiet=True)  # raise it with the command that reports one of them
-        raise
+    with show_progress("report", quiet=quiet) as moving:
+        run = report.find_reported_run(path, other, options, moving)
+    paths = []
+    if run is None:
+        paths = [use_checkpoint(each, quiet=quiet) for each in (path, other) if each is not None]
+    elif not quiet:
+        console.print_note(f"using {format_count(len(run.members), 'checkpoint')} of {run.path}")
+    with show_progress("report", quiet=quiet) as moving:
+        page = report.write_page(run, paths, options, moving)
     if page.unfilmed is not None:
         console.print_note(f"note: no film: {page.unfilmed}")
-    if isinstance(page, report.HtmlReport):
-        for each in (path, other):
-            use_checkpoint(each or "", quiet=quiet)
-    elif not quiet:
-        history = page.contents.history
-        console.print_note(f"using {format_count(len(history.checkpoints), 'checkpoint')} of {history.path}")
     if as_json:
         console.print_document(page.document())
     else:

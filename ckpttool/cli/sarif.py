@@ -16,7 +16,7 @@ from urllib.parse import quote
 
 from ckpttool.commands.check import CheckpointVerdict, CheckResult
 from ckpttool.core import filesystem, urls
-from ckpttool.core.atomic_write import write_file
+from ckpttool.core.atomic_write import require_new, write_file
 from ckpttool.core.deferred import NamedTuple
 from ckpttool.core.errors import CkpttoolError, TargetExistsError
 from ckpttool.core.text import clean, describe_error
@@ -89,18 +89,14 @@ _NOTIFICATIONS = {
 def write_sarif(
     found: CheckResult | None, status: int, target: str, problem: CkpttoolError | None = None
 ) -> None:
-    """Write the results, or the error that stopped the check, to the SARIF file `target`.
-
-    An existing SARIF file is replaced; raise TargetExistsError for any other existing target.
-    """
-    _require_sarif(target)
+    """Write the results, or the error that stopped the check, to a target that `require_sarif` accepted."""
     content = json.dumps(build_sarif(found, status, problem), indent=1, ensure_ascii=True).encode() + b"\n"
     write_file(target, content, force=True)
 
 
-def _require_sarif(target: str) -> None:
-    if not os.path.lexists(target) or os.path.isdir(target):
-        return
+def require_sarif(target: str, *, force: bool) -> None:
+    """Raise TargetExistsError if the target exists, unless `force` and it is a SARIF file or empty."""
+    require_new(target, force=force)
     start = filesystem.read_bytes(target, 0, _BEGINNING) if os.path.isfile(target) else b""
     if start and not (start.lstrip().startswith(b"{") and b'"runs"' in start and b"sarif" in start.lower()):
         raise TargetExistsError("the target already exists and is not a SARIF file", file=target)

@@ -100,6 +100,11 @@ def has_colors() -> bool:
     return forced or (sys.stdout.isatty() and os.environ.get("TERM") != "dumb")
 
 
+def dim(line: str) -> str:
+    """Return the line in a weak color, if colors are shown."""
+    return f"{DIM}{line}{PLAIN}" if has_colors() else line
+
+
 def strip_line_end(line: str) -> str:
     """Return the line without trailing spaces, including those before a style's end."""
     line = line.rstrip()

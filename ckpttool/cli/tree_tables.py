@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 from ckpttool.cli.columns import ColumnLine, align_columns
 from ckpttool.cli.styles import (
     BOLD,
-    DIM,
     GREEN,
     PLAIN,
     RED,
     YELLOW,
+    dim,
     has_colors,
     terminal_width,
     wrap_sentence,
@@ -90,7 +90,8 @@ def render_tree(found: CheckpointSummary, view: TreeView) -> str:
         head, flow = _header_lines(found, roles=False), _network_lines(found, view, short=True)
         most = max(_LEAST_FLOW, _remaining_lines(view.screen or 0, [head, *around[1:]]) - _FEWEST_ROWS - 2)
         if len(flow) > most:
-            flow = [*flow[: most - 1], f"{format_count(len(flow) - most + 1, 'more line')}: --all shows them"]
+            hidden = format_count(len(flow) - most + 1, "more line")
+            flow = [*flow[: most - 1], dim(f"{hidden}: --all shows them")]
         around = [[*head, *flow], *around[1:]]
         room = _remaining_lines(view.screen or 0, around)
     body = _TreeRows(found, view, room).render()
@@ -203,9 +204,7 @@ class _TreeRows:
         elif self.most is not None and self.depth is not None:
             deeper = f"--depth {self.depth + 1} or --all"
             hidden = [f"{format_count(self.depth, 'level')} shown: {deeper} shows more"]
-        if hidden and has_colors():
-            hidden = [f"{DIM}{hidden[0]}{PLAIN}"]
-        return [*align_columns(lines, terminal_width(), cut=sys.stdout.isatty()), *hidden]
+        return [*align_columns(lines, terminal_width(), cut=sys.stdout.isatty()), *map(dim, hidden)]
 
     def lines(self) -> Iterator[ColumnLine]:
         """Yield the rows from top to bottom."""

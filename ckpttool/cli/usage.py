@@ -159,6 +159,10 @@ def _usage(command: Any, words: Sequence[str]) -> str:
     given = _arguments(command, words[1:])
     names = [param.metavar or param.name for param in command.params if param.param_type_name == "argument"]
     missing = [name for name in names[len(given) :] if not name.startswith("[")]
+    if missing == ["DST"] and "--to" not in words:
+        from ckpttool.conversion.targets import list_targets
+
+        return f"add a target such as agent.pt, or another name with --to: {list_targets()}"
     return f"{shlex.join((NAME, *words))} {' '.join(missing)}"
 
 
@@ -223,7 +227,11 @@ def _unknown_option(
     if name and option in _PROGRAM_OPTIONS:
         hint = f"{option} comes before the command: {NAME} {option} {_PROGRAM_OPTIONS[option]} {name} ..."
         return UsageError(sentence, hint=hint)
-    if others := [each for each in commands if name and option in _options(load(each))]:
+    others = [each for each in commands if name and option in _options(load(each))]
+    if others and name not in commands:  # a path is listed and diagnosed without a command
+        owner = "eval" if "eval" in others else others[0]
+        return UsageError(sentence, hint=shlex.join((NAME, owner, *words)))
+    if others:
         return UsageError(sentence, hint=f"{option} is an option of {', '.join(others)}; see {_help(name)}")
     return UsageError(sentence, hint=f"{f'did you mean {near[0]}? see ' if near else ''}{_help(name)}")
 

@@ -172,9 +172,6 @@ def fill(
     >>> done.report.complete, [entry.target for entry in done.report.mapped]
     (True, ['weight', 'bias'])
     """
-    if not isinstance(like, str) and not hasattr(like, "factory"):
-        found, hint = type(like).__name__, "ckpttool.load_into(model, path) fills a live model"
-        raise UsageError("the model is not given by its code", found=found, hint=hint)
     return run_conversion(source, target, replace(options or ConversionOptions(), like=like), progress)
 
 

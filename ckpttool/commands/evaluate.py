@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -55,9 +56,20 @@ def evaluate(
         return replace(play_stacked((entrant,), how, vector, progress)[0], options=options)
 
 
+def require_played(played: object) -> None:
+    """Raise UsageError for anything but what `evaluate` or `sweep` returned, with a score."""
+    from ckpttool.commands.sweep import Sweep
+
+    if not isinstance(played, Evaluation | Sweep):
+        what = "what ckpttool.evaluate or ckpttool.sweep returned"
+        raise UsageError("this was not played", expected=what, found=type(played).__name__)
+    if isinstance(played, Sweep) and not played.scored:
+        raise UsageError("none of the checkpoints was played")
+
+
 def video(
-    played: Evaluation | Sweep,
-    file: str,
+    played: Evaluation | Sweep | str,
+    file: str | None = None,
     episodes: Sequence[str] = ("best",),
     *,
     width: int | None = None,
@@ -66,13 +78,13 @@ def video(
 ) -> EpisodeVideo:
     """Replay episodes that `evaluate` or `sweep` played, and film them, as `eval --video` does.
 
-    Of several checkpoints, the one with the highest mean is filmed. Raise UsageError for another kind of file
-    or episode, TargetExistsError if the file exists, unless `force`, MissingExtraError and UnsupportedError
-    if frames cannot be rendered or encoded.
+    A path is played by `evaluate` first. Of several checkpoints, the one with the highest mean is filmed.
+    Raise UsageError for another kind of file or episode, TargetExistsError if the file exists, unless
+    `force`, MissingExtraError and UnsupportedError if frames cannot be rendered or encoded.
 
     Args:
-        played: what `evaluate` or `sweep` returned.
-        file: the file to write, .mp4 or .gif.
+        played: what `evaluate` or `sweep` returned, or the path of a checkpoint.
+        file: the file to write, .mp4 or .gif; None for the checkpoint's name and .gif in the current folder.
         episodes: numbers from 0, or best, worst and median.
         width: of the images in pixels; None for the environment's.
         force: replace the file if it exists.
@@ -86,8 +98,15 @@ def video(
     >>> film.frames, film.takes[0].equal
     (201, True)
     """
-    scored = played if isinstance(played, Evaluation) else played.highest
-    if (options := scored.options) is None:
-        raise UsageError("only what evaluate or sweep returned can be filmed", file=scored.checkpoint)
-    require_video_support([scored.checkpoint], options, file, episodes, force=force)
+    scored: Evaluation | None = None
+    if not isinstance(played, str):
+        require_played(played)
+        scored = played if isinstance(played, Evaluation) else played.highest
+    path = str(played) if scored is None else scored.checkpoint
+    options = EvaluationOptions() if scored is None else scored.options
+    if options is None:
+        raise UsageError("only what evaluate or sweep returned can be filmed", file=path)
+    file = file or f"{os.path.basename(os.path.abspath(path))}.gif"
+    require_video_support([path], options, file, episodes, force=force)
+    scored = scored or evaluate(path, progress=progress)
     return record_video(scored, file, episodes, options=options, width=width, force=force, progress=progress)

@@ -16,7 +16,7 @@ import numpy as np
 from ckpttool.conversion import receipt
 from ckpttool.conversion.option_keywords import takes_options
 from ckpttool.conversion.plan import ConversionResult
-from ckpttool.conversion.targets import ONNX, infer_target_word
+from ckpttool.conversion.targets import ONNX, name_target
 from ckpttool.core import sidecar, urls
 from ckpttool.core.atomic_write import Output, require_new, write_atomically
 from ckpttool.core.deferred import dataclass
@@ -292,7 +292,8 @@ def export(
     False
     """
     options = options or ExportOptions()
-    infer_target_word(target, ONNX)
+    if (name := name_target(target, ONNX)) != target:
+        raise UsageError("an export is an ONNX file", file=target, hint=f"name the target {name}")
     if not options.dry_run:
         _require_library()
     agent = restore_agent(source, options.layout, options.facts, options.network)

@@ -46,7 +46,7 @@ from ckpttool.mapping.flattening import format_order_option, list_open_orders
 from ckpttool.mapping.layer_kinds import LayerOption
 from ckpttool.mapping.layers import Layer, find_layers
 from ckpttool.mapping.rules import Cast, Move, rule_steps
-from ckpttool.networks.worker import ModelSpec
+from ckpttool.networks.worker import ModelSpec, as_model_spec
 from ckpttool.verification.proof import (
     NO_VERIFY,
     ModelMismatchError,
@@ -129,7 +129,7 @@ def convert_into_model(
         accept_order=options.accept_order,
         cast=options.cast,
     )
-    model = ModelSpec(like) if isinstance(like, str) else like
+    model = as_model_spec(like)
     kind = parse_target_kind(target, options.to)
     form, stem = choose_model_form(kind), target_stem(target, kind)
     checkpoint = open_checkpoint(source)

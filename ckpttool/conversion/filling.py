@@ -75,7 +75,7 @@ from ckpttool.networks import live_trees, model_child
 from ckpttool.networks.live import assign
 from ckpttool.networks.live_trees import LiveSource, dtype_and_shape
 from ckpttool.networks.tracing import probe_module
-from ckpttool.networks.worker import ModelProcess, ModelSpec
+from ckpttool.networks.worker import ModelProcess, ModelSpec, as_model_spec
 from ckpttool.verification.proof import (
     LiveHost,
     ModelMismatchError,
@@ -473,10 +473,10 @@ class ModelSource(NamedTuple):
 
     def model_spec(self, like: ModelSpec | str | None) -> ModelSpec | None:
         """Return the code of the source's model, with the shapes of its inputs."""
-        like = ModelSpec(like) if isinstance(like, str) else like
-        if like is not None and self.framework == "tensorflow":
-            return replace(like, shapes=like.shapes or self.shapes)
-        return like
+        model = None if like is None else as_model_spec(like)
+        if model is not None and self.framework == "tensorflow":
+            return replace(model, shapes=model.shapes or self.shapes)
+        return model
 
     def guessed(self) -> tuple[Shape, ...]:
         """Return input shapes from the source's model, a configuration, or a dense first layer."""
@@ -643,7 +643,7 @@ def observe_source(
     found = find_layers(tree, framework, choices, given.fills.described)
     if given.agent or not list_open_orders(tree, found):
         return given
-    wanted = ModelSpec(like) if isinstance(like, str) else like
+    wanted = as_model_spec(like)
     with TargetModel(wanted) as model:
         stated = model.inputs()
         skeleton = model.skeleton(stated or shapes)

@@ -44,7 +44,7 @@ def takes_options(record: type, moved: Mapping[str, str] | None = None) -> Calla
 
                 better = f"use ckpttool.{(moved or {})[name]}()"
                 text = f"{name!r} of ckpttool.{function.__name__}() is deprecated; {better}"
-                warnings.warn(text, DeprecationWarning, stacklevel=2)
+                warnings.warn(text, DeprecationWarning, stacklevel=3)  # the caller of `ckpttool.convert`
             options = arguments[place] if len(arguments) > place else keywords.pop("options", None)
             if not isinstance(options, record | None):
                 raise TypeError(f"options of {function.__name__}() is a {record.__name__}")
@@ -53,6 +53,7 @@ def takes_options(record: type, moved: Mapping[str, str] | None = None) -> Calla
                 return function(*arguments[:place], options, *arguments[place + 1 :], **keywords)
             return function(*arguments, options=options, **keywords)
 
+        call.record = record  # type: ignore[attr-defined]
         call.__doc__ = _describe_keywords(function.__doc__, keyword_only, record.__doc__)
         return cast(_Function, call)
 

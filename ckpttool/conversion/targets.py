@@ -108,7 +108,11 @@ _MEANT = {
     "td3": "fujimoto",
 }
 _COMMON = "torch, tf, keras, safetensors, npz, onnx"
-_ALL = "run ckpttool convert --help for all targets"
+
+
+def list_targets() -> str:
+    """Return the words of `--to`: the usual formats, then the libraries whose agents can be written."""
+    return f"{_COMMON}, or a library: {', '.join(name for name, kind in TARGETS.items() if kind.agent)}"
 
 
 def find_target_name(kind: TargetKind) -> str:
@@ -125,7 +129,7 @@ def _unknown_target_error(chosen: str, known: Collection[str]) -> UsageError:
     if meant is None and close:
         meant = names.get(close[0]) or _MEANT.get(close[0])
     suggested = f"; did you mean {meant!r}?" if meant is not None else ""
-    hint = f"--to {meant}" if meant is not None else f"use --to with {_COMMON} or a library name; {_ALL}"
+    hint = f"--to {meant}" if meant is not None else f"state the format with --to: {list_targets()}"
     return UsageError(f"unknown target {chosen!r}{suggested}", hint=hint)
 
 
@@ -135,7 +139,7 @@ def infer_target_word(target: str, to: str | None) -> str:
     chosen = _ALIASES.get(chosen, chosen) if chosen is not None else None
     if chosen is None:
         stem, suffix = os.path.splitext(target)
-        hint = f"use --to with {_COMMON} or a library name; {_ALL}"
+        hint = f"state the format with --to: {list_targets()}"
         if suffix == ".keras":
             hint = f"use {stem}.weights.h5: a .keras file also contains the program's layers"
         raise UsageError("cannot infer the output format from the target's name", file=target, hint=hint)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import IO, Any, cast
 
@@ -144,9 +145,12 @@ def save(
     >>> digest.sha256 == ckpttool.digest("sample_ckpts/td3_pendulum_torch/ckpt-15000.pt").sha256
     True
     """
+    if not isinstance(cast(object, tree), Tree):
+        what = "the .tree of an open checkpoint, or what flatten_with_path(model) returns"
+        raise UsageError("this is no tree of tensors and values", expected=what, found=type(tree).__name__)
     kind = targets.parse_target_kind(target, to)
     require_writable_target(targets.target_stem(target, kind), kind, force=force)
-    return write_checkpoint(tree, target, kind, WriteOptions((), force, sync, progress))
+    return replace(write_checkpoint(tree, target, kind, WriteOptions((), force, sync, progress)), path=target)
 
 
 @dataclass(frozen=True, slots=True)

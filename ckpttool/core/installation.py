@@ -26,24 +26,35 @@ def install_extra(extra: str) -> str:
 def install_command(*requirements: str) -> str:
     """Return the command that installs the requirements beside the ckpttool that runs.
 
-    The records are pipx's `pipx_metadata.json` and uv's `uv-receipt.toml` in the environment of a tool
-    (pipx 1.18, uv 0.13), `CACHEDIR.TAG` in the cache above an environment of uvx, and `direct_url.json`
-    (PEP 610) of a package that did not come from an index.
+    The records are pipx's `pipx_metadata.json` (1.18), in `venvs` or in the cache of `pipx run`, and uv's
+    `uv-receipt.toml` (0.13) in the environment of a tool, `CACHEDIR.TAG` in the cache above an environment
+    of uvx, and `direct_url.json` (PEP 610) of a package that did not come from an index.
     """
     prefix = Path(sys.prefix)
     if (prefix / "pipx_metadata.json").is_file():
-        return shlex.join(("pipx", "inject", prefix.name, *requirements))
+        if prefix.parent.name == "venvs":
+            return shlex.join(("pipx", "inject", prefix.name, *requirements))
+        extras, others = _split(requirements)  # `pipx run`: the environment is in its cache
+        return shlex.join(
+            ("pipx", "run", "--spec", _own_requirement(extras), *_with(others), *_this_command())
+        )
     if (prefix / "uv-receipt.toml").is_file():
         return _uv_tool(prefix / "uv-receipt.toml", requirements)
     if any((folder / "CACHEDIR.TAG").is_file() for folder in prefix.parents):
         extras, others = _split(requirements)
-        return shlex.join(("uvx", "--from", _own_requirement(extras), *_with(others), PACKAGE))
+        return shlex.join(("uvx", "--from", _own_requirement(extras), *_with(others), *_this_command()))
     if importlib.util.find_spec("pip") is None and shutil.which("uv") is not None:
         where = () if os.environ.get("VIRTUAL_ENV") == sys.prefix else ("--python", sys.executable)
         return shlex.join(("uv", "pip", "install", *where, *requirements))
     pip = shutil.which("pip")
     own = pip is not None and Path(pip).parent == Path(sys.executable).parent
     return shlex.join((*(("pip",) if own else (sys.executable, "-m", "pip")), "install", *requirements))
+
+
+def _this_command() -> tuple[str, ...]:
+    """Return the words of the command that runs; only the program's name if Python runs another one."""
+    program, *words = sys.argv
+    return (PACKAGE, *(words if os.path.basename(program) == PACKAGE else ()))
 
 
 def _uv_tool(receipt: Path, requirements: tuple[str, ...]) -> str:

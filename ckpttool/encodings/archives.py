@@ -13,7 +13,7 @@ import posixpath
 import struct
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from threading import Lock
 from typing import IO, TYPE_CHECKING, Any, NoReturn, cast
 
@@ -290,10 +290,31 @@ def find_zip_directory(file: File, window: ZipWindow) -> ZipDirectory:
     """Return the directory's location; raise FormatError unless it ends where the end record begins."""
     start = max(0, window.size - _COMMENT_ROOM)
     tail = window.read(window.size - start, start)
-    at = _find_end_record(file, tail, start)
-    end = END.unpack_from(tail, at)
+    at = tail.rfind(_END)
+    fitting: list[int] = []
+    whole = False
+    while at >= 0:
+        if at + END.size <= len(tail):
+            rest = len(tail) - at - END.size - END.unpack_from(tail, at)[7]
+            fitting += [at] if rest == 0 else []
+            # Not the end of a member that is an archive itself: offsets there count from the member's start.
+            with suppress(FormatError):
+                whole |= rest > 0 and bool(_read_end_record(file, window, tail[at:], start + at))
+        at = tail.rfind(_END, 0, at)
+    if not fitting and whole:
+        fail(file, "extra bytes after the archive's end record", window.size)
+    if not fitting:
+        what = "the archive's end record is missing: the file is truncated"
+        raise TruncatedError(what, file=file.path, offset=window.size, hint="copy or download it again")
+    # Many readers use the last one (Lib/zipfile.py, _EndRecData; miniz), whatever its comment's length is.
+    if fitting != [tail.rfind(_END)]:
+        fail(file, "the archive has more than one end record", start + fitting[-1])
+    return _read_end_record(file, window, tail[fitting[0] :], start + fitting[0])
+
+
+def _read_end_record(file: File, window: ZipWindow, record: bytes, stop: int) -> ZipDirectory:
+    end = END.unpack_from(record)
     directory = ZipDirectory(end[6], end[5], end[4])
-    stop = start + at
     if end[1] or end[2] or end[3] != end[4]:
         fail(file, "the archive is split over several disks", stop)
     locator = window.read(LOCATOR64.size, stop - LOCATOR64.size) if stop >= LOCATOR64.size else b""
@@ -308,30 +329,6 @@ def find_zip_directory(file: File, window: ZipWindow) -> ZipDirectory:
             found=f"{directory.offset:,}",
         )
     return directory
-
-
-def _find_end_record(file: File, tail: bytes, start: int) -> int:
-    """Return the position in `tail` of the one end record whose comment ends exactly with the file."""
-    stop = start + len(tail)
-    last = at = tail.rfind(_END)
-    if last < 0:
-        raise TruncatedError(
-            "the archive's end record is missing: the file is truncated",
-            file=file.path,
-            offset=stop,
-            hint="copy or download it again",
-        )
-    records = []
-    while at >= 0:
-        if at + END.size <= len(tail) and END.unpack_from(tail, at)[7] == len(tail) - at - END.size:
-            records.append(at)
-        at = tail.rfind(_END, 0, at)
-    if not records:
-        fail(file, "extra bytes after the archive's end record", stop)
-    # Many readers use the last one (Lib/zipfile.py, _EndRecData; miniz), whatever its comment's length is.
-    if records != [last]:
-        fail(file, "the archive has more than one end record", start + records[-1])
-    return last
 
 
 def _read_zip64_record(

@@ -229,6 +229,11 @@ def candidate_environments(
     return tuple(fitting)
 
 
+def is_listed(env_id: str) -> bool:
+    """Return whether Gymnasium's newest version certainly has the task: one of the tables above lists it."""
+    return env_id in {*SIZES, *_DISCRETE, *_OLD_VERSIONS} or task_family(env_id) in _KEPT_BY_V4
+
+
 def suggest_tasks(env_id: str, obs_dim: int, action_dim: int) -> str | None:
     """Return an error hint that lists the tasks with these sizes."""
     fits = [name for name, sizes in SIZES.items() if sizes == (obs_dim, action_dim)]
@@ -607,6 +612,14 @@ def require_constructor_arguments(env_id: str, names: Iterable[str]) -> None:
             )
 
 
+def suggest_package(env_id: str) -> str | None:
+    """Return a hint for an environment that neither Gymnasium nor an installed library of games registers."""
+    named = re.fullmatch(r"([\w-]+/)?[A-Za-z][\w.-]*-v\d+", env_id) is not None and not is_listed(env_id)
+    if not named or (is_gymnasium_installed() and env_id in _import_with_games(env_id).registry):
+        return None
+    return f"install the package that registers {env_id}, then --env MODULE:{env_id} with its module"
+
+
 @contextmanager
 def translate_gymnasium_errors(env_id: str) -> Iterator[None]:
     """Translate Gymnasium's errors into ckpttool errors, with a suggested name."""
@@ -622,6 +635,7 @@ def translate_gymnasium_errors(env_id: str) -> Iterator[None]:
     is_factory = hint is None and simulators.is_factory(env_id)
     if hint is None and ":" in env_id:
         hint = f"install the package with the module {env_id.partition(':')[0]}, or name another environment"
+    hint = hint or suggest_package(env_id)
     try:
         yield
     except library.error.DependencyNotInstalled as error:

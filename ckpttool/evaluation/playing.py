@@ -342,6 +342,8 @@ def environment_hint(agent: Agent, command: Sequence[str], obs_dim: int | None, 
     sizes = f"{format_count(obs_dim or 0, 'observation')} and {format_count(action_dim, 'action')}"
     if not found:
         return f"--env ID, where ID is an environment with {sizes}"
+    if len(found) == 1 and (hint := environments.suggest_package(found[0])) is not None:
+        return hint
     options = [format_command(command[0], path, *command[1:], "--env", each) for each in found]
     return options[0] if len(options) == 1 else f"{sizes} match: {', or '.join(options)}"
 

@@ -1048,7 +1048,26 @@ def plan(binding: RecognizedAgent, agent: Tree, settings: Settings) -> Plan:
     found = plan_torch_file(writing, binding, agent, settings)
     # The library's zip needs no containers, but the settings to build the policy.
     added = {**found.added, **_make_settings(policy, binding, agent)}
-    return replace(found, added=added, assumed=(*found.assumed, *policy.assumed), containers={})
+    notes = [*found.notes, *_list_rate_notes(found, agent)]
+    return replace(
+        found, added=added, assumed=(*found.assumed, *policy.assumed), containers={}, notes=tuple(notes)
+    )
+
+
+def _list_rate_notes(written: Plan, agent: Tree) -> Iterator[str]:
+    """Yield what the one setting `learning_rate`, which training uses for all optimizers, cannot be."""
+    leaves = {
+        move.target: move.rule.leaf(agent[move.source])
+        for move in written.moves
+        if move.target[-1] == key("lr")
+    }
+    leaves |= {path: leaf for path, leaf in written.added.items() if path[-1] == key("lr")}
+    values = {str(path[0].value): leaf.value for path, leaf in leaves.items() if isinstance(leaf, ValueLeaf)}
+    rates = {name: rate for name, rate in values.items() if isinstance(rate, int | float)}
+    own = next((rates[name] for name in ("policy.optimizer", "actor.optimizer") if name in rates), None)
+    for name, rate in rates.items():
+        if own is not None and (rate < 0 or rate != own):
+            yield f"learning rate of {name}: {rate:g} is only in its state; learning_rate is {max(own, 0):g}"
 
 
 class _PolicyClass(NamedTuple):

@@ -276,6 +276,16 @@ class ModelSpec:
     python: str = sys.executable
 
 
+def as_model_spec(model: object) -> ModelSpec:
+    """Return the description of a model that may be the name of its code; UsageError for a model itself."""
+    if isinstance(model, ModelSpec | str):
+        return ModelSpec(model) if isinstance(model, str) else model
+    hint = "ckpttool.load_into(model, path) fills a live model"
+    if isinstance(name := getattr(model, "__qualname__", None), str):
+        hint = f"pass '{getattr(model, '__module__', 'MODULE')}:{name}'"
+    raise UsageError("the model is not given by its code", found=type(model).__name__, hint=hint)
+
+
 def parse_model_spec(
     factory: str,
     arguments: str | None,

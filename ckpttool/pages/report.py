@@ -24,7 +24,7 @@ from ckpttool.pages.options import ReportOptions
 if TYPE_CHECKING:
     from ckpttool.commands.run_history import RunFiles
     from ckpttool.commands.sweep import EvaluationFailure
-    from ckpttool.pages.run_page import RunContents, RunInputs
+    from ckpttool.pages.run_page import RunContents
 
 
 # Pages are read beside text: a film of this width has about a megabyte.
@@ -159,32 +159,44 @@ def report(
     >>> len(page.contents.history.checkpoints), page.nbytes < 2_000_000
     (6, True)
     """
+    options = options or ReportOptions()
+    run = find_reported_run(path, other, options, progress)
+    shown = [_choose(each) for each in (path, other) if each is not None] if run is None else []
+    return write_page(run, shown, options, progress)
+
+
+def find_reported_run(
+    path: str, other: str | None, options: ReportOptions, progress: Progress
+) -> RunFiles | None:
+    """Return the training run that a report shows, None if it shows one checkpoint or two."""
     from ckpttool.commands.run_history import RunReading, find_run
 
-    options = options or ReportOptions()
     if options.out is not None:
         require_new(options.out, force=options.force)  # before minutes of reading
     reading = RunReading(options.glob, options.layout, options.jobs, options.ray, progress)
     run = None if other is not None else find_run(path, options.layout, reading)
     if run is not None:
         _require_run_options(run, options)
-        shown = [each.path for each in run.members]
     elif options.video is not None:
-        hint = "omit --video"
-        raise UsageError(
-            "--video requires a folder with several checkpoints of one run", file=path, hint=hint
-        )
-    else:
-        shown = [_choose(each) for each in (path, other) if each is not None]
+        what = "--video requires a folder with several checkpoints of one run"
+        raise UsageError(what, file=path, hint="omit --video")
+    return run
+
+
+def write_page(
+    run: RunFiles | None, paths: Sequence[str], options: ReportOptions, progress: Progress
+) -> HtmlReport | RunReport:
+    """Write the page of a run, or of the one or two checkpoints at the paths, and play them for it."""
     with tempfile.TemporaryDirectory() as folder:
         failed: Sequence[EvaluationFailure] = ()
         unfilmed = None
         if options.env is not None:
-            name = default_report_name(path, other) if run is not None else default_report_name(*shown)
+            name = default_report_name(*paths) if run is None else default_report_name(run.path)
             require_new(options.out or name, force=options.force)  # before hours of playing
-            file, failed, unfilmed = _play(shown, options, folder, progress)
+            played = paths if run is None else [each.path for each in run.members]
+            file, failed, unfilmed = _play(played, options, folder, progress)
             options = replace(options, evaluations=[*options.evaluations, file])
-        page = _write_run(run, options, progress) if run is not None else _write(shown, options, progress)
+        page = _write(paths, options, progress) if run is None else _write_run(run, options, progress)
     return replace(page, failed=tuple(failed), unfilmed=unfilmed)
 
 
@@ -238,96 +250,27 @@ def _play(
 
 
 def _write_run(run: RunFiles, options: ReportOptions, progress: Progress) -> RunReport:
-    from ckpttool.pages.run_page import RunInputs
+    from ckpttool.pages.run_page import RunInputs, gather_run, render_run
 
-    return write_run_report(
-        run,
-        out=options.out,
-        inputs=RunInputs(tuple(options.evaluations), options.video),
-        glob=options.glob,
-        layout=options.layout,
-        force=options.force,
-        progress=progress,
-    )
+    target = options.out if options.out is not None else default_report_name(run.path)
+    require_new(target, force=options.force)
+    inputs = RunInputs(tuple(options.evaluations), options.video)
+    found = gather_run(run, inputs=inputs, glob=options.glob, layout=options.layout, progress=progress)
+    require_new(target, found.files, force=options.force)
+    content = render_run(found)
+    write_file(target, content, force=options.force, sources=found.files)
+    return RunReport(target, len(content), found)
 
 
 def _write(paths: Sequence[str], options: ReportOptions, progress: Progress) -> HtmlReport:
-    return write_report(
-        *paths,
-        out=options.out,
-        inputs=ReportInputs(tuple(options.evaluations), options.conversion, options.verification),
-        glob=options.glob,
-        layout=options.layout,
-        force=options.force,
-        progress=progress,
-    )
-
-
-def write_report(
-    path: str,
-    other: str | None = None,
-    *,
-    out: str | None = None,
-    inputs: ReportInputs | None = None,
-    glob: str | None = None,
-    layout: str | None = None,
-    force: bool = False,
-    progress: Progress = ignore_progress,
-) -> HtmlReport:
-    """Write a page about a checkpoint into a new file; raise any error of opening and reading.
-
-    Raise TargetExistsError if the file exists and `force` is not given.
-
-    Args:
-        path: the checkpoint.
-        other: the one that it is compared with.
-        out: the page's file, by default named after the checkpoint.
-        inputs: files of results that the page shows.
-        glob: a pattern for the paths of tensors.
-        layout: the layout of the first checkpoint.
-        force: replace the file.
-        progress: called with the bytes read so far, and all.
-    """
-    target = out if out is not None else default_report_name(path, other)
-    require_new(target, force=force)
+    """Write the page of a checkpoint, whose tensors `glob` selects, or of two, into a new file."""
+    target = options.out if options.out is not None else default_report_name(*paths)
+    require_new(target, force=options.force)
+    inputs = ReportInputs(tuple(options.evaluations), options.conversion, options.verification)
     found = gather_contents(
-        path, other, inputs=inputs or ReportInputs(), glob=glob, layout=layout, progress=progress
+        *paths, inputs=inputs, glob=options.glob, layout=options.layout, progress=progress
     )
-    require_new(target, found.files, force=force)
+    require_new(target, found.files, force=options.force)
     content = render_page(found)
-    write_file(target, content, force=force, sources=found.files)
+    write_file(target, content, force=options.force, sources=found.files)
     return HtmlReport(target, len(content), found)
-
-
-def write_run_report(
-    run: RunFiles,
-    *,
-    out: str | None = None,
-    inputs: RunInputs,
-    glob: str | None = None,
-    layout: str | None = None,
-    force: bool = False,
-    progress: Progress = ignore_progress,
-) -> RunReport:
-    """Write a page about a training run into a new file; raise any error of reading.
-
-    Raise TargetExistsError if the file exists and `force` is not given.
-
-    Args:
-        run: the checkpoints of the run.
-        out: the page's file, by default named after the run's folder.
-        inputs: files of results that the page shows.
-        glob: a pattern for the paths of tensors.
-        layout: the layout of the run's agents.
-        force: replace the file.
-        progress: called with the bytes read so far, and all.
-    """
-    from ckpttool.pages.run_page import gather_run, render_run
-
-    target = out if out is not None else default_report_name(run.path)
-    require_new(target, force=force)
-    found = gather_run(run, inputs=inputs, glob=glob, layout=layout, progress=progress)
-    require_new(target, found.files, force=force)
-    content = render_run(found)
-    write_file(target, content, force=force, sources=found.files)
-    return RunReport(target, len(content), found)

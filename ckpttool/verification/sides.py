@@ -8,14 +8,14 @@ import sys
 from ckpttool.core.errors import UnsupportedError, UsageError
 from ckpttool.evaluation.restore import Agent, read_verified_sidecar, restore_agent
 from ckpttool.libraries.schema import NO_LAYOUT
-from ckpttool.networks.worker import ModelSpec
+from ckpttool.networks.worker import as_model_spec
 from ckpttool.verification.options import VerificationOptions
 from ckpttool.verification.two_models import ModelSide
 
 
 def model_sides(first: str, second: str, options: VerificationOptions) -> tuple[ModelSide, ModelSide]:
     """Return both sides, each with its factory and its interpreter; nothing is opened yet."""
-    likes = [ModelSpec(each) if isinstance(each, str) else each for each in (options.like_a, options.like_b)]
+    likes = [None if each is None else as_model_spec(each) for each in (options.like_a, options.like_b)]
     pythons = [each or options.python or sys.executable for each in (options.python_a, options.python_b)]
     return ModelSide("A", first, likes[0], pythons[0]), ModelSide("B", second, likes[1], pythons[1])
 

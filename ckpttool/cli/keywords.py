@@ -1,0 +1,134 @@
+"""Errors in the words of a Python program: keywords where the command line has options.
+
+Messages and hints are written once, for the command line. What public functions raise passes through here.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import inspect
+import re
+import shlex
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from typing import Any
+
+import ckpttool
+from ckpttool.cli.panels import option_fields
+from ckpttool.conversion.options import ConversionOptions
+from ckpttool.core import deferred
+from ckpttool.core.errors import CkpttoolError
+from ckpttool.evaluation.protocol import Protocol
+from ckpttool.pages.options import ReportOptions
+from ckpttool.verification.options import VerificationOptions
+
+# Public functions that have another name than their command.
+_FUNCTIONS = {"eval": "evaluate", "inspect": "summary"}
+# Options of records that a function takes, by the fields of these.
+_FACTS = {"activation": "activations", "head": "head", "obs-norm": "obs_norm"}
+_PROTOCOL = {**{each.name.replace("_", "-"): each.name for each in fields(Protocol)}, "wrapper": "wrappers"}
+_RECORDS = ("facts=ckpttool.AgentFacts(", "protocol=ckpttool.Protocol(")
+# Words of a sentence that follow an option, and are no value.
+_PROSE = (
+    "and|applies|cannot|compares|does|draws|for|if|in|instead|is|needs|of|or|out|permits|require|requires|selects|set"
+    "|sets|supports|that|to|turns|undo|was|with|writes"
+)
+_OPTION = deferred.compile(
+    r"(?<![\w-])--(?P<name>[a-z][a-z0-9]*(?:-[a-z0-9]+)*)"
+    rf"(?:[ =](?P<value>'[^']*'|(?!(?:{_PROSE})\b|-[a-z-])[^\s,;()'](?:[^\s;()']*[^\s,;().':])?(?: HIGH)?))?"
+)
+
+
+def use_keywords(error: CkpttoolError, function: Callable[..., Any]) -> None:
+    """Replace options by keywords of the function in an error's sentences; a traceback shows the hint."""
+    known = _keywords(function)
+    for part in ("message", "expected", "found", "hint"):
+        if getattr(error, part):
+            setattr(error, part, _translate(getattr(error, part), known))
+    error.args = (error.message,)
+    if error.hint and not hasattr(error, "__notes__"):
+        error.add_note(f"hint: {error.hint}")
+
+
+def _keywords(function: Callable[..., Any]) -> dict[str, Any]:
+    """Return the function's keywords, those of its record of options included, with their defaults."""
+    known = {each.name: each.default for each in inspect.signature(function).parameters.values()}
+    record = getattr(function, "record", None)
+    return known if record is None else known | {each.name: each.default for each in fields(record)}
+
+
+def _translate(text: str, known: Mapping[str, Any]) -> str:
+    """Return the text with the function's keywords for options, and calls for whole commands."""
+    parts = re.split(r"((?:, or |, |; |: )(?=ckpttool ))", text)
+    return "".join(
+        _translate_command(part)
+        if part.startswith("ckpttool ")
+        else _join_records(_OPTION.sub(lambda each: _keyword(each, known) or each[0], part))
+        for part in parts
+    )
+
+
+def _join_records(sentence: str) -> str:
+    """Return a sentence in which a record that several keywords are in is named once, at the end."""
+    for record in _RECORDS:
+        if sentence.count(record) > 1:
+            sentence = re.sub(rf"{re.escape(record)}([^()]*)\)", r"\1", sentence) + f"; in {record}...)"
+    return sentence
+
+
+def _merge_records(keywords: list[str]) -> list[str]:
+    for record in _RECORDS:
+        inner = [each.removeprefix(record)[:-1] for each in keywords if each.startswith(record)]
+        keywords = [each for each in keywords if not each.startswith(record)]
+        keywords += [f"{record}{', '.join(inner)})"] if inner else []
+    return keywords
+
+
+def _translate_command(command: str) -> str:
+    """Return the call of the public function that does what a command does; other text unchanged."""
+    name = command.split()[1]
+    function = getattr(ckpttool, _FUNCTIONS.get(name, name), None)
+    if not callable(function):
+        return command
+    known = _keywords(function)
+    with contextlib.suppress(ValueError, SyntaxError):  # a quote of a sentence, or a flag before a path
+        paths = shlex.split(_OPTION.sub("", command))[2:]
+        keywords = [_keyword(each, known) for each in _OPTION.finditer(command)]
+        words = [*map(repr, paths), *_merge_records([*map(str, keywords)])]
+        call = f"ckpttool.{function.__name__}({', '.join(words)})"
+        ast.parse(call)
+        return call if paths and len(paths) <= 2 and None not in keywords else command
+    return command
+
+
+def _keyword(option: re.Match[str], known: Mapping[str, Any]) -> str | None:
+    """Return an option as a keyword, None if the function has none for it."""
+    name, value = option["name"], option["value"] and option["value"].strip("'")
+    if name == "like-args" and "like" in known:
+        return f"like=ckpttool.networks.ModelSpec('MODULE:FACTORY', {value})"
+    if "facts" in known and name == "bounds" and value == "LOW HIGH":
+        return "facts=ckpttool.AgentFacts(action_low=LOW, action_high=HIGH)"
+    if "facts" in known and name in _FACTS:
+        fact = _assign(_FACTS[name], value, None)
+        return fact if value is None else f"facts=ckpttool.AgentFacts({fact})"
+    if "protocol" in known and name in _PROTOCOL:
+        default = () if name == "wrapper" else None
+        return f"protocol=ckpttool.Protocol({_assign(_PROTOCOL[name], value, default)})"
+    records = ConversionOptions, VerificationOptions, ReportOptions
+    names = {each: field for record in records for each, field in option_fields(record).items()}
+    field = names.get(f"--{name}", name.replace("-", "_"))
+    if field not in known:
+        return None
+    if isinstance(known[field], bool):
+        return f"{field}={not known[field]}" + option[0][2 + len(name) :]
+    return _assign(field, value, known[field])
+
+
+def _assign(field: str, value: str | None, default: Any) -> str:
+    """Return `field=value` for the option's text, which a field of several values has in a list."""
+    if value is None:
+        return f"{field}="
+    number = re.fullmatch(r"-?\d+(\.\d+)?(e-?\d+)?", value)
+    shown = value if number else repr(value)
+    return f"{field}=[{shown}]" if default == () else f"{field}={shown}"
