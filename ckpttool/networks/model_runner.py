@@ -490,8 +490,7 @@ def _import_keras(version: str) -> Any:
     first: ImportError | None = None
     for name in names:
         try:
-            with _without_collector(), _without_pictures():
-                return importlib.import_module(name)
+            return _import_without_pictures(name)
         except ImportError as error:
             first = first or error
     assert first is not None  # noqa: S101 - both imports failed
@@ -501,16 +500,18 @@ def _import_keras(version: str) -> Any:
     ) from first
 
 
-@contextlib.contextmanager
-def _without_pictures() -> Iterator[None]:
-    """Hide in the block what Keras imports for pictures of data sets only, in a sixth of its own time."""
-    hidden = [name for name in ("matplotlib", "cv2") if name not in sys.modules]
-    sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]
-    try:
-        yield
-    finally:
-        for name in hidden:
-            del sys.modules[name]
+def _import_without_pictures(name: str) -> Any:
+    """Import Keras without what it imports for pictures of data sets only, in a sixth of its own time."""
+    known = name in sys.modules
+    with _without_collector(), contextlib.ExitStack() as undo:
+        for each in ("matplotlib", "cv2"):
+            if each not in sys.modules:
+                sys.modules[each] = None  # type: ignore[assignment]
+                undo.callback(sys.modules.pop, each)
+        keras = importlib.import_module(name)
+        if not known:
+            gc.freeze()  # later collections leave out what was imported
+    return keras
 
 
 @contextlib.contextmanager
