@@ -946,13 +946,13 @@ def _train(
     chosen: TrainingOptions,
 ) -> ModelTraining:
     """Train both models on the inputs of the comparison, in float64 with weights of that type."""
-    for side in session.sides:
+    session.give(session.arrays)
+    for side, made in zip(session.sides, main.made, strict=True):
         if side.exact and not side.copied:
             answer = side.make_exact(copied=True)
-            side.exact = answer["made"]
-            if not side.exact:
+            side.exact = bool(answer["made"]) and _exact_outputs(side, session, made, ()) is not None
+            if not answer["made"]:
                 session.notes.append(f"{side.side.word} is not trained in float64: {answer['reason']}")
-    session.give(session.arrays)
     targets = [
         OutputTarget(each.a, each.b, main.made[0][each.a], partial(move_channels, how=OPPOSITE[each.how]))
         for each in main.names
