@@ -103,6 +103,7 @@ def saved_by_keras(folder: Path) -> dict[str, Any]:
     gated.save(folder / "gated.keras")
     np.save(folder / "gated.npy", np.asarray(gated(SIX)))
     files["exact"] = {name: list(exact_outputs(name)) for name in EXACT}
+    files["zeros"] = list(drawn_weights())
     return files
 
 
@@ -120,6 +121,20 @@ def exact_outputs(name: str) -> Iterator[list[Any]]:
         runner.make_exact(["x"], [given], copied=copied)
         ((_, array),) = runner.outputs(runner.call(["x"], [given], exact=exact))
         yield [array.dtype.name, float(array.astype(np.float64).sum())]
+
+
+def drawn_weights() -> Iterator[float]:
+    """Yield sums of weights drawn while initializers give zeros, and afterwards."""
+    import keras
+
+    chosen = ("glorot_uniform", "he_normal", "orthogonal", "random_normal", "truncated_normal")
+    with model_child.zero_initializers(keras):
+        drawn = [np.asarray(keras.initializers.get(name)((3, 3))) for name in chosen]
+        yield float(
+            np.abs(drawn).sum() + np.abs(np.asarray(keras.initializers.get("ones")((3, 3))) - 1).sum()
+        )
+    for name in chosen:
+        yield float(np.abs(np.asarray(keras.initializers.get(name)((3, 3)))).sum())
 
 
 def scramble(model: Any) -> None:
@@ -187,6 +202,14 @@ def test_keras_computes_in_float64_without_a_copy(name: str, told: tuple[Path, d
     assert (own[0], plain[0]) == ("float64", "float32")
     assert own[1] == pytest.approx(plain[1], rel=1e-4)
     assert own[1] != plain[1]
+
+
+@pytest.mark.torch
+@pytest.mark.tensorflow
+def test_initializers_draw_nothing_for_values_of_a_file(told: tuple[Path, dict[str, Any]]) -> None:
+    zeros, *drawn = told[1]["saved_by_keras"]["zeros"]
+    assert zeros == 0
+    assert all(drawn)
 
 
 @pytest.mark.torch

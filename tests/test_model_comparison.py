@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import importlib
 import json
 import os
 import sys
@@ -16,7 +18,8 @@ import pytest
 
 from ckpttool.commands.verify import verify
 from ckpttool.core import CkpttoolError, NotFoundError, UsageError
-from ckpttool.networks import ModelSpec, model_runner
+from ckpttool.networks import ModelSpec, model_child, model_runner
+from ckpttool.networks.tracing import map_array
 from ckpttool.verification import causes, output_comparison, two_models
 from ckpttool.verification.inputs import InputFile, InputPair
 from ckpttool.verification.two_models import ModelSide, find_code
@@ -314,6 +317,66 @@ def test_a_programs_own_methods_and_shared_modules_are_followed() -> None:
     rows = [(each["path"], each["number"]) for each in recorder.calls]
     assert rows == [("inner.0", 0), ("inner.0", 1), ("inner.1", 0), ("(model)", 0)]
     assert recorder.calls[-1]["made"][0]["largest"] == pytest.approx(float(made.abs().max()))
+
+
+@pytest.mark.torch
+def test_what_a_layer_returns_and_the_next_receives_is_written_once(tmp_path: Path) -> None:
+    import torch
+
+    class WritesToItsInput(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x.detach().numpy()[:] = 7.0  # PyTorch does not count this as a change
+            return x
+
+    model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Tanh(), WritesToItsInput())
+    runner = model_child.wrap_model(model)
+    recorder = model_runner.CallRecorder({(name, 0) for name in "012"}, tmp_path)
+    with runner.observe(recorder):
+        runner.call(["x"], [np.ones((4, 3), np.float32)])
+    linear, tanh, last = recorder.calls
+    assert linear["made"][0]["file"] == tanh["given"][0]["file"]
+    assert tanh["made"][0]["file"] == last["given"][0]["file"]
+    received, returned = (map_array(tmp_path / last[what][0]["file"]) for what in ("given", "made"))
+    assert np.all(returned == 7.0)
+    assert not np.any(received == 7.0)
+
+
+def test_large_arrays_stay_in_their_file(tmp_path: Path) -> None:
+    for size in (1, 1 << 18):
+        np.save(tmp_path / "x.npy", np.arange(size, dtype=np.float32))
+        found = map_array(tmp_path / "x.npy")
+        assert np.array_equal(found, np.arange(size, dtype=np.float32))
+        assert type(found) is np.ndarray
+        assert isinstance(found.base, np.memmap) == (size > 1)
+
+
+@pytest.mark.torch
+def test_a_model_saved_for_its_own_parent_has_no_checksums(tmp_path: Path) -> None:
+    import torch
+
+    model = torch.nn.Linear(3, 2)
+    file = model_child.wrap_model(model).save(str(tmp_path / "own"), "torch")
+    assert {each.CRC for each in zipfile.ZipFile(file).infolist()} == {0}
+    assert torch.equal(torch.load(file)["weight"], model.weight)
+    torch.save(model.state_dict(), tmp_path / "other.pt")
+    assert zipfile.ZipFile(tmp_path / "other.pt").testzip() is None
+
+
+def test_keras_is_imported_without_its_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    hidden = []
+
+    def imported(name: str) -> str:
+        hidden.extend(each for each in ("matplotlib", "cv2") if sys.modules.get(each, "") is None)
+        assert not gc.isenabled()
+        return name
+
+    for name in ("matplotlib", "cv2"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.setattr(importlib, "import_module", imported)
+    assert model_runner._import_keras("3.0") == "keras"
+    assert hidden == ["matplotlib", "cv2"]
+    assert not {"matplotlib", "cv2"} & {*sys.modules}
+    assert gc.isenabled()
 
 
 def tensorflow_comparison(call: str, tmp_path: Path) -> dict[str, Any]:

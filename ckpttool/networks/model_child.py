@@ -186,16 +186,18 @@ def require_model(value: Any, sentence: str, hint: str | None = None) -> str:
     return framework
 
 
+_TF_MODULES = frozenset((top, "Module") for top in ("tensorflow", "tensorflow_core"))
+_KERAS_LAYERS = frozenset((top, "Layer") for top in ("keras", "tf_keras", "tensorflow", "tensorflow_core"))
+
+
 def is_tf_module(value: Any) -> bool:
     """Return whether the object is a tf.Module, which `tf.Module._flatten` would enter."""
-    return any((top, "Module") in class_bases(value) for top in ("tensorflow", "tensorflow_core"))
+    return not class_bases(value).isdisjoint(_TF_MODULES)
 
 
 def is_keras_layer(value: Any) -> bool:
     """Return whether the object is a Keras layer."""
-    return any(
-        (top, "Layer") in class_bases(value) for top in ("keras", "tf_keras", "tensorflow", "tensorflow_core")
-    )
+    return not class_bases(value).isdisjoint(_KERAS_LAYERS)
 
 
 def is_model(value: Any) -> bool:
@@ -232,14 +234,13 @@ def _iter_keras_layers(path: list[str], layer: Any, seen: set[int]) -> Iterator[
     """Yield a layer and its descendants, by attribute and then by name."""
     seen.add(id(layer))
     yield path, layer
-    held = {name: value for name, value in vars(layer).items() if not name.startswith("_")}
-    below = [(name, value) for name, value in iter_attributes(held) if is_keras_layer(value)]
+    held = [(name, value) for name, value in iter_attributes(vars(layer)) if is_keras_layer(value)]
+    below = [(name, value) for name, value in held if not name[0].startswith("_")]
     # A Sequential or functional model lists its layers in order of use.
     listed = getattr(layer, "layers", None)
     below += [([each.name], each) for each in listed or () if is_keras_layer(each)]
-    hidden = [(name, value) for name, value in iter_attributes(vars(layer)) if is_keras_layer(value)]
     # Private lists repeat the values of private attributes.
-    for name, each in below + sorted(hidden, key=lambda found: len(found[0])):
+    for name, each in below + sorted(held, key=lambda found: len(found[0])):
         if id(each) not in seen:
             yield from _iter_keras_layers([*path, *name], each, seen)
 
@@ -270,7 +271,10 @@ def _module_attributes(module: Any) -> dict[str, Any]:
 def iter_attributes(held: Any) -> Iterator[tuple[list[str], Any]]:
     """Yield the values in attributes, lists and dicts by the names on the way."""
     for name, value in held.items():
-        yield from _open_containers([str(name)], value, 4)
+        if isinstance(value, (list, tuple, dict)):
+            yield from _open_containers([str(name)], value, 4)
+        else:
+            yield [str(name)], value
 
 
 def _open_containers(path: list[str], value: Any, depth: int) -> Iterator[tuple[list[str], Any]]:
@@ -701,9 +705,15 @@ class TorchRunner(ModelRunner):
                 stored[key].copy_(self._torch.from_numpy(np.ascontiguousarray(array).reshape(array.shape)))
 
     def save(self, file: str, form: str) -> str:
-        """Write the state_dict."""
+        """Write the state_dict, since torch 2.6 without checksums, which take longer than the rest."""
         del form
-        self._torch.save(self.model.state_dict(), file + ".pt")
+        options = self._torch.serialization
+        change = getattr(options, "set_crc32_options", lambda _: None)
+        with contextlib.ExitStack() as undo:
+            undo.callback(change, getattr(options, "get_crc32_options", lambda: None)())
+            change(False)
+            # To a path it writes in small pieces.
+            self._torch.save(self.model.state_dict(), undo.enter_context(open(file + ".pt", "wb")))
         return file + ".pt"
 
     def fill(self, file: str, form: str, optimizers: list[dict[str, Any]]) -> None:
@@ -1281,21 +1291,20 @@ class KerasRunner(TensorFlowRunner):
 
     def call(self, names: list[str], arrays: list[Any], *, exact: bool = False) -> Any:
         """Return the outputs, with the first state of layers that keep theirs from call to call."""
-        for layer, _ in self.modules_by_path(exact=exact):
+        layers = [layer for _, layer in iter_modules(self.exact if exact else self.model)]
+        for layer in layers:
             reset = getattr(layer, "reset_states", None) or getattr(layer, "reset_state", None)
             if getattr(layer, "stateful", False) and reset is not None and getattr(layer, "built", False):
                 reset()
-        with self._precision(exact=exact):
+        with self._precision(layers if exact and self._in_place else []):
             return super().call(names, arrays, exact=exact)
 
     @contextlib.contextmanager
-    def _precision(self, *, exact: bool) -> Iterator[None]:
-        """Let the layers of Keras 3 compute in float64 with the weights that they have, which it casts."""
-        policy = None
-        if exact and self._in_place:
+    def _precision(self, layers: list[Any]) -> Iterator[None]:
+        """Let layers of Keras 3 compute in float64 with the weights that they have, which it casts."""
+        if layers:
             policy = keras_library(self.model).DTypePolicy("float64")
             policy._variable_dtype = "float32"
-        layers = [each for _, each in iter_modules(self.model)] if policy is not None else []
         held = [layer._dtype_policy for layer in layers]
         try:
             for layer in layers:
@@ -1327,7 +1336,8 @@ class KerasRunner(TensorFlowRunner):
                 _set_policy(keras, "float64")
                 made = self._again()
             else:
-                made = type(self.model).from_config(_in_float64(self.model.get_config()))
+                with zero_initializers(keras):
+                    made = type(self.model).from_config(_in_float64(self.model.get_config()))
             self.exact = made
             if len(made.weights) != len(self.model.weights):
                 self.call(names, arrays, exact=True)  # the first call creates the others
@@ -1356,7 +1366,7 @@ class KerasRunner(TensorFlowRunner):
     def modules_by_path(self, *, exact: bool) -> list[tuple[Any, str]]:
         """Return every layer with its path in the model: automatic names of the float64 copy are others."""
         known = list(iter_modules(self.model))
-        found = list(iter_modules(self.exact)) if exact else known
+        found = list(iter_modules(self.exact)) if exact and self.exact is not self.model else known
         paths = known if len(found) == len(known) else found
         return [(each, "/".join(path) or ROOT) for (path, _), (_, each) in paired(paths, found)]
 
@@ -1479,7 +1489,8 @@ class KerasRunner(TensorFlowRunner):
             for name, value in changes["settings"].items():
                 undo.callback(setattr, layer, name, getattr(layer, name))
                 setattr(layer, name, _keras_setting(layer, name, value))
-            with self._precision(exact=exact):
+            whole = exact and self._in_place
+            with self._precision([each for _, each in iter_modules(self.model)] if whole else []):
                 return layer(*call[0], **call[1])
 
     def channels(self) -> str:
@@ -1504,11 +1515,26 @@ def _keras_setting(layer: Any, name: str, value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
+@contextlib.contextmanager
+def zero_initializers(keras: Any) -> Iterator[None]:
+    """Let weights begin with zeros in the block, not with drawn numbers: values of a file replace them."""
+    zeros = keras.initializers.Zeros()
+    drawing = [
+        each
+        for each in vars(keras.initializers).values()
+        if isinstance(each, type) and "seed" in inspect.signature(each).parameters
+    ]
+    owners = {next(base for base in each.__mro__ if "__call__" in vars(base)) for each in drawing}
+    with contextlib.ExitStack() as undo:
+        for owner in owners:
+            undo.callback(setattr, owner, "__call__", vars(owner)["__call__"])
+            setattr(owner, "__call__", lambda _, *args, **kwargs: zeros(*args, **kwargs))  # noqa: B010 - mypy
+        yield
+
+
 def _in_float64(config: Any) -> Any:
-    """Return a Keras configuration with float64 in place of float32, whose weights begin with zeros."""
+    """Return a Keras configuration with float64 in place of float32."""
     if isinstance(config, dict):
-        if config.get("module") == "keras.initializers" and config.get("registered_name") is None:
-            return dict(config, class_name="Zeros", config={})
         if config.get("class_name") in ("DTypePolicy", "Policy"):
             return dict(config, config={"name": "float64"})
         return {

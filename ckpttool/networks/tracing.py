@@ -52,6 +52,15 @@ def to_array(value: Any) -> Any:
     return np.array(view_array(value))
 
 
+_MAPPED = 1 << 20  # bytes
+
+
+def map_array(file: Path) -> Any:
+    """Return the array of a file that does not change; the numbers of a large one stay there."""
+    mode: Any = "r" if os.path.getsize(file) > _MAPPED else None
+    return np.asarray(np.load(file, mode, allow_pickle=False))
+
+
 def _is_tensor(value: Any) -> bool:
     try:
         return hasattr(value, "dtype") and hasattr(value, "shape") and not isinstance(value, type)
@@ -102,6 +111,8 @@ class CallRecorder:
         self.kept: dict[tuple[str, int], tuple[Any, Any]] = {}
         self._counts: dict[str, int] = {}
         self._wanted, self._folder = wanted, folder
+        # Tensors and their files by id; they are kept, because an id may be reused.
+        self._written: dict[int, tuple[Any, str]] = {}
 
     def enter(self, path: str, args: Any, kwargs: Any, module: Any = None) -> Any:
         """Record the start of a call; return its record, which `leave` completes."""
@@ -137,11 +148,22 @@ class CallRecorder:
                 continue
             row = {"shape": list(array.shape), "kind": array.dtype.kind, "largest": _largest(array)}
             if self._folder is not None:
-                name = f"call-{len(self.calls)}-{what}-{place}-{len(os.listdir(self._folder))}.npy"
-                np.save(self._folder / name, array, allow_pickle=False)
-                row["file"] = name
+                row["file"] = self._file(
+                    self._folder, tensor, array, f"call-{len(self.calls)}-{what}-{place}"
+                )
             rows.append(row)
         return rows
+
+    def _file(self, folder: Path, tensor: Any, array: Any, name: str) -> str:
+        """Return the name of the file of a tensor: what a layer returns, the next one receives."""
+        _, known = self._written.get(id(tensor), (None, ""))
+        # A layer may write to what it receives.
+        if known and np.array_equal(map_array(folder / known), array):
+            return known
+        file = f"{name}-{len(os.listdir(folder))}.npy"
+        np.save(folder / file, array, allow_pickle=False)
+        self._written[id(tensor)] = tensor, file
+        return file
 
 
 class NumbersRecorder(CallRecorder):

@@ -31,7 +31,7 @@ from ckpttool.formats.detect import open_checkpoint
 from ckpttool.libraries.schema import RecognizedAgent
 from ckpttool.networks import numpy_backend
 from ckpttool.networks.network import Network, Observation, Policy
-from ckpttool.networks.tracing import ROOT
+from ckpttool.networks.tracing import ROOT, map_array
 from ckpttool.networks.worker import ModelProcess, ModelSpec, Worker
 from ckpttool.verification import causes
 from ckpttool.verification.causes import (
@@ -346,6 +346,12 @@ class ModelClient:
         outputs = {name: self.read(f"output-{place}.npy") for place, name in enumerate(names)}
         return outputs, self.read("results.npy")
 
+    def make_exact(self, *, copied: bool) -> dict[str, Any]:
+        """Create the model in float64; return whether that exists, and the reason if not."""
+        answer = self.request("exact", names=self.names, copied=copied)
+        self.copied = copied or not answer["made"] or answer["copied"]
+        return answer
+
     def capture(
         self, wanted: Sequence[tuple[str, int]], *, exact: bool
     ) -> dict[tuple[str, int], CapturedCall]:
@@ -379,7 +385,8 @@ class ModelClient:
 
     def _rows(self, rows: Sequence[Mapping[str, Any]]) -> Iterator[np.ndarray]:
         for row in rows:
-            yield self.read(f"calls/{row['file']}")
+            # The process writes each capture to new files, mostly in memory.
+            yield map_array(self._process.folder / "calls" / row["file"])
 
     def layers(self) -> list[dict[str, Any]]:
         """Return every layer with a description of its tensors."""
@@ -974,8 +981,14 @@ def _train(
     main: ComparisonRound,
     chosen: TrainingOptions,
 ) -> ModelTraining:
-    """Train both models on the inputs of the comparison."""
+    """Train both models on the inputs of the comparison, in float64 with weights of that type."""
     session.give(session.arrays)
+    for side, made in zip(session.sides, main.made, strict=True):
+        if side.exact and not side.copied:
+            answer = side.make_exact(copied=True)
+            side.exact = bool(answer["made"]) and _exact_outputs(side, session, made, ()) is not None
+            if not answer["made"]:
+                session.notes.append(f"{side.side.word} is not trained in float64: {answer['reason']}")
     targets = [
         OutputTarget(each.a, each.b, main.made[0][each.a], partial(move_channels, how=OPPOSITE[each.how]))
         for each in main.names
@@ -993,10 +1006,9 @@ def _make_exact(session: ComparedModels) -> list[bool]:
     """Create the models in float64; return for each side whether that exists."""
     found = []
     for side in session.sides:
-        answer = side.request("exact", names=side.names, copied=False)
+        answer = side.make_exact(copied=False)
         if not answer["made"]:
             session.notes.append(f"{side.side.word} has no float64 run: {answer['reason']}")
-        side.copied = not answer["made"] or answer["copied"]
         found.append(bool(answer["made"]))
     return found
 
@@ -1025,8 +1037,8 @@ def _exact_outputs(
             return made
     if not side.copied:
         # Layers of own classes may have variables that are not cast.
-        answer = side.request("exact", names=side.names, copied=True)
-        side.copied, reason = True, answer["reason"] or reason
+        answer = side.make_exact(copied=True)
+        reason = answer["reason"] or reason
         if answer["made"]:
             return _exact_outputs(side, session, plain, wanted)
     session.notes.append(f"{side.side.word} has no float64 run: {reason}")
