@@ -43,14 +43,14 @@ class AxisOrder(NamedTuple):
     @property
     def blocks(self) -> Optional[Tuple[Tuple[int, ...], ...]]:  # noqa: UP006, UP045
         """Return the canonical positions part by part, or None unless each part is contiguous."""
-        start, found = 0, []
+        start, blocks = 0, []
         for places, channels in self.parts:
             mine = self.positions[start : start + places * channels]
             if sorted(mine) != list(range(start, start + places * channels)):
                 return None
-            found.append(tuple(position - start for position in mine))
+            blocks.append(tuple(position - start for position in mine))
             start += places * channels
-        return tuple(found)
+        return tuple(blocks)
 
     def document(self) -> Dict[str, Any]:  # noqa: UP006
         """Return the order as JSON, without an index that is canonical."""
@@ -124,10 +124,10 @@ def parse_order(document: Any) -> Optional[AxisOrder]:  # noqa: UP045
         parts = tuple((int(places), int(channels)) for places, channels in document["parts"])
         count = sum(places * channels for places, channels in parts)
         index = document["index"]
-        found = tuple(range(count)) if index is None else tuple(int(each) for each in index)
+        order = tuple(range(count)) if index is None else tuple(int(item) for item in index)
     except (KeyError, TypeError, ValueError):
         return None
-    return AxisOrder(parts, found) if sorted(found) == list(range(count)) else None
+    return AxisOrder(parts, order) if sorted(order) == list(range(count)) else None
 
 
 def plain_order(count: int) -> AxisOrder:
@@ -142,7 +142,7 @@ def framework_order(parts: Sequence[Part], framework: str) -> AxisOrder:
     for places, channels in parts:
         if framework == "torch":
             index += [
-                start + place * channels + channel for channel in range(channels) for place in range(places)
+                start + index * channels + channel for channel in range(channels) for index in range(places)
             ]
         else:
             index += range(start, start + places * channels)
@@ -176,15 +176,15 @@ class ActivationTracker:
         if self._count > MOST_ENTRIES:
             raise TrackingLimitError
         while len(self._made[0]) < self._count:
-            for held in (self._made, self._taken):
-                held[:] = [self.numpy.concatenate((each, self.numpy.full_like(each, -1))) for each in held]
+            for pair in (self._made, self._taken):
+                pair[:] = [self.numpy.concatenate((array, self.numpy.full_like(array, -1))) for array in pair]
         return self.numpy.arange(start, self._count).reshape(tuple(shape))
 
     def image(self, shape: Sequence[int], channel: int) -> Any:
         """Return the numbers of new image entries, one for each entry of the first axis."""
-        found = self.plain(shape)
-        self._label(self._made, found, channel)
-        return found
+        numbers = self.plain(shape)
+        self._label(self._made, numbers, channel)
+        return numbers
 
     def take(self, entries: Any, channel: int) -> None:
         """Record that an operation uses these entries as images."""
@@ -209,13 +209,13 @@ class ActivationTracker:
         if not len(row) or (row < 0).any():
             return ()
         numbers = np.searchsorted(self._starts, row, side="right") - 1
-        found, first, counts = np.unique(numbers, return_index=True, return_counts=True)
+        images, first, counts = np.unique(numbers, return_index=True, return_counts=True)
         last = len(row) - np.unique(numbers[::-1], return_index=True)[1]
         mixed = [
-            bool(last[at] - first[at] > counts[at] or (np.diff(row[numbers == each]) <= 0).any())
-            for at, each in enumerate(found)
+            bool(last[at] - first[at] > counts[at] or (np.diff(row[numbers == image]) <= 0).any())
+            for at, image in enumerate(images)
         ]
-        whole = tuple((-1 if mixed[at] else int(found[at]), int(counts[at])) for at in np.argsort(first))  # type: Tuple[Tuple[int, int], ...]
+        whole = tuple((-1 if mixed[at] else int(images[at]), int(counts[at])) for at in np.argsort(first))  # type: Tuple[Tuple[int, int], ...]
         return (*whole, (-1, 0)) if any(mixed) and len(whole) == 1 else whole
 
     def cut(self, entries: Any) -> None:
@@ -239,7 +239,7 @@ class ActivationTracker:
         """Return the placeholder for entries that cannot be followed."""
         return like * 0 + _UNTRACKED
 
-    def _label(self, held: List[Any], entries: Any, channel: int) -> None:  # noqa: UP006
+    def _label(self, pair: List[Any], entries: Any, channel: int) -> None:  # noqa: UP006
         np = self.numpy
         moved = np.moveaxis(entries, channel, -1)
         moved = moved.reshape(len(moved), -1)
@@ -247,12 +247,12 @@ class ActivationTracker:
         self._images += len(moved)
         # If there are as many channels as places, only both together identify an image.
         channels = entries.shape[channel]
-        place = np.zeros_like(moved) + np.arange(moved.shape[1]) + channels * (1 << 32)
-        numbers, labels, places = moved.ravel(), label.ravel(), place.ravel()
+        positions = np.zeros_like(moved) + np.arange(moved.shape[1]) + channels * (1 << 32)
+        numbers, labels, places = moved.ravel(), label.ravel(), positions.ravel()
         free = numbers >= 0
-        free[free] = held[0][numbers[free]] == -1
-        held[0][numbers[free]] = labels[free]
-        held[1][numbers[free]] = places[free]
+        free[free] = pair[0][numbers[free]] == -1
+        pair[0][numbers[free]] = labels[free]
+        pair[1][numbers[free]] = places[free]
 
     def finish(self) -> None:
         """Propagate facts about entries to the entries that are joined with them."""
@@ -263,10 +263,10 @@ class ActivationTracker:
                     both = (a >= 0) & (b >= 0)
                     a, b = a[both], b[both]
                     known = np.where(self._made[0][a] >= 0, self._made[0][a], self._taken[0][a])
-                    place = np.where(self._made[0][a] >= 0, self._made[1][a], self._taken[1][a])
+                    positions = np.where(self._made[0][a] >= 0, self._made[1][a], self._taken[1][a])
                     free = (self._made[0][b] < 0) & (self._taken[0][b] < 0) & (known >= 0)
                     self._taken[0][b[free]] = known[free]
-                    self._taken[1][b[free]] = place[free]
+                    self._taken[1][b[free]] = positions[free]
         for entries, channel in self._weak:
             numbers = entries.ravel()
             numbers = numbers[numbers >= 0]
@@ -278,18 +278,18 @@ class ActivationTracker:
         np = self.numpy
         if not len(entries) or (entries < 0).any():
             return None
-        made, taken = ([each[entries] for each in held] for held in (self._made, self._taken))
-        found = None
-        for first, second in ((made, taken), (taken, made)):
+        image_pair, plain_pair = ([array[entries] for array in pair] for pair in (self._made, self._taken))
+        order = None
+        for first, second in ((image_pair, plain_pair), (plain_pair, image_pair)):
             known = first[0] >= 0
             label = np.where(known, first[0], second[0])
-            found = _image_order(np, label, np.where(known, first[1], second[1]))
-            if found is None or not found.is_plain:
+            order = _image_order(np, label, np.where(known, first[1], second[1]))
+            if order is None or not order.is_plain:
                 break
-        return found
+        return order
 
 
-def _image_order(np: Any, label: Any, place: Any) -> Optional[AxisOrder]:  # noqa: UP045
+def _image_order(np: Any, label: Any, positions: Any) -> Optional[AxisOrder]:  # noqa: UP045
     """Return the order of entries by their image (-1 for none), and each entry's place in it."""
     count = len(label)
     parts = []  # type: List[Part]
@@ -306,8 +306,8 @@ def _image_order(np: Any, label: Any, place: Any) -> Optional[AxisOrder]:  # noq
             parts.append((1, len(mine)))
             index[mine] = start + np.arange(len(mine))
         else:
-            channels = int(place[at] >> 32)
-            inner = place[mine] & 0xFFFFFFFF
+            channels = int(positions[at] >> 32)
+            inner = positions[mine] & 0xFFFFFFFF
             own = np.unique(inner)
             if len(own) < len(mine):
                 return None  # an image entry occurs twice
@@ -322,16 +322,16 @@ def _image_order(np: Any, label: Any, place: Any) -> Optional[AxisOrder]:  # noq
 
 def _merge_plain_parts(parts: List[Part], index: Any) -> AxisOrder:  # noqa: UP006
     """Return the order with adjacent non-image parts merged."""
-    found = []  # type: List[Part]
+    merged = []  # type: List[Part]
     start = 0
     for part in parts:
         size = part[0] * part[1]
         trivial = 1 in part and list(index[start : start + size]) == list(range(start, start + size))
-        if trivial and found and found[-1][0] == 0:
-            found[-1] = (0, found[-1][1] + size)
+        if trivial and merged and merged[-1][0] == 0:
+            merged[-1] = (0, merged[-1][1] + size)
         else:
-            found.append((0, size) if trivial else part)
+            merged.append((0, size) if trivial else part)
         start += size
     return AxisOrder(
-        tuple((1, n) if places == 0 else (places, n) for places, n in found), tuple(map(int, index))
+        tuple((1, n) if places == 0 else (places, n) for places, n in merged), tuple(map(int, index))
     )

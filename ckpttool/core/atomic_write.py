@@ -324,10 +324,10 @@ def find_pending_files(file: str) -> list[str]:
     """
     folder, begin = os.path.split(hidden_path(file, TEMPORARY, ""))
     try:
-        found = sorted(name for name in os.listdir(folder) if name.startswith(begin))
+        names = sorted(name for name in os.listdir(folder) if name.startswith(begin))
     except OSError:
         return []
-    return [path for name in found[:_CANDIDATES] if os.path.isfile(path := os.path.join(folder, name))]
+    return [path for name in names[:_CANDIDATES] if os.path.isfile(path := os.path.join(folder, name))]
 
 
 @dataclass(slots=True)
@@ -416,8 +416,8 @@ class PendingFile:
 
 
 def _inode(file: str) -> tuple[int, int]:
-    found = os.lstat(file)
-    return found.st_dev, found.st_ino
+    status = os.lstat(file)
+    return status.st_dev, status.st_ino
 
 
 def require_regular(target: str) -> None:
@@ -680,7 +680,7 @@ def describe_os_error(
     error: OSError, file: str, outputs: Sequence[Output], temporaries: Iterable[str]
 ) -> CkpttoolError:
     """Return the user-facing error for an error of the operating system; `temporaries` still exist."""
-    written = sum(os.path.getsize(each) for each in temporaries if os.path.isfile(each))
+    written = sum(os.path.getsize(temporary) for temporary in temporaries if os.path.isfile(temporary))
     least = max(written, sum(output.nbytes for output in outputs))
     if error.errno == errno.ENOSPC:
         free = filesystem.free_bytes(os.path.dirname(os.path.abspath(file)))
@@ -759,12 +759,12 @@ def find_backups(path: str) -> list[str]:
     `path` is the set's prefix or, where the names of its files have the same ending, the prefix with
     that ending (NAME.h5f for NAME_actor.h5f).
     """
-    found: list[tuple[int, str]] = []
+    backups: list[tuple[int, str]] = []
     stem, end = os.path.splitext(path)
     for base, ending in dict.fromkeys(((path, ""), (stem, end))):
         if os.path.basename(base):
-            found += [(newest, prefix + ending) for newest, prefix in _find_complete_backups(base)]
-    return [prefix for _, prefix in sorted(found, reverse=True)]
+            backups += [(newest, prefix + ending) for newest, prefix in _find_complete_backups(base)]
+    return [prefix for _, prefix in sorted(backups, reverse=True)]
 
 
 @dataclass(slots=True)
@@ -821,14 +821,17 @@ def _find_complete_backups(base: str) -> list[tuple[int, str]]:
     """Return the complete backups of a prefix as (last modification in ns, prefix), in any order."""
     folder, begin = os.path.split(hidden_path(base, KEPT, ""))
     pattern = re.compile(re.escape(begin) + f"({_TAG})(.+)", re.DOTALL)
-    found: dict[str, dict[str, os.stat_result]] = {}
+    groups: dict[str, dict[str, os.stat_result]] = {}
     with contextlib.suppress(OSError):
         for name in os.listdir(folder):
             if (match := pattern.fullmatch(name)) is not None:
-                found.setdefault(match[1], {})[match[2]] = os.lstat(os.path.join(folder, name))
+                groups.setdefault(match[1], {})[match[2]] = os.lstat(os.path.join(folder, name))
     return [
-        (max(each.st_ctime_ns for each in status.values()), os.path.join(os.path.dirname(base), begin + tag))
-        for tag, status in found.items()
+        (
+            max(status_.st_ctime_ns for status_ in status.values()),
+            os.path.join(os.path.dirname(base), begin + tag),
+        )
+        for tag, status in groups.items()
         if tag == _backup_tag(base, tag[: 2 * _RANDOM_BYTES], status)
     ]
 
@@ -845,8 +848,8 @@ def _backup_tag(base: str, random: str, status: Mapping[str, os.stat_result]) ->
 def _has_status(file: str, status: os.stat_result) -> bool:
     """Return whether the name still belongs to the file with this status."""
     with contextlib.suppress(OSError):
-        found = os.lstat(file)
-        return os.path.samestat(found, status) and found.st_mtime_ns == status.st_mtime_ns
+        current = os.lstat(file)
+        return os.path.samestat(current, status) and current.st_mtime_ns == status.st_mtime_ns
     return False
 
 

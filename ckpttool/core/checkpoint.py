@@ -150,7 +150,7 @@ def keep_network_reads(checkpoint: Checkpoint) -> Checkpoint:
     tensors are kept, up to 8 MiB in all; optimizer slots and replay buffers are read again.
     """
     kept, room = {}, _KEPT_NBYTES
-    for path, leaf in sorted(checkpoint.tree.tensors(), key=lambda each: each[1].nbytes):
+    for path, leaf in sorted(checkpoint.tree.tensors(), key=lambda leaf: leaf[1].nbytes):
         if leaf.nbytes <= (room if leaf.role in _KEPT_ROLES else _SCALARS_NBYTES):
             room -= leaf.nbytes
             kept[path] = replace(leaf, source=KeptSource(leaf.source))

@@ -57,21 +57,21 @@ class CodeReference:
 
 def merge_references(*groups: Iterable[CodeReference]) -> tuple[CodeReference, ...]:
     """Merge the records of a checkpoint: one per name, with the worst verdict and its first occurrence."""
-    found: dict[str, CodeReference] = {}
+    references: dict[str, CodeReference] = {}
     for group in groups:
-        for each in group:
-            known = found.get(each.name)
+        for reference in group:
+            known = references.get(reference.name)
             if known is None:
-                found[each.name] = each
+                references[reference.name] = reference
                 continue
-            worse = each if _RANK[each.verdict] > _RANK[known.verdict] else known
-            found[each.name] = replace(worse, calls=known.calls + each.calls)
-    return tuple(found.values())
+            worse = reference if _RANK[reference.verdict] > _RANK[known.verdict] else known
+            references[reference.name] = replace(worse, calls=known.calls + reference.calls)
+    return tuple(references.values())
 
 
 def relocate_references(references: Iterable[CodeReference], where: str) -> tuple[CodeReference, ...]:
     """Return the records with their locations in the member or file `where`."""
-    return tuple(replace(each, where=f"{where}/{each.where}" if each.where else where) for each in references)
+    return tuple(replace(name, where=f"{where}/{name.where}" if name.where else where) for name in references)
 
 
 def worse_verdict(one: Verdict, other: Verdict) -> Verdict:
@@ -100,10 +100,10 @@ def apply_allowed(references: Iterable[CodeReference]) -> tuple[CodeReference, .
     """Return the records, with the names that the user allows as known classes (see `allowing`)."""
     allowed = _ALLOWED.get()
     return tuple(
-        replace(each, verdict=CLASSES)
-        if each.by == "pickle" and each.verdict in UNSAFE and _is_allowed(each.name, allowed)
-        else each
-        for each in references
+        replace(reference, verdict=CLASSES)
+        if reference.by == "pickle" and reference.verdict in UNSAFE and _is_allowed(reference.name, allowed)
+        else reference
+        for reference in references
     )
 
 
@@ -120,19 +120,19 @@ def _is_allowed(name: str, allowed: frozenset[str]) -> bool:
 
 def worst_verdict(references: Iterable[CodeReference]) -> Verdict:
     """Return the worst verdict; a file without references is plain data."""
-    return max((each.verdict for each in references), key=lambda each: _RANK[each], default=PLAIN)
+    return max((name.verdict for name in references), key=lambda verdict: _RANK[verdict], default=PLAIN)
 
 
 def filter_verdict(references: Iterable[CodeReference], wanted: Verdict) -> list[CodeReference]:
     """Return the records with one verdict."""
-    return [each for each in references if each.verdict == wanted]
+    return [reference for reference in references if reference.verdict == wanted]
 
 
 def unsafe_references(references: Iterable[CodeReference]) -> list[CodeReference]:
     """Return the records that fail a check."""
-    return [each for each in references if each.verdict in UNSAFE]
+    return [reference for reference in references if reference.verdict in UNSAFE]
 
 
 def dangerous_calls(references: Iterable[CodeReference]) -> list[str]:
     """Return the names of dangerous functions that unpickling would call."""
-    return [each.name for each in references if each.verdict == CODE and each.calls and each.by == "pickle"]
+    return [name.name for name in references if name.verdict == CODE and name.calls and name.by == "pickle"]

@@ -29,7 +29,7 @@ else:
 
         def __new__(cls, name: str, bases: tuple[type, ...], namespace: dict[str, Any]) -> type:  # noqa: ARG004
             types = namespace["__annotations__"]
-            defaults = [namespace.pop(each) for each in types if each in namespace]
+            defaults = [namespace.pop(annotation) for annotation in types if annotation in namespace]
             record = namedtuple(name, types, defaults=defaults, module=namespace["__module__"])
             record.__new__.__annotations__ = types
             for key in namespace.keys() - {"__module__", "__weakref__"}:
@@ -40,7 +40,7 @@ else:
 
     def dataclass(cls: type | None = None, **options: bool) -> Any:
         """Return the class as a dataclass, or a decorator with the options of the standard library's."""
-        return (lambda each: _make_record(each, **options)) if cls is None else _make_record(cls, **options)
+        return (lambda cls_: _make_record(cls_, **options)) if cls is None else _make_record(cls, **options)
 
     class _Pattern:
         """A `re.Pattern` that compiles its expression at the first use; errors show then."""
@@ -163,20 +163,20 @@ class _Constructor:
 
     def _assignments(self, values: dict[str, Any]) -> Iterator[str]:
         """Yield the statements that fill the fields, and add the objects that they name to `values`."""
-        for each in self._fields:
-            value = each.name if each.init else f"default_{each.name}"
-            if each.default_factory is not MISSING:
-                values[f"make_{each.name}"] = each.default_factory
-                made = f"make_{each.name}()"
-                value = f"{made} if {each.name} is factory_ else {each.name}" if each.init else made
-            elif not each.init:
-                if each.default is MISSING or not self._slots:
+        for row in self._fields:
+            value = row.name if row.init else f"default_{row.name}"
+            if row.default_factory is not MISSING:
+                values[f"make_{row.name}"] = row.default_factory
+                maker = f"make_{row.name}()"
+                value = f"{maker} if {row.name} is factory_ else {row.name}" if row.init else maker
+            elif not row.init:
+                if row.default is MISSING or not self._slots:
                     continue  # set by __post_init__, or the attribute of the class
-                values[value] = each.default
+                values[value] = row.default
             if self._frozen and self._slots:
-                yield f"set_{each.name}(self, {value})"
+                yield f"set_{row.name}(self, {value})"
             else:
-                yield f"set_(self, {each.name!r}, {value})" if self._frozen else f"self.{each.name} = {value}"
+                yield f"set_(self, {row.name!r}, {value})" if self._frozen else f"self.{row.name} = {value}"
 
 
 def _represent(names: Sequence[str]) -> Callable[[Any], str]:

@@ -226,26 +226,26 @@ def combine_digests(checkpoint: Checkpoint, hashes: Mapping[Path, str]) -> Diges
     """
     for file in checkpoint.files:
         file.require_unchanged()
-    found = [
+    digests = [
         TensorDigest(name, native, leaf.dtype, leaf.shape, hashes[path])
         for path, leaf in checkpoint.tree.tensors()
         for name, native in _tensor_keys(checkpoint, path, leaf)
     ]
     whole = hashlib.sha256()
-    for line in sorted([*map(_line, found), *_value_lines(checkpoint)]):
+    for line in sorted([*map(_line, digests), *_value_lines(checkpoint)]):
         whole.update(line)
     checksums = "none in this format" if checkpoint.integrity == "none" else "verified"
     return Digest(
-        urls.display_url(checkpoint.path), checkpoint.format, checksums, tuple(found), whole.hexdigest()
+        urls.display_url(checkpoint.path), checkpoint.format, checksums, tuple(digests), whole.hexdigest()
     )
 
 
 def hash_tensor(leaf: Leaf) -> str:
     """Return the digest of one tensor's bytes."""
-    found = hashlib.sha256()
+    hasher = hashlib.sha256()
     for piece in iter_pieces(leaf.source):
-        found.update(piece)
-    return found.hexdigest()
+        hasher.update(piece)
+    return hasher.hexdigest()
 
 
 def _tensor_keys(checkpoint: Checkpoint, path: Path, leaf: Leaf) -> Iterator[tuple[str, str]]:

@@ -115,8 +115,8 @@ def resolve_path(path: str) -> str:
         return path
     if find_store(path) is not None and not urls.has_query(path):
         return path
-    place: str = importlib.import_module("ckpttool.core.remote").mount(path)
-    return place
+    location: str = importlib.import_module("ckpttool.core.remote").mount(path)
+    return location
 
 
 def mount_store(start: str, found: Store) -> None:
@@ -135,8 +135,8 @@ def find_store(path: str) -> Store | None:
 def path_kind(path: str) -> Kind:
     """Return the kind of entry at the path; "special" is a socket, device or FIFO, which is not opened."""
     if (elsewhere := find_store(path)) is not None:
-        found = _lookup_entry(elsewhere, path)
-        return "missing" if found is None else "folder" if found == "folder" else "file"
+        entry = _lookup_entry(elsewhere, path)
+        return "missing" if entry is None else "folder" if entry == "folder" else "file"
     try:
         mode = os.stat(path).st_mode
     except OSError:
@@ -186,8 +186,8 @@ def stat_file(path: str) -> FileStat:
     """Return a file's size, time and identity; raise like `getsize`."""
     if (elsewhere := find_store(path)) is not None:
         return require_file(elsewhere, path)
-    found = os.stat(path)
-    return FileStat(found.st_size, found.st_mtime_ns, found.st_ino)
+    status = os.stat(path)
+    return FileStat(status.st_size, status.st_mtime_ns, status.st_ino)
 
 
 def samefile(one: str, other: str) -> bool:
@@ -210,9 +210,9 @@ def read_bytes(path: str, offset: int = 0, length: int | None = None) -> bytes:
         with open(path, "rb") as stream:
             stream.seek(offset)
             return stream.read(-1 if length is None else length)
-    seen = require_file(elsewhere, path)
-    room = max(0, seen.size - offset)
-    return elsewhere.read(path, seen, offset, room if length is None else min(length, room))
+    file = require_file(elsewhere, path)
+    room = max(0, file.size - offset)
+    return elsewhere.read(path, file, offset, room if length is None else min(length, room))
 
 
 def walk(top: str) -> Iterator[tuple[str, list[str]]]:
@@ -225,9 +225,9 @@ def walk(top: str) -> Iterator[tuple[str, list[str]]]:
     while todo:
         folder, depth = todo.pop(0)
         kinds = {name: path_kind(os.path.join(folder, name)) for name in sorted(listdir(folder))}
-        yield folder, [name for name, found in kinds.items() if found == "file"]
+        yield folder, [name for name, kind in kinds.items() if kind == "file"]
         if depth < limits.current().folder_depth:
-            inner = [name for name, found in kinds.items() if found == "folder"]
+            inner = [name for name, kind in kinds.items() if kind == "folder"]
             todo += [(os.path.join(folder, name), depth + 1) for name in inner]
 
 
@@ -241,17 +241,17 @@ def _raise_walk_error(error: OSError) -> None:
 
 def require_file(elsewhere: Store, place: str) -> FileStat:
     """Return the store's entry for a file; raise NotFoundError if it is not a file."""
-    found = elsewhere.look(place)
-    if found is None:
+    entry = elsewhere.look(place)
+    if entry is None:
         raise NotFoundError("no such file", file=place)
-    if found == "folder":
+    if entry == "folder":
         raise NotFoundError("cannot be opened: it is a folder", file=place)
-    return found
+    return entry
 
 
-def _lookup_entry(elsewhere: Store, place: str) -> StoreEntry:
+def _lookup_entry(elsewhere: Store, path_: str) -> StoreEntry:
     try:
-        return elsewhere.look(place)
+        return elsewhere.look(path_)
     except DeadlineError:
         raise  # it is unknown whether anything exists: no result may depend on it
     except NotFoundError:
@@ -387,10 +387,10 @@ def free_bytes(folder: str) -> int | None:
     import shutil
 
     try:
-        found = shutil.disk_usage(folder)
+        usage = shutil.disk_usage(folder)
     except OSError:
         return None
-    return found.free if found.total else None
+    return usage.free if usage.total else None
 
 
 def is_just_changed(found: os.stat_result, tick_ns: int) -> bool:
@@ -449,8 +449,13 @@ class LocalCopyCache:
     def find(self, place: str, identity: FileStat, offset: int, length: int) -> ScratchFile | None:
         """Return a file that contains these bytes at their offset, None if there is none."""
         with self._lock:
-            for (name, one, start, held), copy in self._kept.items():
-                if name == place and one == identity and start <= offset and offset + length <= start + held:
+            for (name, one, start, length_), copy in self._kept.items():
+                if (
+                    name == place
+                    and one == identity
+                    and start <= offset
+                    and offset + length <= start + length_
+                ):
                     return copy
         return None
 
@@ -484,12 +489,12 @@ class LocalCopyCache:
             if report is not None:
                 report(urls.display_url(place), done, length)
         if done != length:
-            found = "more" if done > length else f"{done:,}"
+            received = "more" if done > length else f"{done:,}"
             raise TruncatedError(
                 "the number of received bytes differs from the expected number",
                 file=place,
                 expected=f"{length:,}",
-                found=found,
+                found=received,
             )
         self.keep(place, identity, offset, length, copy)
         return copy

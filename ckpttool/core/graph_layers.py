@@ -52,7 +52,7 @@ class GraphLayer:
     @property
     def settings(self) -> dict[str, Any]:
         """The attributes of the operation that names the class."""
-        main = [each for each in self.operations if each.kind == self.cls] or self.operations
+        main = [operation for operation in self.operations if operation.kind == self.cls] or self.operations
         return main[0].settings
 
 
@@ -77,20 +77,20 @@ class LayerGrouping:
         # For each value that depends on constants only: the weights among them.
         self._fixed: dict[str, set[str]] = {name: {name} & weights for name in constants}
         self._scopes: set[str] = set()
-        self._computed = [each for each in self._operations if not self._fold(each)]
+        self._computed = [operation for operation in self._operations if not self._fold(operation)]
         self._outputs = [self._original(name) for name in outputs]
 
     def layers(self) -> list[GraphLayer]:
         """Return the layers with weights, and operations that are layers without."""
         groups: dict[str, list[GraphOperation]] = {}
-        for each in self._computed:
-            path = self._layer_scope(each)
-            if not path and (self._weights(each) or _ALONE.fullmatch(each.kind)):
-                path = each.name
+        for operation in self._computed:
+            path = self._layer_scope(operation)
+            if not path and (self._weights(operation) or _ALONE.fullmatch(operation.kind)):
+                path = operation.name
             if path:
-                groups.setdefault(path, []).append(each)
-        found = [self._layer(path, operations) for path, operations in groups.items()]
-        return [each for each in self._with_biases(found) if each.takes and each.gives]
+                groups.setdefault(path, []).append(operation)
+        layers = [self._layer(path, operations) for path, operations in groups.items()]
+        return [layer for layer in self._with_biases(layers) if layer.takes and layer.gives]
 
     def _original(self, name: str) -> str:
         """Return the value that a value repeats."""
@@ -98,85 +98,85 @@ class LayerGrouping:
             name = self._same[name]
         return name
 
-    def _fold(self, each: GraphOperation) -> bool:
+    def _fold(self, operation: GraphOperation) -> bool:
         """Return whether an operation computes nothing from the inputs, and record its values."""
-        if each.kind == "Placeholder":
+        if operation.kind == "Placeholder":
             return True
-        takes = [self._original(name) for name in each.takes]
-        if takes and each.kind == "Identity":
-            self._same[each.gives[0]] = takes[0]
+        takes = [self._original(name) for name in operation.takes]
+        if takes and operation.kind == "Identity":
+            self._same[operation.gives[0]] = takes[0]
         fixed = all(name in self._fixed for name in takes)
         if fixed:
-            held = set().union(*[self._fixed[name] for name in takes])
-            read = _READS.match(each.name)
-            if held and read is not None and read.group(1):
+            names = set().union(*[self._fixed[name] for name in takes])
+            read = _READS.match(operation.name)
+            if names and read is not None and read.group(1):
                 self._scopes.add(_STEPS.sub("", read.group(1)))
-            for name in each.gives:
-                self._fixed.setdefault(name, held)
-        elif each.kind.endswith("While") and any(self._fixed.get(name) for name in takes):
-            self._scopes.add(_STEPS.sub("", each.name))
-        return fixed or each.kind == "Identity"
+            for name in operation.gives:
+                self._fixed.setdefault(name, names)
+        elif operation.kind.endswith("While") and any(self._fixed.get(name) for name in takes):
+            self._scopes.add(_STEPS.sub("", operation.name))
+        return fixed or operation.kind == "Identity"
 
-    def _weights(self, each: GraphOperation) -> list[str]:
+    def _weights(self, operation: GraphOperation) -> list[str]:
         """Return the weights that an operation uses, in order."""
-        found: list[str] = []
-        for name in each.takes:
-            found += sorted(self._fixed.get(self._original(name), ()))
-        return found
+        names: list[str] = []
+        for name in operation.takes:
+            names += sorted(self._fixed.get(self._original(name), ()))
+        return names
 
-    def _layer_scope(self, each: GraphOperation) -> str:
+    def _layer_scope(self, operation: GraphOperation) -> str:
         """Return the innermost scope of a layer that contains the operation, "" if none does."""
-        steps = each.name.split("/")
+        steps = operation.name.split("/")
         for end in range(len(steps), 0, -1):
             if "/".join(steps[:end]) in self._scopes:
                 return "/".join(steps[:end])
         return ""
 
     def _layer(self, path: str, operations: list[GraphOperation]) -> GraphLayer:
-        found = GraphLayer(path, operations)
-        inside = {name for each in operations for name in each.gives}
-        taken = [self._original(name) for each in operations for name in each.takes]
-        outside = [name for name in taken if name not in inside and name not in self._fixed]
-        found.takes = outside[0] if outside else ""
+        layer_ = GraphLayer(path, operations)
+        inside = {name for operation in operations for name in operation.gives}
+        originals = [self._original(name) for operation in operations for name in operation.takes]
+        outside = [name for name in originals if name not in inside and name not in self._fixed]
+        layer_.takes = outside[0] if outside else ""
         used = self._used_elsewhere(operations)
-        given = [name for each in operations for name in each.gives if name in used]
-        found.gives = given[-1] if given else ""
-        for each in operations:
-            for name in self._weights(each):
-                if name not in found.held:
-                    found.held.append(name)
-        found.cls = _layer_class(operations, len(found.held))
-        last = [each for each in operations if self._weights(each)]
-        if last and found.cls in (*_CONVOLUTIONS, *_PRODUCTS) and last[-1].gives[0] != found.gives:
-            found.before = last[-1].gives[0]
-        return found
+        outputs = [name for operation in operations for name in operation.gives if name in used]
+        layer_.gives = outputs[-1] if outputs else ""
+        for operation in operations:
+            for name in self._weights(operation):
+                if name not in layer_.held:
+                    layer_.held.append(name)
+        layer_.cls = _layer_class(operations, len(layer_.held))
+        last = [operation for operation in operations if self._weights(operation)]
+        if last and layer_.cls in (*_CONVOLUTIONS, *_PRODUCTS) and last[-1].gives[0] != layer_.gives:
+            layer_.before = last[-1].gives[0]
+        return layer_
 
     def _used_elsewhere(self, operations: list[GraphOperation]) -> set[str]:
-        mine = {id(each) for each in operations}
-        others = [each for each in self._computed if id(each) not in mine]
-        return {self._original(name) for each in others for name in each.takes} | {*self._outputs}
+        mine = {id(operation) for operation in operations}
+        others = [operation for operation in self._computed if id(operation) not in mine]
+        return {self._original(name) for other in others for name in other.takes} | {*self._outputs}
 
     def _with_biases(self, layers: list[GraphLayer]) -> Iterator[GraphLayer]:
         """Yield the layers; an addition of a vector belongs to the product before it."""
         after: dict[str, list[GraphLayer]] = {}
-        for each in layers:
-            after.setdefault(each.takes, []).append(each)
+        for layer in layers:
+            after.setdefault(layer.takes, []).append(layer)
         merged: set[int] = set()
-        for each in layers:
-            if id(each) in merged:
+        for layer in layers:
+            if id(layer) in merged:
                 continue
-            users = after.get(each.gives, [])
-            alone = len(each.operations) == 1 and each.cls in (*_CONVOLUTIONS, *_PRODUCTS)
+            users = after.get(layer.gives, [])
+            alone = len(layer.operations) == 1 and layer.cls in (*_CONVOLUTIONS, *_PRODUCTS)
             if alone and len(users) == 1 and users[0].cls in ("AddV2", "Add", "BiasAdd") and users[0].held:
                 merged.add(id(users[0]))
-                each.held += users[0].held
-                each.gives = users[0].gives
-            yield each
+                layer.held += users[0].held
+                layer.gives = users[0].gives
+            yield layer
 
 
 def _layer_class(operations: list[GraphOperation], weights: int) -> str:
     """Return the kind of layer that a group of operations is."""
-    kinds = [each.kind for each in operations]
+    kinds = [operation.kind for operation in operations]
     if any(kind.endswith("While") for kind in kinds):
         return "RNN"
     for kind in kinds:
@@ -191,4 +191,4 @@ def _layer_class(operations: list[GraphOperation], weights: int) -> str:
     if "GatherV2" in kinds or "ResourceGather" in kinds:
         return "Gather"
     # The factors of a normalization with recorded statistics are computed from constants only.
-    return "BatchNorm" if weights > 1 and any("batchnorm" in each.name for each in operations) else kinds[0]
+    return "BatchNorm" if weights > 1 and any("batchnorm" in node.name for node in operations) else kinds[0]

@@ -98,8 +98,8 @@ class Handle:
         Raise UnsupportedError for a type that PyTorch lacks (strings), MissingExtraError without
         PyTorch.
         """
-        made = to_torch(self.leaf)
-        return made if device is None else made.to(device)
+        tensor = to_torch(self.leaf)
+        return tensor if device is None else tensor.to(device)
 
     def tf(self) -> Any:
         """Read the value into a tf.Tensor, including strings.
@@ -116,8 +116,8 @@ class Handle:
         """Read the value for NumPy functions; `copy=False` is rejected, since reading creates an array."""
         if copy is False:
             raise ValueError("reading a tensor creates an array, so copy=False is not supported")
-        found = self.numpy()
-        return found if dtype is None else found.astype(dtype, copy=False)
+        array = self.numpy()
+        return array if dtype is None else array.astype(dtype, copy=False)
 
     def __getitem__(self, index: Any) -> Handle:
         """Return an unread part of the tensor, selected by numbers, slices (with steps) and `...`.
@@ -194,34 +194,34 @@ class Branch(Mapping[str, Any]):
         if not self.name:
             return {shown: path for path, shown in names.items()}
         start = f"{self.name}/"
-        found = {
+        paths = {
             shown[len(start) :] if shown.startswith(start) else shown: path
             for path, shown in names.items()
             if shown.startswith(start) or (shown[:1] in _EXACT and display(path).startswith(start))
         }
-        inside = set(found.values())
+        inside = set(paths.values())
         for path, seconds in self._tree.aliases.items():
             for second in seconds:
                 # Names without a path here, such as a weight that another module shares.
                 if path not in inside and (shown := display(second.path)).startswith(start):
-                    found.setdefault(shown[len(start) :], path)
+                    paths.setdefault(shown[len(start) :], path)
                     inside.add(path)
-        return found
+        return paths
 
     def tensor(self, name: str) -> Handle:
         """Return the tensor with that name; raise NameNotFoundError if there is none."""
-        found = self[name]
-        if not isinstance(found, Handle):
-            message = f"{_quote_name(name)} is {_describe_kind(found)}, not a tensor"
-            raise found._unknown("", message) if isinstance(found, Branch) else self._unknown(name, message)
-        return found
+        entry = self[name]
+        if not isinstance(entry, Handle):
+            message = f"{_quote_name(name)} is {_describe_kind(entry)}, not a tensor"
+            raise entry._unknown("", message) if isinstance(entry, Branch) else self._unknown(name, message)
+        return entry
 
     def module(self, name: str) -> Branch:
         """Return the module with that name; raise NameNotFoundError if there is none."""
-        found = self[f"{name.rstrip('/')}/"]
-        if not isinstance(found, Branch):
-            raise self._unknown(name, f"{_quote_name(name)} is {_describe_kind(found)}, not a module")
-        return found
+        branch = self[f"{name.rstrip('/')}/"]
+        if not isinstance(branch, Branch):
+            raise self._unknown(name, f"{_quote_name(name)} is {_describe_kind(branch)}, not a module")
+        return branch
 
     def tensors(self) -> dict[str, Handle]:
         """Return the tensors by their names relative to this module."""
@@ -250,14 +250,14 @@ class Branch(Mapping[str, Any]):
         """
         if not isinstance(name, str):
             raise TypeError(f"names of entries are strings, not {type(name).__name__}")
-        found = self._meant(name)
-        if found is None:
+        paths = self._meant(name)
+        if paths is None:
             raise self._unknown(name, f"no entry is named {_quote_name(name)}")
-        if isinstance(found, str):
-            return Branch(self._tree, found, self._file)
-        if len(found) > 1:
-            raise self._unknown(name, f"{len(found)} entries are named {_quote_name(name)}", found)
-        return self._entry(found[0])
+        if isinstance(paths, str):
+            return Branch(self._tree, paths, self._file)
+        if len(paths) > 1:
+            raise self._unknown(name, f"{len(paths)} entries are named {_quote_name(name)}", paths)
+        return self._entry(paths[0])
 
     def __contains__(self, name: object) -> bool:
         """Return whether one or more entries have the name."""
@@ -273,16 +273,16 @@ class Branch(Mapping[str, Any]):
 
     def _meant(self, name: str) -> tuple[Path, ...] | str | None:
         """Return the paths of a name, or the full name of a module; None if nothing matches."""
-        wanted = name.strip("/")
-        for spelling in dict.fromkeys((name, wanted, wanted.replace(".", "/"))):
+        stripped = name.strip("/")
+        for spelling in dict.fromkeys((name, stripped, stripped.replace(".", "/"))):
             whole = f"{self.name}/{spelling}".strip("/")
             # Display names and modules come first: the other names have to be collected.
             if not name.endswith("/") and (path := self._shown(spelling)) is not None:
                 return (path,)
             if spelling and self._is_module(f"{whole}/"):
                 return whole
-            if not name.endswith("/") and (found := self._known(spelling)):
-                return found
+            if not name.endswith("/") and (paths := self._known(spelling)):
+                return paths
         return None
 
     def _shown(self, name: str) -> Path | None:
@@ -311,7 +311,7 @@ class Branch(Mapping[str, Any]):
         leaf = self._tree[path]
         if not isinstance(leaf, Leaf):
             return leaf.value
-        names = (self._tree.alias_name(each) for each in self._tree.aliases.get(path, ()))
+        names = (self._tree.alias_name(alias) for alias in self._tree.aliases.get(path, ()))
         return Handle(self._tree.names[path], leaf, tuple(names))
 
     def _unknown(self, name: str, message: str, several: tuple[Path, ...] = ()) -> NameNotFoundError:
@@ -320,10 +320,10 @@ class Branch(Mapping[str, Any]):
         elif close := suggest_names(name.strip("/"), [*self.paths, *self.modules()]):
             hint = f"did you mean {' or '.join(map(clean, close))}"
         else:
-            tops = dict.fromkeys(each.partition("/")[0] for each in self.paths)
-            hint = f"choose from {abbreviate_list([clean(each) for each in tops], _SHOWN)}"
-        place = clean(self.name) or None
-        return NameNotFoundError(message, file=self._file, path=place, hint=hint)
+            tops = dict.fromkeys(path.partition("/")[0] for path in self.paths)
+            hint = f"choose from {abbreviate_list([clean(top) for top in tops], _SHOWN)}"
+        location = clean(self.name) or None
+        return NameNotFoundError(message, file=self._file, path=location, hint=hint)
 
     def __repr__(self) -> str:
         return f"<Branch {clean(self.name) or '(all)'}: {self.summary}>"

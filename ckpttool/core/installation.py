@@ -74,13 +74,17 @@ def _uv_tool(receipt: Path, requirements: tuple[str, ...]) -> str:
 def _split(requirements: tuple[str, ...], extras: Any = ()) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return our own extras among the requirements, together with `extras`, and all other requirements."""
     opening = f"{PACKAGE}["
-    own = {each.removeprefix(opening).rstrip("]") for each in requirements if each.startswith(opening)}
-    others = tuple(each for each in requirements if not each.startswith(opening))
+    own = {
+        requirement.removeprefix(opening).rstrip("]")
+        for requirement in requirements
+        if requirement.startswith(opening)
+    }
+    others = tuple(requirement for requirement in requirements if not requirement.startswith(opening))
     return tuple(sorted({*extras, *own})), others
 
 
 def _with(requirements: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(word for each in requirements for word in ("--with", each))
+    return tuple(word for requirement in requirements for word in ("--with", requirement))
 
 
 def _own_requirement(extras: tuple[str, ...]) -> str:

@@ -460,12 +460,12 @@ def gate_order(kind: str, source: str, target: str = "") -> tuple[int, ...]:
 @cache
 def kinds_by_class() -> Mapping[str, tuple[str, ...]]:
     """Return the kinds that a class of a framework may be; wrappers and containers are not listed."""
-    found: dict[str, tuple[str, ...]] = {}
+    kinds: dict[str, tuple[str, ...]] = {}
     for row in LAYER_TYPES.values():
         if row.features or row.settings:
             for cls in row.classes:
-                found[cls] = (*found.get(cls, ()), row.name)
-    return found
+                kinds[cls] = (*kinds.get(cls, ()), row.name)
+    return kinds
 
 
 def list_kinds(*families: str) -> frozenset[str]:

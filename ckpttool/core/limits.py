@@ -116,12 +116,12 @@ def document() -> list[dict[str, Any]]:
     here = current()
     return [
         {
-            "name": each.name,
-            "value": getattr(here, each.name),
-            "default": each.default,
-            "meaning": each.metadata["meaning"],
+            "name": limit.name,
+            "value": getattr(here, limit.name),
+            "default": limit.default,
+            "meaning": limit.metadata["meaning"],
         }
-        for each in fields(Limits)
+        for limit in fields(Limits)
     ]
 
 
@@ -133,7 +133,7 @@ def _parse_limits(text: str) -> Limits:
 
 def _parse_limit(pair: str) -> tuple[str, int]:
     name, equals, text = pair.partition("=")
-    names = [each.name for each in fields(Limits)]
+    names = [limit.name for limit in fields(Limits)]
     if name not in names:
         import difflib
 

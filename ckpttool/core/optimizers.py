@@ -120,7 +120,7 @@ class OptimizerFamily:
     @property
     def torch_slots(self) -> dict[str, str]:
         """Torch's slots and their canonical names."""
-        return {each.torch: BUFFER if each.name == VELOCITY else each.name for each in self.specs}
+        return {spec.torch: BUFFER if spec.name == VELOCITY else spec.name for spec in self.specs}
 
     @property
     def torch_keys(self) -> frozenset[str]:
@@ -130,29 +130,29 @@ class OptimizerFamily:
     @property
     def keras_slots(self) -> dict[str, SlotSpec]:
         """Keras's slots by their canonical names."""
-        return {each.name: each for each in self.specs}
+        return {spec.name: spec for spec in self.specs}
 
     @property
     def keras_lists(self) -> dict[str, str]:
         """Keras 3's lists of slots and their canonical names."""
-        return {each.edge: each.name for each in self.specs}
+        return {spec.edge: spec.name for spec in self.specs}
 
     @property
     def keras_rounds(self) -> tuple[tuple[str, ...], ...]:
         """Keras's slots in the rounds over the variables in which it creates them (`build`)."""
-        rounds = (self.always, *((each.name,) for each in self.specs if each.setting))
+        rounds = (self.always, *((spec.name,) for spec in self.specs if spec.setting))
         return tuple(filter(None, rounds))
 
     def keras_kinds(self, slots: Collection[str]) -> tuple[tuple[str, ...], ...]:
         """Return the kinds of these slots in Keras's rounds."""
-        kinds = {name: each.keras for name, each in self.keras_slots.items() if name in slots}
+        kinds = {name: slot.keras for name, slot in self.keras_slots.items() if name in slots}
         rounds = (tuple(kinds[slot] for slot in own if slot in kinds) for own in self.keras_rounds)
         return tuple(filter(None, rounds))
 
     @property
     def always(self) -> tuple[str, ...]:
         """The slots that every state has."""
-        return tuple(each.name for each in self.specs if not each.setting)
+        return tuple(spec.name for spec in self.specs if not spec.setting)
 
     @property
     def slots(self) -> tuple[str, ...]:
@@ -179,7 +179,7 @@ class OptimizerFamily:
     @property
     def legacy_variables(self) -> tuple[str, ...]:
         """The settings that are variables in Keras 2 up to 2.10 and its legacy optimizers."""
-        return ("learning_rate", *(each for each in self.arguments if each in _LEGACY_VARIABLES), "decay")
+        return ("learning_rate", *(word for word in self.arguments if word in _LEGACY_VARIABLES), "decay")
 
     @property
     def keras_name(self) -> str:
@@ -193,12 +193,12 @@ class OptimizerFamily:
 
     def flags(self, slots: Collection[str]) -> dict[str, bool]:
         """Return the settings that these slots show: amsgrad, centered."""
-        return {each.setting: each.name in slots for each in self.specs if each.setting in FLAGS}
+        return {spec.setting: spec.name in slots for spec in self.specs if spec.setting in FLAGS}
 
     def torch_slot(self, slot: str) -> str:
         """Return torch's name of a canonical slot."""
-        wanted = BUFFER if slot == VELOCITY else slot
-        return next(theirs for theirs, ours in self.torch_slots.items() if ours == wanted)
+        torch_name = BUFFER if slot == VELOCITY else slot
+        return next(name for name, canonical in self.torch_slots.items() if canonical == torch_name)
 
 
 _MOMENTUM = SlotSpec(VELOCITY, "momentum_buffer", "momentum", "_momentums", "momentum", "momentum")
@@ -296,9 +296,9 @@ _RADAM = OptimizerFamily(
 )
 TORCH_ONLY = (_NADAM, _RADAM)
 # Kinds of the slots in Keras's lists. RMSprop has the same lists as Adam, with other meanings.
-RMSPROP_LISTS = {each.edge: each.keras for each in RMSPROP.specs}
-_OTHER_SPECS = (each for family in FAMILIES for each in family.specs if family is not RMSPROP)
-KERAS_LISTS = {**RMSPROP_LISTS, **{each.edge: each.keras for each in _OTHER_SPECS}}
+RMSPROP_LISTS = {spec.edge: spec.keras for spec in RMSPROP.specs}
+_OTHER_SPECS = (spec for family in FAMILIES for spec in family.specs if family is not RMSPROP)
+KERAS_LISTS = {**RMSPROP_LISTS, **{spec.edge: spec.keras for spec in _OTHER_SPECS}}
 
 # AdamW is Adam with decoupled weight decay (keras/src/optimizers/adamw.py).
 ADAMW = "adamw"
@@ -341,7 +341,7 @@ MORE_SLOTS = {
 
 def find_class(cls: str | None) -> OptimizerFamily | None:
     """Return the optimizer with this class of Keras in lower case, None if there is none."""
-    return ADAM if cls == ADAMW else next((each for each in FAMILIES if each.name.lower() == cls), None)
+    return ADAM if cls == ADAMW else next((family for family in FAMILIES if family.name.lower() == cls), None)
 
 
 def find_family(slots: Collection[str]) -> OptimizerFamily | None:
@@ -418,25 +418,25 @@ def doubt_torch_class(row: OptimizerFamily, keys: frozenset[str], slots: frozens
 
 def find_unconverted(keys: Collection[str], slots: Collection[str]) -> str | None:
     """Return the class of torch's groups if its state is not converted, by the names of their settings."""
-    found = next((owner for name, owner in _OWN_SETTINGS.items() if name in keys), None)
+    owner = next((owner for name, owner in _OWN_SETTINGS.items() if name in keys), None)
     # Settings of torch/optim/adam.py that RAdam, Adamax and SparseAdam lack while having the newer ones.
     others = "betas" in keys and "amsgrad" not in keys and bool({*keys} & {"foreach", "maximize"})
-    return "RAdam, Adamax or SparseAdam" if found is None and others and "exp_inf" not in slots else found
+    return "RAdam, Adamax or SparseAdam" if owner is None and others and "exp_inf" not in slots else owner
 
 
 def list_torch_settings() -> set[str]:
     """Return the canonical names of all settings in torch's groups."""
-    return {ours for family in FAMILIES for ours in family.torch_settings.values()}
+    return {setting for family in FAMILIES for setting in family.torch_settings.values()}
 
 
 def list_torch_slots() -> set[str]:
     """Return torch's names of all slots."""
-    return {each.torch for family in FAMILIES for each in family.specs}
+    return {spec.torch for family in FAMILIES for spec in family.specs}
 
 
 def list_keras_kinds() -> set[str]:
     """Return the kinds of all slots in Keras."""
-    return {each.keras for family in FAMILIES for each in family.specs}
+    return {spec.keras for family in FAMILIES for spec in family.specs}
 
 
 def epsilon_factor(beta_2: float, step: int, *, corrected: bool) -> float:

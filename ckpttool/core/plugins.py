@@ -102,8 +102,8 @@ class Plugin(NamedTuple):
             )
         try:
             module, _, name = self.module.partition(":")
-            found = importlib.import_module(module)
-            found = cast(ModuleType, getattr(found, name)) if name else found
+            target = importlib.import_module(module)
+            target = cast(ModuleType, getattr(target, name)) if name else target
         except Exception as error:  # the module of another package may raise anything
             if self.owner == "ckpttool":
                 raise
@@ -111,11 +111,11 @@ class Plugin(NamedTuple):
                 raise self._load_error(str(error), "install its dependencies") from error
             traceback = f"run python -c 'import {module}' to show the traceback"
             raise self._load_error(f"{type(error).__name__}: {error}", traceback) from error
-        undefined = [name for name in self.defines if not hasattr(found, name)]
+        undefined = [name for name in self.defines if not hasattr(target, name)]
         if undefined:
             reason = f"{self.module} does not define {', '.join(undefined)}"
             raise self._load_error(reason, f"define {' and '.join(undefined)} there")
-        return found
+        return target
 
     def _load_error(self, reason: str, repair: str) -> UsageError:
         return UsageError(
@@ -128,7 +128,7 @@ class Plugin(NamedTuple):
 _STATE = (
     b"model_checkpoint_path",
     b"all_model_checkpoint_path",
-    *(bytes((each,)) for each in b" \t\r\n\f\v#"),
+    *(bytes((byte,)) for byte in b" \t\r\n\f\v#"),
 )
 # The last bytes of a table (tensorflow/core/lib/io/format.h, kTableMagicNumber).
 _TABLE = bytes.fromhex("57fb808b247547db")
@@ -356,17 +356,17 @@ def installed(kind: Kind) -> tuple[Plugin, ...]:
 
     The working directory is not searched: metadata there would name code to run, and may be a stranger's.
     """
-    found = {plugin.name: plugin for plugin in BUILT_IN[kind]}
+    plugins_ = {plugin.name: plugin for plugin in BUILT_IN[kind]}
     folders = search_paths.installed_folders(tuple(map(os.fsdecode, sys.path)))  # some are Path objects
     for point in _entry_points(folders)[kind]:
         owner = point.dist.name if point.dist is not None else point.value
-        if point.name in found:
+        if point.name in plugins_:
             raise UsageError(
-                f"two packages provide {kind[:-1]} {point.name!r}: {found[point.name].owner} and {owner}",
+                f"two packages provide {kind[:-1]} {point.name!r}: {plugins_[point.name].owner} and {owner}",
                 hint="uninstall one of them",
             )
-        found[point.name] = Plugin(point.name, point.value, owner=owner, defines=_DEFINES[kind])
-    return tuple(found.values())
+        plugins_[point.name] = Plugin(point.name, point.value, owner=owner, defines=_DEFINES[kind])
+    return tuple(plugins_.values())
 
 
 @functools.lru_cache(maxsize=4)
@@ -398,7 +398,7 @@ def _may_have_entry_points(folders: tuple[str, ...]) -> bool:
     and returns True for everything it does not read: archives, eggs, finders other than Python's
     own.
     """
-    if any(hasattr(each, "find_distributions") and each is not PathFinder for each in sys.meta_path):
+    if any(hasattr(finder, "find_distributions") and finder is not PathFinder for finder in sys.meta_path):
         return True
     for folder in folders:
         if folder.lower().endswith(".egg") or os.path.isfile(folder):

@@ -42,10 +42,10 @@ def mount(text: str) -> str:
             hint="name both, e.g. zip://inner/ckpt-1::/path/archive.zip",
         )
     outermost, *inner = urls.split_chain(chain)
-    place = _mount_link(outermost)
+    location = _mount_link(outermost)
     for link in inner:
-        place = _store_class(link)(link, place)
-    return place
+        location = _store_class(link)(link, location)
+    return location
 
 
 def _mount_link(link: str) -> str:
@@ -106,12 +106,12 @@ class BlockCache:
         if length > _LARGE:
             return self._fetch(place, seen, offset, length)
         first, last = offset // BLOCK, (offset + length - 1) // BLOCK
-        found = [self._block(place, seen, number) for number in range(first, last + 1)]
-        if None in found:
-            start = first + found.index(None)
+        blocks = [self._block(place, seen, number) for number in range(first, last + 1)]
+        if None in blocks:
+            start = first + blocks.index(None)
             data = self._fetched(place, seen, start, last + 1)
-            found[start - first :] = [data]
-        joined = b"".join(block for block in found if block is not None)
+            blocks[start - first :] = [data]
+        joined = b"".join(block for block in blocks if block is not None)
         return joined[offset - first * BLOCK :][:length]
 
     def keep(self, place: str, seen: FileStat, offset: int, data: bytes) -> None:
@@ -124,22 +124,22 @@ class BlockCache:
             while len(self._kept) > _KEPT:
                 self._kept.popitem(last=False)
 
-    def _block(self, place: str, seen: FileStat, number: int) -> bytes | None:
+    def _block(self, location: str, stat: FileStat, number: int) -> bytes | None:
         with self._lock:
-            found = self._kept.get((place, seen, number))
-            if found is not None:
-                self._kept.move_to_end((place, seen, number))
-            return found
+            block = self._kept.get((location, stat, number))
+            if block is not None:
+                self._kept.move_to_end((location, stat, number))
+            return block
 
-    def _fetched(self, place: str, seen: FileStat, start: int, stop: int) -> bytes:
+    def _fetched(self, location: str, stat: FileStat, start: int, stop: int) -> bytes:
         with self._lock:
-            following, ahead = self._ahead.get(place, (-1, 0))
+            following, ahead = self._ahead.get(location, (-1, 0))
             ahead = min(2 * max(ahead, stop - start), _AHEAD) if start == following else 0
-            stop = min(max(stop, start + ahead), -(-seen.size // BLOCK))
-            self._ahead[place] = (stop, ahead)
+            stop = min(max(stop, start + ahead), -(-stat.size // BLOCK))
+            self._ahead[location] = (stop, ahead)
         at = start * BLOCK
-        data = self._fetch(place, seen, at, min(stop * BLOCK, seen.size) - at)
-        self.keep(place, seen, at, data)
+        data = self._fetch(location, stat, at, min(stop * BLOCK, stat.size) - at)
+        self.keep(location, stat, at, data)
         return data
 
 
@@ -234,19 +234,19 @@ class WaitBudget:
             for _, unfinished in running:
                 unfinished.cancel()
 
-    def _result(self, place: str, running: deque[tuple[RemoteRequest, Future[Result]]]) -> Result:
+    def _result(self, location: str, running: deque[tuple[RemoteRequest, Future[Result]]]) -> Result:
         """Return the result of the first request; bytes for the other requests count as progress too."""
         request, future = running[0]
         self._begin()
         try:
             while not future.done():
-                left = self._left(sum(each.progress() for each, _ in running))
+                left = self._left(sum(task.progress() for task, _ in running))
                 if left <= 0:
-                    raise deadline_error(place)
+                    raise deadline_error(location)
                 if request.failure is not None:
-                    raise request.failure.located(file=place)
+                    raise request.failure.located(file=location)
                 if atomic_write.is_abandoned():
-                    raise DeadlineError("the command ended before the server responded", file=place)
+                    raise DeadlineError("the command ended before the server responded", file=location)
                 wait_for([future], min(left, _TICK_S))
         finally:
             self._end(done=future.done())
@@ -399,15 +399,15 @@ class CachingStore:
             known.found[place] = None if absent else self._ask(place, known.refused)
         return known.found[place]
 
-    def _ask(self, place: str, refused: dict[str, NotFoundError]) -> StoreEntry:
-        if place in refused:  # a retry, as in the libraries, takes many seconds
-            raise refused[place]
+    def _ask(self, location: str, refused: dict[str, NotFoundError]) -> StoreEntry:
+        if location in refused:  # a retry, as in the libraries, takes many seconds
+            raise refused[location]
         try:
-            return self.allowance.run(place, 0, functools.partial(self.server.look, place))
+            return self.allowance.run(location, 0, functools.partial(self.server.look, location))
         except DeadlineError:
             raise
         except NotFoundError as error:
-            refused[place] = error
+            refused[location] = error
             raise
 
     def names(self, place: str) -> list[str]:
@@ -422,8 +422,8 @@ class CachingStore:
             for beside, error in known.refused.items():
                 if os.path.dirname(beside) == place and PERMITS_NOT not in error.message:
                     raise error  # an unreachable server is not contacted again
-            found = self.allowance.run(place, 0, functools.partial(self.server.names, place, most + 1))
-            known.names[place] = [name for name in found if _is_name(name)] if len(found) <= most else None
+            listed = self.allowance.run(place, 0, functools.partial(self.server.names, place, most + 1))
+            known.names[place] = [name for name in listed if _is_name(name)] if len(listed) <= most else None
         names = known.names[place]
         if names is None:
             raise limits.limit_error("folder_files", "the folder has too many entries", None, file=place)
@@ -443,13 +443,13 @@ class CachingStore:
         jobs = ((part[1], functools.partial(self._one, place, seen, *part)) for part in parts)
         return list(self.allowance.run_all(place, jobs, _AT_ONCE))
 
-    async def _one(self, place: str, seen: FileStat, offset: int, length: int) -> bytes:
-        here = self._copies.read(place, seen, offset, length)
-        return await self.server.part(place, seen, offset, length) if here is None else here
+    async def _one(self, location: str, stat: FileStat, offset: int, length: int) -> bytes:
+        here = self._copies.read(location, stat, offset, length)
+        return await self.server.part(location, stat, offset, length) if here is None else here
 
-    def _part(self, place: str, seen: FileStat, offset: int, length: int) -> bytes:
-        part = functools.partial(self.server.part, place, seen, offset, length)
-        return self.allowance.run(place, length, part)
+    def _part(self, location: str, stat: FileStat, offset: int, length: int) -> bytes:
+        part = functools.partial(self.server.part, location, stat, offset, length)
+        return self.allowance.run(location, length, part)
 
     def local(self, place: str, seen: FileStat, offset: int, length: int) -> int:
         """Return a descriptor of a local file with these bytes at their offset."""
@@ -477,16 +477,16 @@ class CachingStore:
         self._write(server, place, functools.partial(server.remove, place))
         self._forget(place)
 
-    def _write(self, server: WritableServer, place: str, job: Job[Result]) -> Result:
+    def _write(self, server: WritableServer, location: str, job: Job[Result]) -> Result:
         async def translated() -> Result:
-            with server.explain_write(place):
+            with server.explain_write(location):
                 return await job()
 
-        return self.allowance.run(place, 0, translated)
+        return self.allowance.run(location, 0, translated)
 
-    def _forget(self, place: str) -> None:
+    def _forget(self, location: str) -> None:
         """Look anew at an object that this session has written, and at the folders that it is in."""
-        known, folder = filesystem.current_session(), place
+        known, folder = filesystem.current_session(), location
         while folder.count("/") > 2:
             for answers in (known.found, known.refused, known.names):
                 answers.pop(folder, None)
@@ -498,10 +498,10 @@ def version_tag(version: str) -> int:
     return int.from_bytes(hashlib.sha256(version.encode("utf-8", "surrogateescape")).digest()[:7], "big")
 
 
-def _leads_out(place: str) -> bool:
+def _leads_out(location: str) -> bool:
     """Return whether a name in the location leads upwards, as a server could interpret it."""
-    steps = unquote(place).split("://", 1)[-1].split("/")[1:]  # after the host or the bucket
-    return os.pardir in steps or os.curdir in steps or "\0" in place
+    steps = unquote(location).split("://", 1)[-1].split("/")[1:]  # after the host or the bucket
+    return os.pardir in steps or os.curdir in steps or "\0" in location
 
 
 def _is_name(name: str) -> bool:

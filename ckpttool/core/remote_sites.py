@@ -68,7 +68,7 @@ def is_public(address_text: str) -> bool:
         return False
     if isinstance(address, ipaddress.IPv4Address):
         return address.is_global and not address.is_multicast
-    embedded = all(is_public(str(each)) for each in _embedded_ipv4(address))
+    embedded = all(is_public(str(inner)) for inner in _embedded_ipv4(address))
     if address in _NAT64 or address.ipv4_mapped is not None:
         return embedded
     return address in _ASSIGNED and address.is_global and embedded
@@ -105,10 +105,10 @@ def require_public_name(url: yarl.URL) -> None:
     if host == "localhost" or host.endswith((".localhost", ".local", ".internal")):
         raise PrivateAddressError(host)
     try:
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
+        infos = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
     except (OSError, UnicodeError):
         return  # a host name
-    if not all(is_public(str(each[4][0])) for each in found):
+    if not all(is_public(str(info[4][0])) for info in infos):
         raise PrivateAddressError(host)
 
 
@@ -132,15 +132,15 @@ class AddressResolver(AbstractResolver):
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
     ) -> list[ResolveResult]:
         """Return the allowed addresses; raise PrivateAddressError if there are none."""
-        found = await self._lookup.resolve(host, port, family)
+        results = await self._lookup.resolve(host, port, family)
         name = host.rstrip(".").lower()
-        public = [each for each in found if is_public(each["host"])]
+        public = [result for result in results if is_public(result["host"])]
         if public:
             self._seen_public.add(name)
             return public
         if self._public or name in self._seen_public:
             raise PrivateAddressError(host)
-        return found
+        return results
 
     async def close(self) -> None:
         """Do nothing: the resolver has no resources."""
@@ -231,10 +231,10 @@ async def _send(
     )
 
 
-async def _read_answer(place: str, answer: aiohttp.ClientResponse, read: AnswerReader[Answer]) -> Answer:
+async def _read_answer(location: str, answer: aiohttp.ClientResponse, read: AnswerReader[Answer]) -> Answer:
     if answer.headers.get("Content-Encoding", "identity") != "identity":
         raise UnsupportedError(
-            "the server sends the file compressed despite Accept-Encoding: identity", file=place
+            "the server sends the file compressed despite Accept-Encoding: identity", file=location
         )
     if answer.status in _BUSY:
         raise _ServerBusyError(str(answer.status))
@@ -242,19 +242,19 @@ async def _read_answer(place: str, answer: aiohttp.ClientResponse, read: AnswerR
     return await read(answer)
 
 
-def _redirect_target(place: str, here: yarl.URL, location: str) -> yarl.URL:
+def _redirect_target(file: str, here: yarl.URL, location: str) -> yarl.URL:
     """Return the target of a redirect; raise UnsupportedError or NotFoundError if it is refused."""
     there = yarl.URL(quote(location, _LEGAL), encoded=True)
     if there.raw_user is not None or there.raw_password is not None:
-        raise UnsupportedError("refused to follow a redirect to a URL with a user name", file=place)
-    found = here.join(there).with_fragment(None)
-    if found.scheme not in ("http", "https") or not found.host:
-        raise NotFoundError("the URL, or a redirect, is not a valid http address", file=place)
-    if here.scheme == "https" and found.scheme != "https":
-        raise UnsupportedError("refused to follow a redirect from https to http", file=place)
-    if found.origin() == here.origin() and here.user is not None:
-        found = found.with_user(here.user).with_password(here.password)
-    return found
+        raise UnsupportedError("refused to follow a redirect to a URL with a user name", file=file)
+    target = here.join(there).with_fragment(None)
+    if target.scheme not in ("http", "https") or not target.host:
+        raise NotFoundError("the URL, or a redirect, is not a valid http address", file=file)
+    if here.scheme == "https" and target.scheme != "https":
+        raise UnsupportedError("refused to follow a redirect from https to http", file=file)
+    if target.origin() == here.origin() and here.user is not None:
+        target = target.with_user(here.user).with_password(here.password)
+    return target
 
 
 def is_cross_origin(here: yarl.URL, location: str) -> bool:
@@ -268,10 +268,10 @@ def is_cross_origin(here: yarl.URL, location: str) -> bool:
 def _find_proxy(url: yarl.URL) -> yarl.URL | None:
     """Return the environment's proxy for the URL, with its user and password, or None."""
     try:
-        found, auth = get_env_proxy_for_url(url)
+        proxy, auth = get_env_proxy_for_url(url)
     except LookupError:
         return None
-    return found if auth is None else found.with_user(auth.login).with_password(auth.password)
+    return proxy if auth is None else proxy.with_user(auth.login).with_password(auth.password)
 
 
 def _netrc_header(url: yarl.URL, headers: dict[str, str]) -> dict[str, str]:
@@ -282,12 +282,12 @@ def _netrc_header(url: yarl.URL, headers: dict[str, str]) -> dict[str, str]:
     if url.user is not None or any(name.lower() == "authorization" for name in headers):
         return {}
     try:
-        found = netrc.netrc(os.environ.get("NETRC") or None).authenticators(url.host or "")
+        entry = netrc.netrc(os.environ.get("NETRC") or None).authenticators(url.host or "")
     except (OSError, netrc.NetrcParseError):
         return {}
-    if found is None:
+    if entry is None:
         return {}
-    credentials = f"{found[0] or ''}:{found[2] or ''}".encode()
+    credentials = f"{entry[0] or ''}:{entry[2] or ''}".encode()
     return {"Authorization": f"Basic {base64.b64encode(credentials).decode()}"}
 
 
@@ -304,33 +304,33 @@ def _http_filesystem(*, public: bool, process: int) -> HTTPFileSystem:  # noqa: 
 
 
 @contextlib.contextmanager
-def _translate_errors(place: str, *, last: bool) -> Iterator[None]:
+def _translate_errors(location: str, *, last: bool) -> Iterator[None]:
     """Translate connection failures into errors, or into a retry where that may help."""
     try:
         yield
     except aiohttp.ClientConnectorDNSError as error:
         if isinstance(error.os_error, PrivateAddressError):
-            raise _private_address_error(place, error.os_error) from error
+            raise _private_address_error(location, error.os_error) from error
         hint = "check the URL and the network connection"
-        raise NotFoundError("unknown host", file=place, hint=hint) from error
+        raise NotFoundError("unknown host", file=location, hint=hint) from error
     except aiohttp.ClientConnectorCertificateError as error:
-        raise NotFoundError("the server's certificate is not valid", file=place) from error
+        raise NotFoundError("the server's certificate is not valid", file=location) from error
     except (ValueError, aiohttp.NonHttpUrlClientError) as error:  # yarl's, and aiohttp.InvalidURL
-        raise NotFoundError("the URL, or a redirect, is not a valid http address", file=place) from error
+        raise NotFoundError("the URL, or a redirect, is not a valid http address", file=location) from error
     except (aiohttp.ClientPayloadError, asyncio.IncompleteReadError) as error:
-        raise TruncatedError("the response ended before all bytes arrived", file=place) from error
+        raise TruncatedError("the response ended before all bytes arrived", file=location) from error
     except TimeoutError as error:
-        raise remote.deadline_error(place) from error
+        raise remote.deadline_error(location) from error
     except (aiohttp.ClientError, OSError) as error:
         if not last and isinstance(error, aiohttp.ServerDisconnectedError | ConnectionResetError):
             raise _ServerBusyError from error
-        raise NotFoundError("cannot reach the server", file=place, found=type(error).__name__) from error
+        raise NotFoundError("cannot reach the server", file=location, found=type(error).__name__) from error
 
 
-def _private_address_error(place: str, error: BaseException) -> UnsupportedError:
+def _private_address_error(location: str, error: BaseException) -> UnsupportedError:
     return UnsupportedError(
         "refused to follow a redirect to a non-public address",
-        file=place,
+        file=location,
         found=str(error)[:120],
         hint="if you trust it, pass the URL that it redirects to",
     )
@@ -342,18 +342,18 @@ _RANGE = deferred.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18})")
 _LINK = deferred.compile(r"<a\s[^>]*?href\s*=\s*[\"']([^\"'<>]*)[\"']", re.IGNORECASE)
 
 
-def _require_ok(place: str, answer: aiohttp.ClientResponse) -> None:
+def _require_ok(location: str, answer: aiohttp.ClientResponse) -> None:
     """Raise NotFoundError with the reason unless the response is the whole file."""
     if answer.status in _DENIED:
         raise NotFoundError(
             f"the server {PERMITS_NOT} ({answer.status})",
-            file=place,
+            file=location,
             hint=(
                 "put a signed URL in quotes with its whole query; it is valid for one file and a limited time"
             ),
         )
     if answer.status != 200:
-        raise NotFoundError(f"the server returned HTTP status {answer.status}", file=place)
+        raise NotFoundError(f"the server returned HTTP status {answer.status}", file=location)
 
 
 def _file_stat(size: int, answer: aiohttp.ClientResponse) -> FileStat:
@@ -366,38 +366,38 @@ def _file_stat(size: int, answer: aiohttp.ClientResponse) -> FileStat:
     return FileStat(size, mtime_ns, version_tag(answer.headers.get("ETag") or changed))
 
 
-def _parse_range(place: str, answer: aiohttp.ClientResponse) -> tuple[int, int, int]:
+def _parse_range(location: str, answer: aiohttp.ClientResponse) -> tuple[int, int, int]:
     """Return the first byte, the last byte and the total of a partial response (14.4).
 
     Section numbers refer to RFC 9110.
     """
     match = _RANGE.fullmatch(answer.headers.get("Content-Range", ""))
     if match is None:
-        raise UnsupportedError("missing or invalid Content-Range in the server's response", file=place)
+        raise UnsupportedError("missing or invalid Content-Range in the server's response", file=location)
     first, last, total = map(int, match.groups())
     if not first <= last < total:
-        raise UnsupportedError("impossible Content-Range in the server's response", file=place)
+        raise UnsupportedError("impossible Content-Range in the server's response", file=location)
     return first, last, total
 
 
-async def _read_exactly(place: str, answer: aiohttp.ClientResponse, length: int) -> bytes:
+async def _read_exactly(location: str, answer: aiohttp.ClientResponse, length: int) -> bytes:
     """Return the response's bytes, exactly `length` of them; read at most one byte more."""
     data = await answer.content.readexactly(length)
     if await answer.content.read(1):
-        raise UnsupportedError("the server sent more bytes than it announced", file=place)
+        raise UnsupportedError("the server sent more bytes than it announced", file=location)
     return data
 
 
 async def _read_range(
-    place: str, answer: aiohttp.ClientResponse, offset: int, length: int, *, same: bool
+    location: str, answer: aiohttp.ClientResponse, offset: int, length: int, *, same: bool
 ) -> bytes:
     """Return the bytes of a partial response; raise ChangedError unless it is of the `same` file."""
-    first, last, _ = _parse_range(place, answer)
+    first, last, _ = _parse_range(location, answer)
     if not same:
-        raise ChangedError("the file changed after it was listed", file=place)
+        raise ChangedError("the file changed after it was listed", file=location)
     if (first, last) != (offset, offset + length - 1):
-        raise UnsupportedError("the server returned a different byte range than requested", file=place)
-    return await _read_exactly(place, answer, length)
+        raise UnsupportedError("the server returned a different byte range than requested", file=location)
+    return await _read_exactly(location, answer, length)
 
 
 async def _read_page(answer: aiohttp.ClientResponse) -> str:
@@ -439,19 +439,19 @@ class Web:
         url = quote(url, _LEGAL)
         address = re.split(r"[?#]", url, maxsplit=1)[0]
         query = re.split("#", url[len(address) :])[0]
-        place = urls.display_url(address).rstrip("/")
+        location = urls.display_url(address).rstrip("/")
         folder, _, _ = address.rstrip("/").rpartition("/")
         if folder.endswith("/"):  # a host without a path
-            folder, start = address.rstrip("/"), place + "/"
+            folder, start = address.rstrip("/"), location + "/"
         else:
-            start = place.rpartition("/")[0] + "/"
+            start = location.rpartition("/")[0] + "/"
         server = cls(start, folder + "/", query)
-        known = filesystem.find_store(place)
+        known = filesystem.find_store(location)
         if isinstance(known, CachingStore) and isinstance(known.server, Web):
             server.exact |= known.server.exact
-        server.exact[place] = address + query
+        server.exact[location] = address + query
         filesystem.mount_store(start, server.store)
-        return place
+        return location
 
     async def look(self, place: str) -> StoreEntry:
         """Return the entry by requesting its first bytes; raise NotFoundError if it cannot be determined."""
@@ -476,7 +476,7 @@ class Web:
         read = functools.partial(self._read_part, place, seen, offset, length)
         return await fetch(HttpRequest(place, self._url(place), headers), read)
 
-    async def _read_head(self, place: str, answer: aiohttp.ClientResponse) -> StoreEntry:
+    async def _read_head(self, location: str, answer: aiohttp.ClientResponse) -> StoreEntry:
         if answer.status in _GONE:
             return None
         if str(answer.url.path).endswith("/") and answer.status in (200, 206):
@@ -484,67 +484,67 @@ class Web:
         if answer.status == 416 and answer.headers.get("Content-Range") == "bytes */0":
             return _file_stat(0, answer)  # 14.4: an empty file has no part
         if answer.status == 206:
-            first, _, total = _parse_range(place, answer)
-            data = await _read_exactly(place, answer, min(HEAD, total))
+            first, _, total = _parse_range(location, answer)
+            data = await _read_exactly(location, answer, min(HEAD, total))
             if first:
                 raise UnsupportedError(
-                    "the server returned a different byte range than requested", file=place
+                    "the server returned a different byte range than requested", file=location
                 )
         else:
-            _require_ok(place, answer)
+            _require_ok(location, answer)
             if answer.content_length is None:
-                return await self._keep_whole(place, answer)
+                return await self._keep_whole(location, answer)
             total = answer.content_length
             data = await answer.content.readexactly(min(HEAD, total))
-        seen = _file_stat(total, answer)
-        self.store.blocks.keep(place, seen, 0, data)
-        return seen
+        stat = _file_stat(total, answer)
+        self.store.blocks.keep(location, stat, 0, data)
+        return stat
 
     async def _read_part(
-        self, place: str, seen: FileStat, offset: int, length: int, answer: aiohttp.ClientResponse
+        self, location: str, stat: FileStat, offset: int, length: int, answer: aiohttp.ClientResponse
     ) -> bytes:
         if answer.status in (*_GONE, 412, 416):
-            raise ChangedError("the file changed or disappeared after it was listed", file=place)
+            raise ChangedError("the file changed or disappeared after it was listed", file=location)
         if answer.status == 206:
-            same = _file_stat(_parse_range(place, answer)[2], answer) == seen
-            return await _read_range(place, answer, offset, length, same=same)
-        _require_ok(place, answer)
+            same = _file_stat(_parse_range(location, answer)[2], answer) == stat
+            return await _read_range(location, answer, offset, length, same=same)
+        _require_ok(location, answer)
         size = answer.content_length
-        if _file_stat(seen.size if size is None else size, answer) != seen:
-            raise ChangedError("the file changed after it was listed", file=place)
-        whole = self.copies.read(place, await self._keep_whole(place, answer), offset, length)
+        if _file_stat(stat.size if size is None else size, answer) != stat:
+            raise ChangedError("the file changed after it was listed", file=location)
+        whole = self.copies.read(location, await self._keep_whole(location, answer), offset, length)
         if whole is None or len(whole) != length:
-            raise ChangedError("the file changed after it was listed", file=place)
+            raise ChangedError("the file changed after it was listed", file=location)
         return whole
 
-    async def _keep_whole(self, place: str, answer: aiohttp.ClientResponse) -> FileStat:
+    async def _keep_whole(self, location: str, answer: aiohttp.ClientResponse) -> FileStat:
         """Keep a file that arrived whole because the server does not support range requests."""
         size, why = answer.content_length, "the server does not support range requests"
-        require_fetchable(place, size or 0, why)
+        require_fetchable(location, size or 0, why)
         remote.current_request().expect(size or limits.current().fetched_bytes)
         copy, done, watch = ScratchFile(), 0, filesystem.watch.get()
         async for piece in answer.content.iter_chunked(_PIECE):
-            require_fetchable(place, done + len(piece), why)
+            require_fetchable(location, done + len(piece), why)
             copy.put(done, piece)
             done += len(piece)
             if watch is not None:
-                watch(urls.display_url(place), done, size or done)
+                watch(urls.display_url(location), done, size or done)
         if size is not None and size != done:
             raise TruncatedError(
                 "the response ended before all bytes arrived",
-                file=place,
+                file=location,
                 expected=f"{size:,}",
                 found=f"{done:,}",
             )
-        seen = _file_stat(done, answer)
-        self.copies.keep(place, seen, 0, done, copy)
+        stat = _file_stat(done, answer)
+        self.copies.keep(location, stat, 0, done, copy)
         if done > HEAD:
-            filesystem.add_note(f"{why}: fetched all {format_size(done)} of {urls.display_url(place)}")
-        return seen
+            filesystem.add_note(f"{why}: fetched all {format_size(done)} of {urls.display_url(location)}")
+        return stat
 
-    def _url(self, place: str) -> str:
+    def _url(self, path: str) -> str:
         # A typed URL is already quoted where necessary.
-        return self.exact.get(place) or self._prefix + quote(place[len(self._start) :], "/%") + self._query
+        return self.exact.get(path) or self._prefix + quote(path[len(self._start) :], "/%") + self._query
 
 
 @functools.cache
@@ -605,21 +605,21 @@ class ObjectStore:
     @classmethod
     def mount(cls, url: str, outer: str) -> str:  # noqa: ARG003  # for members of archives
         """Mount the folder of a URL; return the location of the file."""
-        place = url.rstrip("/")
-        store = cls._shared_store(place)
-        parent = place.rpartition("/")[0]
-        filesystem.mount_store(place + "/" if parent.endswith("/") else parent + "/", store)
-        return place
+        location = url.rstrip("/")
+        store = cls._shared_store(location)
+        parent = location.rpartition("/")[0]
+        filesystem.mount_store(location + "/" if parent.endswith("/") else parent + "/", store)
+        return location
 
     @classmethod
-    def _shared_store(cls, place: str) -> CachingStore:
+    def _shared_store(cls, location: str) -> CachingStore:
         """Return the store of a scheme, with shared connections that wait as long as the limit allows."""
-        scheme = place.partition("://")[0]
+        scheme = location.partition("://")[0]
         known = scheme, limits.current().fetch_seconds
         if known not in _STORES:
             # The libraries already look for keys here, if necessary at a cloud's metadata server.
             budget = WaitBudget()
-            server = budget.run(place, 0, functools.partial(asyncio.to_thread, cls, scheme))
+            server = budget.run(location, 0, functools.partial(asyncio.to_thread, cls, scheme))
             _STORES[known] = CachingStore(server, allowance=budget)
         return _STORES[known]
 
@@ -631,18 +631,18 @@ class ObjectStore:
         """Return the current entry; raise NotFoundError if it cannot be determined."""
         try:
             with self._explained(place):
-                found = await self.info(place)
+                record = await self.info(place)
         except FileNotFoundError as error:
             if "specified bucket does not exist" in str(error):  # a name may contain the phrase
                 raise NotFoundError("no such bucket", file=place) from error
             return None
-        return "folder" if found.get("type") == "directory" else stat_from_info(found)
+        return "folder" if record.get("type") == "directory" else stat_from_info(record)
 
     async def names(self, place: str, most: int) -> list[str]:
         """Return the names in a folder; a store with pages is queried for `most` of them."""
         try:
             with self._explained(place):
-                found = await self.listed(place, most)
+                names = await self.listed(place, most)
         except (FileNotFoundError, NotADirectoryError):
             return []
         except NotFoundError as error:
@@ -650,7 +650,7 @@ class ObjectStore:
             if PERMITS_NOT in error.message:
                 return []
             raise
-        return sorted({name.rstrip("/").rpartition("/")[2] for name in found})
+        return sorted({name.rstrip("/").rpartition("/")[2] for name in names})
 
     async def part(self, place: str, seen: FileStat, offset: int, length: int) -> bytes:
         """Return exactly these bytes; raise ChangedError if another version exists now."""
@@ -671,13 +671,13 @@ class ObjectStore:
 
     async def info(self, place: str) -> Mapping[str, Any]:
         """Return the library's current information; raise FileNotFoundError if there is nothing."""
-        found: Mapping[str, Any] = await self.call("info", place)
-        return found
+        record: Mapping[str, Any] = await self.call("info", place)
+        return record
 
     async def listed(self, place: str, most: int) -> Iterable[str]:
         """Return full names of the entries of a folder."""
-        found: list[str] = await self.call("ls", place, detail=False)
-        return found[:most]
+        names: list[str] = await self.call("ls", place, detail=False)
+        return names[:most]
 
     async def bytes_of(self, place: str, seen: FileStat, offset: int, length: int) -> bytes:
         """Return the store's data for the range."""
@@ -724,16 +724,16 @@ class ObjectStore:
         return NotFoundError("cannot read from the store", file=place, found=type(error).__name__)
 
     @contextlib.contextmanager
-    def _explained(self, place: str) -> Iterator[None]:
+    def _explained(self, location: str) -> Iterator[None]:
         """Translate a library's exceptions; a missing file stays FileNotFoundError."""
         try:
             yield
         except (FileNotFoundError, NotADirectoryError):
             raise
         except CkpttoolError as error:
-            raise error.located(file=place) from error.__cause__
+            raise error.located(file=location) from error.__cause__
         except self.failures as error:
-            raise self.explain(error, place) from error
+            raise self.explain(error, location) from error
 
 
 def stat_from_info(found: Mapping[str, Any]) -> FileStat:
@@ -768,10 +768,10 @@ class VersionedStore(ObjectStore):
 
     async def info(self, place: str) -> Mapping[str, Any]:
         """Return the object's information, and remember its version."""
-        found = await super().info(place)
-        if found.get(self.version_key):
-            self.remember(place, stat_from_info(found), str(found[self.version_key]))
-        return found
+        record = await super().info(place)
+        if record.get(self.version_key):
+            self.remember(place, stat_from_info(record), str(record[self.version_key]))
+        return record
 
     def remember(self, place: str, seen: FileStat, version: str) -> None:
         """Record the listed version."""
@@ -845,8 +845,8 @@ class GS(VersionedStore):
 
     async def listed(self, place: str, most: int) -> Iterable[str]:
         """Return full names, at most the requested number."""
-        found: list[str] = await self.call("ls", place, detail=False, max_results=most)
-        return found
+        names: list[str] = await self.call("ls", place, detail=False, max_results=most)
+        return names
 
     async def bytes_of(self, place: str, seen: FileStat, offset: int, length: int) -> bytes:
         """Return the bytes of the listed generation."""
@@ -857,9 +857,9 @@ class GS(VersionedStore):
         return data
 
 
-async def _on_redirect(_: object, __: object, found: Any) -> None:
+async def _on_redirect(_: object, __: object, event: Any) -> None:
     """Raise UnsupportedError for a redirect to another host: Google's API has none."""
-    if is_cross_origin(found.url, found.response.headers.get("Location", "")):
+    if is_cross_origin(event.url, event.response.headers.get("Location", "")):
         raise UnsupportedError("refused to follow a redirect of the store to another server")
 
 
@@ -935,13 +935,13 @@ class S3(VersionedStore):
     async def listed(self, place: str, most: int) -> Iterable[str]:
         """Return full names, one page per request."""
         bucket, key, _ = self.system.split_path(place)
-        prefix, found = f"{key.rstrip('/')}/" if key else "", list[str]()
+        prefix, names = f"{key.rstrip('/')}/" if key else "", list[str]()
         async for entry in self.system._iterdir(bucket, prefix=prefix):
             if entry["name"] != f"{bucket}/{prefix}":
-                found.append(entry["name"])
-            if len(found) >= most:
+                names.append(entry["name"])
+            if len(names) >= most:
                 break
-        return found
+        return names
 
     async def bytes_of(self, place: str, seen: FileStat, offset: int, length: int) -> bytes:
         """Return the bytes of the listed ETag, which `cat_file` of s3fs cannot request."""
@@ -951,18 +951,18 @@ class S3(VersionedStore):
         if version is None:
             return await super().bytes_of(place, seen, offset, length)
         bucket, key, _ = self.system.split_path(place)
-        wanted = {"Range": f"bytes={offset}-{offset + length - 1}", "IfMatch": version}
+        conditions = {"Range": f"bytes={offset}-{offset + length - 1}", "IfMatch": version}
 
         async def read() -> bytes:
             answer = await self.system._call_s3(
-                "get_object", self.system.req_kw, Bucket=bucket, Key=key, **wanted
+                "get_object", self.system.req_kw, Bucket=bucket, Key=key, **conditions
             )
             async with answer["Body"] as body:
                 data: bytes = await body.read()
             return data
 
-        found: bytes = await _error_wrapper(read, retries=self.system.retries)
-        return found
+        data: bytes = await _error_wrapper(read, retries=self.system.retries)
+        return data
 
 
 async def _send_s3(store: S3, session: Any, *arguments: Any, **options: Any) -> Any:
@@ -1054,11 +1054,11 @@ class HF(VersionedStore):
         file = _parse_hub_url(place)
         where = f"tree/{quote(await self._commit(place, file), '')}"
         following: str | None = self._api(file, where + (file.path and f"/{quote(file.path, '')}"))
-        found: list[dict[str, Any]] = []
-        while following is not None and len(found) < most:
+        rows: list[dict[str, Any]] = []
+        while following is not None and len(rows) < most:
             value, following = await self._ask(place, following)
-            found += _require_entries(place, value)
-        return [str(each.get("path", "")) for each in found[:most]]
+            rows += _require_entries(place, value)
+        return [str(row.get("path", "")) for row in rows[:most]]
 
     async def bytes_of(self, place: str, seen: FileStat, offset: int, length: int) -> bytes:
         """Return the bytes of the file in a commit, requested and checked like any web server's."""
@@ -1079,73 +1079,73 @@ class HF(VersionedStore):
         validate_repo_id(file.repository)
         return f"{self._endpoint}/api/{file.kind}s/{file.repository}/{rest}"
 
-    async def _ask(self, place: str, url: str, form: dict[str, str] | None = None) -> tuple[Any, str | None]:
+    async def _ask(self, path: str, url: str, form: dict[str, str] | None = None) -> tuple[Any, str | None]:
         """Return the hub's response for one of its URLs: JSON, and the URL of the next page."""
         if self.system.HF_HUB_OFFLINE:
-            raise NotFoundError("HF_HUB_OFFLINE is set, so no request is sent to the hub", file=place)
-        request = HttpRequest(place, url, self._headers, form, stays=True)
-        return await fetch(request, functools.partial(_read_hub_page, place))
+            raise NotFoundError("HF_HUB_OFFLINE is set, so no request is sent to the hub", file=path)
+        request = HttpRequest(path, url, self._headers, form, stays=True)
+        return await fetch(request, functools.partial(_read_hub_page, path))
 
-    async def _commit(self, place: str, file: _HubPath) -> str:
+    async def _commit(self, location: str, file: _HubPath) -> str:
         known = filesystem.current_session().versions
         name = f"{file.kind}:{file.repository}@{file.revision}"
         if name not in known:
             # `expand` omits the rest of the repository's information: a list of all of its files.
-            found, _ = await self._ask(
-                place, self._api(file, f"revision/{quote(file.revision, '')}?expand=sha")
+            record, _ = await self._ask(
+                location, self._api(file, f"revision/{quote(file.revision, '')}?expand=sha")
             )
-            commit = found.get("sha") if isinstance(found, dict) else None
+            commit = record.get("sha") if isinstance(record, dict) else None
             if not isinstance(commit, str) or not commit:
-                raise UnsupportedError("the hub did not return the commit of the revision", file=place)
+                raise UnsupportedError("the hub did not return the commit of the revision", file=location)
             known[name] = commit
         return known[name]
 
 
-async def _read_hub_page(place: str, answer: aiohttp.ClientResponse) -> tuple[Any, str | None]:
+async def _read_hub_page(location: str, answer: aiohttp.ClientResponse) -> tuple[Any, str | None]:
     """Return an API response as JSON, and the next page; raise NotFoundError with its reason."""
     # huggingface_hub/utils/_http.py, hf_raise_for_status
     reason = answer.headers.get("X-Error-Code", "")
     if reason == "EntryNotFound" or (answer.status == 404 and not reason):
-        raise FileNotFoundError(place)
+        raise FileNotFoundError(location)
     if reason in _REASONS:
-        raise NotFoundError(_REASONS[reason], file=place)
-    _require_ok(place, answer)
+        raise NotFoundError(_REASONS[reason], file=location)
+    _require_ok(location, answer)
     data = await _read_up_to(answer, _LARGEST + 1)
     if len(data) > _LARGEST:
-        raise UnsupportedError("the hub's response is too large", file=place, found=f"{len(data):,} bytes")
+        raise UnsupportedError("the hub's response is too large", file=location, found=f"{len(data):,} bytes")
     value = text.parse_json_value(data, "the hub's response")
     following = answer.links.get("next")
     if following is None:
         return value, None
     link = str(following.get("url", ""))
     if is_cross_origin(answer.url, link):
-        raise UnsupportedError("refused to follow the hub's listing to another server", file=place)
+        raise UnsupportedError("refused to follow the hub's listing to another server", file=location)
     return value, link
 
 
-def _require_entries(place: str, value: object) -> list[dict[str, Any]]:
-    if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
-        raise UnsupportedError("the hub's response is not a list of files", file=place)
+def _require_entries(location: str, value: object) -> list[dict[str, Any]]:
+    if not isinstance(value, list) or not all(isinstance(row, dict) for row in value):
+        raise UnsupportedError("the hub's response is not a list of files", file=location)
     return value
 
 
 async def _read_hub_part(
-    place: str, seen: FileStat, offset: int, length: int, answer: aiohttp.ClientResponse
+    location: str, stat: FileStat, offset: int, length: int, answer: aiohttp.ClientResponse
 ) -> bytes:
     if answer.status == 206:
-        same = _parse_range(place, answer)[2] == seen.size
-        return await _read_range(place, answer, offset, length, same=same)
-    _require_ok(place, answer)
-    if seen.size > _SMALL:
-        raise UnsupportedError("the server does not support range requests for this file", file=place)
-    return (await _read_exactly(place, answer, seen.size))[offset : offset + length]
+        same = _parse_range(location, answer)[2] == stat.size
+        return await _read_range(location, answer, offset, length, same=same)
+    _require_ok(location, answer)
+    if stat.size > _SMALL:
+        raise UnsupportedError("the server does not support range requests for this file", file=location)
+    return (await _read_exactly(location, answer, stat.size))[offset : offset + length]
 
 
-def _parse_hub_url(place: str) -> _HubPath:
-    match = _ADDRESS.fullmatch(place)
-    if place.startswith("hf://buckets/"):
-        raise UnsupportedError("only repositories of the hub are supported, not buckets", file=place)
+def _parse_hub_url(location: str) -> _HubPath:
+    match = _ADDRESS.fullmatch(location)
+    if location.startswith("hf://buckets/"):
+        raise UnsupportedError("only repositories of the hub are supported, not buckets", file=location)
     if match is None:
-        raise FileNotFoundError(place)
+        raise FileNotFoundError(location)
     kind, repository, revision, path = match.groups()
     return _HubPath((kind or "models").removesuffix("s"), repository, unquote(revision or "main"), path or "")

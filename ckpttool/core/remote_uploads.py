@@ -159,9 +159,9 @@ class S3Upload:
         bucket, key = self._object.values()
         with contextlib.suppress(PermissionError):  # not everyone who may write may list
             listed = await self._call("list_multipart_uploads", Bucket=bucket, Prefix=key)
-            own = [each for each in listed.get("Uploads") or () if each["Key"] == key]
+            own = [upload for upload in listed.get("Uploads") or () if upload["Key"] == key]
             if own:
-                self._id = max(own, key=lambda each: each["Initiated"])["UploadId"]
+                self._id = max(own, key=lambda upload: upload["Initiated"])["UploadId"]
                 self._known = {part.number: part async for part in self._list_parts()}
         if not self._id:
             answer = await self._call("create_multipart_upload", **self._object, ChecksumAlgorithm="CRC32C")
@@ -244,12 +244,12 @@ class GSUpload:
         end = self._done + len(data)
         span = f"bytes {self._done}-{end - 1}" if data else "bytes *"
         headers = {"Content-Range": f"{span}/{end if last else '*'}", "Content-Length": str(len(data))}
-        found, text = await self._call("PUT", self._location, headers=headers, data=UnclosableBytesIO(data))
+        reply, text = await self._call("PUT", self._location, headers=headers, data=UnclosableBytesIO(data))
         if last:
             value = parse_json_value(bytes(text), "the store's response")
             self._answer = value if isinstance(value, dict) else {}
         else:
-            kept = str(found.get("Range", "")).rpartition("-")[2]
+            kept = str(reply.get("Range", "")).rpartition("-")[2]
             require_same_bytes(self._place, same=kept == str(end - 1))
         self._done = end
 

@@ -54,7 +54,9 @@ class Protections(NamedTuple):
 def describe_missing(name: str, missing: dict[str, str]) -> str:
     """Return what a process called `name` is not protected from, as a sentence; "" if nothing is missing."""
     reasons = (
-        "{} ({})".format(", ".join(each for each in missing if missing[each] == reason), reason)
+        "{} ({})".format(
+            ", ".join(protection for protection in missing if missing[protection] == reason), reason
+        )
         for reason in dict.fromkeys(missing.values())
     )
     return "{} ran without protection from {}".format(name, "; ".join(reasons)) if missing else ""
@@ -241,15 +243,15 @@ def filter_program(machine: str, pid: int) -> bytes:
         rule = _judge_arguments(name, pid)
         program += [(_EQUAL, 0, len(rule), both[column]), *rule]
     program.append((_RETURN, 0, 0, _ALLOW))
-    return b"".join(struct.pack("=HBBI", *each) for each in program)
+    return b"".join(struct.pack("=HBBI", *instruction) for instruction in program)
 
 
 def _judge_arguments(name: str, pid: int) -> list[tuple[int, int, int, int]]:
     """Return the instructions that judge the arguments of a call; they always return."""
     refused, allowed = (_RETURN, 0, 0, _ERRNO | _EPERM), (_RETURN, 0, 0, _ALLOW)
 
-    def load(place: int, half: int = 0) -> tuple[int, int, int, int]:
-        return (_LOAD, 0, 0, _ARGUMENTS + 8 * place + 4 * half)
+    def load(argument: int, half: int = 0) -> tuple[int, int, int, int]:
+        return (_LOAD, 0, 0, _ARGUMENTS + 8 * argument + 4 * half)
 
     if name == "clone":  # threads only
         return [load(0), (_ANY_BIT, 1, 0, _CLONE_THREAD), refused, allowed]
@@ -283,7 +285,7 @@ _SET_FILTER, _ALL_THREADS, _NO_SPECULATION_RULE = 1, 1, 4  # linux/seccomp.h
 
 
 def _system_call(library: Any, number: int, *arguments: Any) -> int:
-    words = [ctypes.c_long(each) if isinstance(each, int) else each for each in arguments]
+    words = [ctypes.c_long(argument) if isinstance(argument, int) else argument for argument in arguments]
     return int(library.syscall(ctypes.c_long(number), *words))
 
 
@@ -375,7 +377,7 @@ def _list_threads(tasks: int) -> list[int]:
     import threading
 
     own = threading.get_native_id() if hasattr(threading, "get_native_id") else os.getpid()
-    return [int(each) for each in os.listdir(tasks) if int(each) != own]
+    return [int(thread) for thread in os.listdir(tasks) if int(thread) != own]
 
 
 def _handler_code(ruleset: int, counter: int) -> bytes:
@@ -414,7 +416,7 @@ def _restrict_threads(library: Any, ruleset: int, tasks: int) -> bool:
     library.signal(_SIGNAL, address)
     done = {}  # type: dict[int, bool]
     while True:
-        new = [each for each in _list_threads(tasks) if each not in done]
+        new = [thread for thread in _list_threads(tasks) if thread not in done]
         if not new:
             return all(done.values())
         for thread in new:
@@ -511,16 +513,16 @@ _EXECUTABLE = (
 
 def _library_paths() -> list[str]:
     """Return where the interpreter and its packages are, and the libraries of the system."""
-    found = [*_SYSTEM, sys.prefix, sys.base_prefix, sys.exec_prefix, *(path for path in sys.path if path)]
-    found += filter(None, os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep))
-    found.append(os.path.dirname(os.path.dirname(os.path.realpath(__file__))))
-    for path in sorted(each for pattern in _LOADER_FOLDERS for each in glob.glob(pattern)):
+    paths = [*_SYSTEM, sys.prefix, sys.base_prefix, sys.exec_prefix, *(path for path in sys.path if path)]
+    paths += filter(None, os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep))
+    paths.append(os.path.dirname(os.path.dirname(os.path.realpath(__file__))))
+    for path in sorted(path for pattern in _LOADER_FOLDERS for path in glob.glob(pattern)):
         with contextlib.suppress(OSError), open(path, errors="replace") as file:
-            found += (line.strip() for line in file if line.startswith("/"))
+            paths += (line.strip() for line in file if line.startswith("/"))
     for finder in sys.meta_path:  # packages in development: setuptools' finders name their folders
         mapping = getattr(sys.modules.get(getattr(finder, "__module__", "")), "MAPPING", None)
-        found += (str(path) for path in mapping.values()) if isinstance(mapping, dict) else ()
-    return found
+        paths += (str(path) for path in mapping.values()) if isinstance(mapping, dict) else ()
+    return paths
 
 
 def _is_data(path: str) -> bool:
@@ -562,10 +564,10 @@ class Confinement:
         """Keep temporary files in the folder of the process."""
         import tempfile
 
-        made = os.path.join(self._folder, "tmp")
-        os.makedirs(made, exist_ok=True)
-        os.environ.update(dict.fromkeys(("TMPDIR", "TEMP", "TMP"), made))
-        tempfile.tempdir = made
+        temporary = os.path.join(self._folder, "tmp")
+        os.makedirs(temporary, exist_ok=True)
+        os.environ.update(dict.fromkeys(("TMPDIR", "TEMP", "TMP"), temporary))
+        tempfile.tempdir = temporary
 
     def apply(self) -> None:
         """Restrict the process, once."""
@@ -573,7 +575,7 @@ class Confinement:
             return
         self.use_temporary_folder()
         sys.dont_write_bytecode = True
-        devices = [each for pattern in _DEVICES for each in glob.glob(pattern)]
+        devices = [path for pattern in _DEVICES for path in glob.glob(pattern)]
         writes = [self._folder]
         if self._files is None:
             self.protections = restrict(None, [*writes, "/dev/null"], devices=devices, memory=self._memory)
@@ -581,7 +583,7 @@ class Confinement:
         _use_private_homes(os.environ["TMPDIR"])
         reads = _library_paths() + (list(_OF_DEVICES) if devices else [])
         reads += filter(_is_data, self._files)
-        listed = [os.path.dirname(each) for each in self._files]
+        listed = [os.path.dirname(file) for file in self._files]
         self.protections = restrict(
             reads, writes, listed=listed, devices=[*devices, "/dev/null"], memory=self._memory
         )
@@ -592,17 +594,17 @@ _CURRENT = []  # type: list[Confinement]
 
 def begin(folder: str, settings: str) -> None:
     """Restrict this process as its parent requests: `files`, `memory`, and whether `now` or later."""
-    given = json.loads(settings)
-    _CURRENT[:] = [Confinement(folder, given["files"], given["memory"])]
+    record = json.loads(settings)
+    _CURRENT[:] = [Confinement(folder, record["files"], record["memory"])]
     _CURRENT[0].use_temporary_folder()
-    if given["now"]:
+    if record["now"]:
         _CURRENT[0].apply()
 
 
 def confine() -> None:
     """Restrict this process now if it began with a later restriction: it has run the user's own code."""
-    for each in _CURRENT:
-        each.apply()
+    for confinement in _CURRENT:
+        confinement.apply()
 
 
 def protections() -> Protections | None:

@@ -22,7 +22,7 @@ def leave_working_directory(*, first: bool = False) -> None:
     sys.path[:] = [path for path in sys.path if path]
     if len(elements) > 1 and "" in elements:
         here = _working_directory()
-        named = {os.path.abspath(each) for each in elements if each}
+        named = {os.path.abspath(element) for element in elements if element}
         if here is not None and here not in named:
             sys.path[:] = [path for path in sys.path if path != here]
     os.environ.update(child_environment())
@@ -31,14 +31,14 @@ def leave_working_directory(*, first: bool = False) -> None:
 
 def child_environment() -> "dict[str, str]":
     """Return the environment for a child process, with no search path to the working directory."""
-    found = dict(os.environ)
+    environment = dict(os.environ)
     for name in ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH"):
-        if name in found:
-            kept = [each for each in found[name].split(os.pathsep) if each]
+        if name in environment:
+            kept = [folder for folder in environment[name].split(os.pathsep) if folder]
             if name == "PATH":
-                kept = [each for each in kept if os.path.isabs(each)]
-            found[name] = os.pathsep.join(kept)
-    return found
+                kept = [folder for folder in kept if os.path.isabs(folder)]
+            environment[name] = os.pathsep.join(kept)
+    return environment
 
 
 def installed_folders(paths: "tuple[str, ...]") -> "tuple[str, ...]":
@@ -58,17 +58,17 @@ def installed_folders(paths: "tuple[str, ...]") -> "tuple[str, ...]":
 
 def _identity(path: str) -> "tuple[int, int] | None":
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except (OSError, ValueError):  # it does not exist, or is not a path
         return None
-    return found.st_dev, found.st_ino
+    return status.st_dev, status.st_ino
 
 
 def _is_chosen(here: "tuple[int, int]") -> bool:
     import site
 
     named = "" if sys.flags.ignore_environment else os.environ.get("PYTHONPATH", "")
-    folders = [each for each in named.split(os.pathsep) if each] + site.getsitepackages()
+    folders = [folder for folder in named.split(os.pathsep) if folder] + site.getsitepackages()
     if site.ENABLE_USER_SITE:
         folders.append(site.getusersitepackages())
     folders.append(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
@@ -160,10 +160,10 @@ class _UserModuleFinder:
 
         if path is not None or not (name in self.names or self._is_imported_by_user()):
             return None
-        found = PathFinder.find_spec(name, self.folders)
-        if found is not None:
+        spec = PathFinder.find_spec(name, self.folders)
+        if spec is not None:
             self.names.add(name)
-        return found
+        return spec
 
     def _is_imported_by_user(self) -> bool:
         depth, importer = 2, "importlib"

@@ -131,7 +131,7 @@ class Sidecar:
 
     def document(self) -> dict[str, Any]:
         """Return the JSON document, in the order of docs/sidecar.md."""
-        facts = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
+        facts = {row.name: getattr(self, row.name) for row in dataclasses.fields(self)}
         head = {"schema": SCHEMA, "tool": f"ckpttool {__version__}", "source": facts.pop("source")}
         shown = {name: value for name, value in facts.items() if value is not None or name not in _OMITTED}
         return head | {name: _json_form(value) for name, value in shown.items()}
@@ -176,14 +176,14 @@ def find_pending_sidecars(path: str) -> dict[str, Sidecar]:
     Only `target_sha256` binds any of them to the checkpoint; files that are not sidecars are left
     out.
     """
-    found = {}
+    sidecars = {}
     for file in (
         atomic_write.find_pending_files(sidecar_path(path)) if filesystem.find_store(path) is None else ()
     ):
         with contextlib.suppress(CkpttoolError):
             File.beside(file, path)
-            found[file] = read_sidecar(file)
-    return found
+            sidecars[file] = read_sidecar(file)
+    return sidecars
 
 
 def read_sidecar(file: str) -> Sidecar:
@@ -191,19 +191,19 @@ def read_sidecar(file: str) -> Sidecar:
     return _parse_sidecar(text.load_json(file, "the sidecar", "sidecar_bytes"), file)
 
 
-def _parse_sidecar(found: Mapping[str, Any], file: str) -> Sidecar:
-    if found.get("schema") != SCHEMA:
-        shown = str(found.get("schema"))[:40]
+def _parse_sidecar(record: Mapping[str, Any], file: str) -> Sidecar:
+    if record.get("schema") != SCHEMA:
+        shown = str(record.get("schema"))[:40]
         raise FormatError("unsupported sidecar schema", file=file, expected=str(SCHEMA), found=shown)
     for name, allowed in _TYPES.items():
-        if found.get(name) is not None and not allowed(found[name]):
+        if record.get(name) is not None and not allowed(record[name]):
             raise FormatError(f"the sidecar's {name} has an invalid value", file=file, path=name)
-    low, high = found.get("action_low") or (), found.get("action_high") or ()
+    low, high = record.get("action_low") or (), record.get("action_high") or ()
     if len(low) != len(high) or any(a > b for a, b in zip(low, high, strict=True)):
         raise FormatError("the sidecar's action bounds are inconsistent", file=file, path="action_low")
-    if not isinstance(found.get("target_sha256"), str):
+    if not isinstance(record.get("target_sha256"), str):
         raise FormatError("the sidecar has no target_sha256", file=file)
-    known = {name: found[name] for name in Sidecar.__dataclass_fields__ if found.get(name) is not None}
+    known = {name: record[name] for name in Sidecar.__dataclass_fields__ if record.get(name) is not None}
     return Sidecar(**known)
 
 
@@ -221,12 +221,12 @@ def _is_texts(value: object) -> bool:
 
 
 def _is_settings(value: object) -> bool:
-    if not isinstance(value, dict) or not all(isinstance(each, dict) for each in value.values()):
+    if not isinstance(value, dict) or not all(isinstance(settings, dict) for settings in value.values()):
         return False
     return all(
         v is None or isinstance(v, bool | str) or _is_number(v)
-        for each in value.values()
-        for v in each.values()
+        for settings in value.values()
+        for v in settings.values()
     )
 
 
@@ -242,21 +242,21 @@ def _is_env(value: object) -> bool:
     if not isinstance(value, dict):
         return False
     return all(
-        are_arguments(each)
+        are_arguments(part)
         if name == "arguments"
-        else _is_wrappers(each)
+        else _is_wrappers(part)
         if name == "wrappers"
-        else each is None or isinstance(each, str)
-        for name, each in value.items()
+        else part is None or isinstance(part, str)
+        for name, part in value.items()
     )
 
 
 def _is_wrappers(value: object) -> bool:
     return isinstance(value, list) and all(
-        isinstance(each, dict)
-        and isinstance(each.get("name"), str)
-        and _is_plain_mapping(each.get("arguments", {}))
-        for each in value
+        isinstance(wrapper, dict)
+        and isinstance(wrapper.get("name"), str)
+        and _is_plain_mapping(wrapper.get("arguments", {}))
+        for wrapper in value
     )
 
 
@@ -290,7 +290,7 @@ def _count_plain_values(value: object, depth: int = 0) -> int | None:
     if isinstance(value, list | tuple):
         if depth == _DEEPEST or len(value) > _MOST_NUMBERS:
             return None
-        counts = [_count_plain_values(each, depth + 1) for each in value]
+        counts = [_count_plain_values(item, depth + 1) for item in value]
         return None if None in counts else 1 + sum(count for count in counts if count is not None)
     if value is None or isinstance(value, bool):
         return 1
@@ -299,8 +299,8 @@ def _count_plain_values(value: object, depth: int = 0) -> int | None:
 
 
 def _is_plain_mapping(value: object) -> bool:
-    def plain(each: object) -> bool:
-        return each is None or isinstance(each, bool | str) or _is_number(each) or _is_numbers(each)
+    def plain(item: object) -> bool:
+        return item is None or isinstance(item, bool | str) or _is_number(item) or _is_numbers(item)
 
     return isinstance(value, dict) and all(map(plain, value.values()))
 
@@ -330,8 +330,8 @@ def _is_choices(value: object) -> bool:
         return False
     counts, starts = value["counts"], value["starts"]
     whole = all(
-        isinstance(each, list) and all(type(n) is int and abs(n) <= _LARGEST_INTEGER for n in each)
-        for each in (counts, starts)
+        isinstance(numbers, list) and all(type(n) is int and abs(n) <= _LARGEST_INTEGER for n in numbers)
+        for numbers in (counts, starts)
     )
     return (
         whole
@@ -366,7 +366,7 @@ def _is_space(value: object) -> bool:
         isinstance(part, dict)
         and {*part} == {"low", "high"}
         and all(
-            isinstance(row, list) and row and all(each is None or _is_number(each) for each in row)
+            isinstance(row, list) and row and all(bound is None or _is_number(bound) for bound in row)
             for row in part.values()
         )
         for part in parts.values()
@@ -406,12 +406,12 @@ _TYPES: Mapping[str, Callable[[Any], bool]] = {
     "epsilon": lambda v: isinstance(v, dict) and all(map(_is_number, v.values())),
     "optimizers": _is_settings,
     "objects": _is_objects,
-    "stripped": lambda v: isinstance(v, list) and all(isinstance(each, dict) for each in v),
+    "stripped": lambda v: isinstance(v, list) and all(isinstance(item, dict) for item in v),
     "computation": lambda v: isinstance(v, dict) and {*map(type, v.values())} <= {str} and "origin" in v,
-    "parity": lambda v: isinstance(v, list) and all(isinstance(each, dict) for each in v),
+    "parity": lambda v: isinstance(v, list) and all(isinstance(item, dict) for item in v),
     "verification": lambda v: isinstance(v, dict) and isinstance(v.get("verified"), bool),
     "provenance": lambda v: isinstance(v, dict),
-    "residue": lambda v: isinstance(v, list) and all(isinstance(each, dict) for each in v),
+    "residue": lambda v: isinstance(v, list) and all(isinstance(item, dict) for item in v),
     "undo": lambda v: isinstance(v, dict),
 }
 
@@ -493,9 +493,9 @@ class LedgerEntry:
 
     def document(self) -> dict[str, Any]:
         """Return the JSON object."""
-        found = {**dataclasses.asdict(self), "concerns": self.concerns}
-        del found["beside"]
-        return found
+        document = {**dataclasses.asdict(self), "concerns": self.concerns}
+        del document["beside"]
+        return document
 
 
 LedgerEntries = tuple[LedgerEntry, ...]
@@ -588,8 +588,10 @@ def merge_entries(*lists: Iterable[LedgerEntry]) -> LedgerEntries:
 def drop_known_bounds(entries: Iterable[LedgerEntry]) -> LedgerEntries:
     """Return the entries without unknown action bounds if an environment provides the bounds."""
     entries = tuple(entries)
-    given = any(entry.what == "action bounds" and entry.use in ("used", "assumed") for entry in entries)
-    return tuple(entry for entry in entries if not (given and entry == NO_BOUNDS))
+    known_bounds = any(
+        entry.what == "action bounds" and entry.use in ("used", "assumed") for entry in entries
+    )
+    return tuple(entry for entry in entries if not (known_bounds and entry == NO_BOUNDS))
 
 
 def describe_decisions(entries: Iterable[LedgerEntry]) -> Iterator[str]:
@@ -613,11 +615,11 @@ def parse_entries(found: Iterable[Mapping[str, Any]]) -> LedgerEntries:
     """Return the entries of a JSON array made by `entries_to_json`."""
     names = [field.name for field in dataclasses.fields(LedgerEntry) if field.name != "beside"]
 
-    def parse(each: Any) -> LedgerEntry:
-        beside = each["concerns"] == "playing" and each["use"] != "cannot be known"
-        return LedgerEntry(**{name: each[name] for name in names}, beside=beside)
+    def parse(row: Any) -> LedgerEntry:
+        beside = row["concerns"] == "playing" and row["use"] != "cannot be known"
+        return LedgerEntry(**{name: row[name] for name in names}, beside=beside)
 
-    return tuple(parse(each) for each in found)
+    return tuple(parse(row) for row in found)
 
 
 def describe_entries(entries: Iterable[LedgerEntry]) -> list[str]:
@@ -631,7 +633,7 @@ def describe_entries(entries: Iterable[LedgerEntry]) -> list[str]:
         if entry.use == "used":
             sources.setdefault(entry.source, {})[f"{entry.what} {entry.value}"] = None
     used = [", ".join(facts) + (f" ({source})" if source else "") for source, facts in sources.items()]
-    found = [f"used: {'; '.join(used)}"] if used else []
+    lines = [f"used: {'; '.join(used)}"] if used else []
     for use in ("not used", "cannot be known"):
-        found += dict.fromkeys(f"{use}: {entry.sentence}" for entry in entries if entry.use == use)
-    return found
+        lines += dict.fromkeys(f"{use}: {entry.sentence}" for entry in entries if entry.use == use)
+    return lines

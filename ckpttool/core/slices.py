@@ -58,8 +58,8 @@ class SliceOp(NamedTuple):
 
     def apply(self, array: np.ndarray) -> np.ndarray:
         """Return the slice."""
-        taken: np.ndarray = np.asarray(array[tuple(axis.slice for axis in self.axes)])
-        return taken
+        part: np.ndarray = np.asarray(array[tuple(axis.slice for axis in self.axes)])
+        return part
 
 
 class StringSlice(NamedTuple):
@@ -72,8 +72,8 @@ class StringSlice(NamedTuple):
         """Return the selected strings, each after its length."""
         whole = np.empty(self.base.size, object)
         whole[:] = self.base.strings()
-        taken = SliceOp(self.axes).apply(whole.reshape(self.base.shape)).reshape(-1)
-        return b"".join(len(each).to_bytes(8, "little") + each for each in taken)
+        strings = SliceOp(self.axes).apply(whole.reshape(self.base.shape)).reshape(-1)
+        return b"".join(len(string).to_bytes(8, "little") + string for string in strings)
 
 
 def slice_leaf(leaf: Leaf, index: object) -> Leaf:
@@ -117,33 +117,34 @@ def _view_source(leaf: Leaf) -> StridedView | None:
 
 
 def _parse_index(index: object, shape: Shape) -> tuple[AxisRange, ...]:
-    given = list(index) if isinstance(index, tuple) else [index]
-    rest = [at for at, each in enumerate(given) if each is Ellipsis]
+    indices = list(index) if isinstance(index, tuple) else [index]
+    rest = [at for at, item in enumerate(indices) if item is Ellipsis]
     if len(rest) > 1:
         raise IndexError("an index can have only one ellipsis (...)")
-    free = len(shape) - len(given) + len(rest)
+    free = len(shape) - len(indices) + len(rest)
     if free < 0:
-        many = format_count(len(given) - len(rest), "index is", "indices are")
+        many = format_count(len(indices) - len(rest), "index is", "indices are")
         raise IndexError(f"{many} too many for {format_count(len(shape), 'axis', 'axes')}")
-    at = rest[0] if rest else len(given)
-    given[at : at + 1] = [slice(None)] * free
+    at = rest[0] if rest else len(indices)
+    indices[at : at + 1] = [slice(None)] * free
     return tuple(
-        _parse_axis_index(each, extent, n) for n, (each, extent) in enumerate(zip(given, shape, strict=True))
+        _parse_axis_index(item, extent, n)
+        for n, (item, extent) in enumerate(zip(indices, shape, strict=True))
     )
 
 
-def _parse_axis_index(given: object, extent: int, number: int) -> AxisRange:
-    if isinstance(given, slice):
-        start, stop, step = given.indices(extent)
+def _parse_axis_index(index: object, extent: int, number: int) -> AxisRange:
+    if isinstance(index, slice):
+        start, stop, step = index.indices(extent)
         return AxisRange(start, step, len(range(start, stop, step)))
     try:
-        at = None if isinstance(given, bool) else operator.index(given)  # type: ignore[arg-type]  # it refuses what has none
+        at = None if isinstance(index, bool) else operator.index(index)  # type: ignore[arg-type]  # it refuses what has none
     except TypeError:
         at = None
     if at is None:
         raise TypeError(
             "an unread tensor supports only integers, slices and ... as indices, not "
-            f"{type(given).__name__}: call numpy() first to use other indices"
+            f"{type(index).__name__}: call numpy() first to use other indices"
         )
     if not -extent <= at < extent:
         raise IndexError(f"index {at} is out of bounds for axis {number} with size {extent}")

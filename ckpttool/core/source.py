@@ -44,8 +44,8 @@ def _large_crc32() -> Callable[[bytes | bytearray | memoryview, int], int]:
         from zlib_ng import zlib_ng
     except ModuleNotFoundError:
         return zlib.crc32
-    found: Callable[[bytes | bytearray | memoryview, int], int] = zlib_ng.crc32
-    return found
+    crc32: Callable[[bytes | bytearray | memoryview, int], int] = zlib_ng.crc32
+    return crc32
 
 
 def crc32c(data: bytes | bytearray | memoryview, running: int = 0) -> int:
@@ -53,15 +53,15 @@ def crc32c(data: bytes | bytearray | memoryview, running: int = 0) -> int:
     import google_crc32c
 
     if isinstance(data, bytes):
-        taken: Any = data
+        buffer: Any = data
     elif len(data) < _COPIED:
-        taken = bytes(data)
+        buffer = bytes(data)
     else:
         # The library rejects views, whose memory may be released during the call; it accepts arrays without a
         # copy.
-        taken = np.frombuffer(data, np.uint8)
-    found: int = google_crc32c.extend(running, taken)
-    return found
+        buffer = np.frombuffer(data, np.uint8)
+    checksum: int = google_crc32c.extend(running, buffer)
+    return checksum
 
 
 def mask_crc(value: int) -> int:
@@ -128,12 +128,12 @@ class File(NamedTuple):
         if (elsewhere := filesystem.find_store(path)) is not None:
             return cls(path, *filesystem.require_file(elsewhere, path))
         try:
-            found = os.stat(path)
+            status = os.stat(path)
         except OSError as error:
             raise NotFoundError(f"cannot be opened: {error.strerror}", file=path) from error
-        if _wait_for_clock_tick(found):
-            found = os.stat(path)
-        return cls(path, *_stat_identity(found))
+        if _wait_for_clock_tick(status):
+            status = os.stat(path)
+        return cls(path, *_stat_identity(status))
 
     @property
     def seen(self) -> filesystem.FileStat:
@@ -189,8 +189,8 @@ class File(NamedTuple):
         requested = list(parts)
         for part in requested:
             self.require(*part)
-        found = elsewhere.together(self.path, self.seen, requested)
-        for (offset, length), data in zip(requested, found, strict=True):
+        pieces = elsewhere.together(self.path, self.seen, requested)
+        for (offset, length), data in zip(requested, pieces, strict=True):
             yield _require_complete(data, length, self.path, offset)
 
     def read_large(self, offset: int, length: int, whole: memoryview | None = None) -> Iterator[memoryview]:
@@ -300,14 +300,14 @@ class _OpenFile:
             raise FormatError(message, file=self._file.path, offset=self._offset) from error
 
 
-def _stat_identity(found: os.stat_result) -> tuple[int, int, int, int]:
-    return found.st_size, found.st_mtime_ns, found.st_ino, found.st_ctime_ns
+def _stat_identity(status: os.stat_result) -> tuple[int, int, int, int]:
+    return status.st_size, status.st_mtime_ns, status.st_ino, status.st_ctime_ns
 
 
-def _wait_for_clock_tick(found: os.stat_result) -> bool:
+def _wait_for_clock_tick(status: os.stat_result) -> bool:
     """Wait until a change would get a new timestamp if a file was just written; return whether it was."""
     waited = False
-    while filesystem.is_just_changed(found, _TICK_NS):
+    while filesystem.is_just_changed(status, _TICK_NS):
         time.sleep(0.001)
         waited = True
     return waited
@@ -422,9 +422,9 @@ class Span(NamedTuple):
             return self.read()
         if self.checksum is not None and self not in _VERIFIED:
             # Thousands of views may share one storage; its checksum covers all of it and is verified once.
-            found = memoryview(_read_verified(self))[start:stop]
+            data = memoryview(_read_verified(self))[start:stop]
             # A small part does not keep the whole in memory.
-            return found if 2 * len(found) >= self.length else bytes(found)
+            return data if 2 * len(data) >= self.length else bytes(data)
         return self.file.read(self.offset + start, stop - start)
 
 
@@ -532,9 +532,9 @@ class DeflatedSpan(NamedTuple):
         except zlib.error as error:
             raise self._wrong(f"a compressed member cannot be decompressed: {error}") from error
 
-    def _wrong_size(self, found: str) -> FormatError:
+    def _wrong_size(self, description: str) -> FormatError:
         message = "a compressed member is not as long as declared"
-        return self._wrong(message, expected=f"{self.length:,} bytes", found=found)
+        return self._wrong(message, expected=f"{self.length:,} bytes", found=description)
 
     def _wrong(self, message: str, **facts: str) -> FormatError:
         return FormatError(message, file=self.base.file.path, offset=self.base.offset, **facts)
@@ -562,9 +562,9 @@ class StoragePart(NamedTuple):
 
     def read(self) -> Buffer:
         """Return the bytes; the whole storage is read, and verified, once."""
-        found = memoryview(self.base.read())[self.offset : self.offset + self.length]
-        require_length(found, self.length)
-        return found
+        data = memoryview(self.base.read())[self.offset : self.offset + self.length]
+        require_length(data, self.length)
+        return data
 
     def pieces(self, *, verify: bool = True) -> Iterator[Buffer]:
         """Yield the bytes of a part of a storage in pieces, after which the whole storage is verified."""
@@ -750,8 +750,8 @@ _SLICE = 512
 
 def _cut_axis(op: ArrayOp) -> int | None:
     """Return the axis along which an operation may be applied to parts of an array; -1 for its elements."""
-    found: int | None = getattr(op, "cut_axis", None)
-    return found
+    axis: int | None = getattr(op, "cut_axis", None)
+    return axis
 
 
 def cuts(shape: Shape, itemsize: int) -> bool:
@@ -796,9 +796,9 @@ def cut_array(
     )
     for part in parts:
         array = part.reshape(-1).view(kind).reshape(*shape[:axis], -1, *shape[axis + 1 :])
-        made = np.ascontiguousarray(apply(array)).reshape(-1).view(np.uint8).data
-        for at in range(0, len(made), _PIECE):
-            yield made[at : at + _PIECE]
+        buffer = np.ascontiguousarray(apply(array)).reshape(-1).view(np.uint8).data
+        for at in range(0, len(buffer), _PIECE):
+            yield buffer[at : at + _PIECE]
 
 
 def _iter_columns(source: Source, height: int, row: int, width: int, *, verify: bool) -> Iterator[np.ndarray]:
@@ -855,12 +855,12 @@ def _copy_columns(part: np.ndarray, pieces: Iterator[Buffer], first: int, row: i
             if number >= len(part):
                 raise _length_error(len(part) * row, at + len(data))
             whole = len(data) // row if not inside else 0
-            taken = whole * row or min(row - inside, len(data))
+            count = whole * row or min(row - inside, len(data))
             if whole:
-                part[number : number + whole] = data[:taken].reshape(whole, row)[:, first:stop]
-            elif (low := max(inside, first)) < (high := min(inside + taken, stop)):
+                part[number : number + whole] = data[:count].reshape(whole, row)[:, first:stop]
+            elif (low := max(inside, first)) < (high := min(inside + count, stop)):
                 part[number, low - first : high - first] = data[low - inside : high - inside]
-            data, at = data[taken:], at + taken
+            data, at = data[count:], at + count
     if at != len(part) * row:
         raise _length_error(len(part) * row, at)
 
@@ -978,13 +978,13 @@ def as_array(data: Buffer, dtype: str, shape: Shape) -> np.ndarray:
 
 def require_length(data: Buffer, nbytes: int) -> None:
     """Raise FormatError unless the number of bytes matches the tensor."""
-    if (found := memoryview(data).nbytes) != nbytes:
-        raise _length_error(nbytes, found)
+    if (length := memoryview(data).nbytes) != nbytes:
+        raise _length_error(nbytes, length)
 
 
-def _length_error(expected: int, found: int) -> FormatError:
+def _length_error(expected: int, length: int) -> FormatError:
     message = "a tensor's size in bytes does not match its shape"
-    return FormatError(message, expected=f"{expected:,} bytes", found=f"{found:,}")
+    return FormatError(message, expected=f"{expected:,} bytes", found=f"{length:,}")
 
 
 def gather_bytes(parts: Iterable[Buffer], nbytes: int) -> np.ndarray:
@@ -994,10 +994,10 @@ def gather_bytes(parts: Iterable[Buffer], nbytes: int) -> np.ndarray:
     memory.
     """
     whole, at = np.empty(nbytes, np.uint8), 0
-    for each in parts:
-        part = np.frombuffer(each, np.uint8)
+    for source in parts:
+        part = np.frombuffer(source, np.uint8)
         if at + len(part) > nbytes:
-            require_length(each, nbytes - at)
+            require_length(source, nbytes - at)
         whole[at : at + len(part)] = part
         at += len(part)
     require_length(whole[:at].data, nbytes)
@@ -1011,12 +1011,12 @@ def combine_parts(dtype: str, shape: Shape, parts: Iterable[tuple[tuple[slice, .
     they do not overlap. Elements outside all parts are zero.
     """
     whole, count = np.zeros(shape, dtypes.numpy_dtype(dtype)), 0
-    for place, source in parts:
+    for position, source in parts:
         # The ellipsis makes an array without axes a view, too.
-        index: Any = (*place, ...)
-        taken = whole[index]
-        taken[...] = as_array(source.read(), dtype, taken.shape)
-        count += taken.size
+        index: Any = (*position, ...)
+        selected = whole[index]
+        selected[...] = as_array(source.read(), dtype, selected.shape)
+        count += selected.size
     if count != whole.size:
         raise FormatError(
             "the parts do not cover the whole tensor",

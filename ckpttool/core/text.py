@@ -50,9 +50,9 @@ def parse_json_value(data: bytes, what: str, limit: str = "json_bytes", *, once:
     most = limits.current()
     _require_few_values(data, what, most.json_values)
     with _json_errors(what):
-        found = json.loads(data, object_pairs_hook=functools.partial(_unique_object, what) if once else None)
-    _require_shallow(found, data, what, most.json_depth)
-    return found
+        value = json.loads(data, object_pairs_hook=functools.partial(_unique_object, what) if once else None)
+    _require_shallow(value, data, what, most.json_depth)
+    return value
 
 
 def parse_strict_json(data: bytes, what: str, limit: str = "json_bytes") -> dict[str, Any]:
@@ -78,10 +78,10 @@ def parse_strict_json(data: bytes, what: str, limit: str = "json_bytes") -> dict
     with _json_errors(what):
         hook = functools.partial(_unique_object, what)
         integers = whole if b"-0" in data else None
-        found = json.loads(data.decode(), object_pairs_hook=hook, parse_constant=constant, parse_int=integers)
+        row = json.loads(data.decode(), object_pairs_hook=hook, parse_constant=constant, parse_int=integers)
         if b"\\u" in data:
-            json.dumps(found, ensure_ascii=False).encode()
-    return _require_object(found, what)
+            json.dumps(row, ensure_ascii=False).encode()
+    return _require_object(row, what)
 
 
 @contextlib.contextmanager
@@ -94,17 +94,17 @@ def _json_errors(what: str) -> Iterator[None]:
         raise FormatError(f"{what} is not valid JSON") from error
 
 
-def _require_object(found: Any, what: str) -> dict[str, Any]:
-    if not isinstance(found, dict):
-        raise FormatError(f"{what} is not a JSON object", found=type(found).__name__)
-    return found
+def _require_object(value: Any, what: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise FormatError(f"{what} is not a JSON object", found=type(value).__name__)
+    return value
 
 
 def _unique_object(what: str, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    made = dict(pairs)
-    if len(made) != len(pairs):
+    record = dict(pairs)
+    if len(record) != len(pairs):
         raise FormatError(f"{what} has two entries named {_find_duplicate(pairs)!r}")
-    return made
+    return record
 
 
 def require_small(size: int, what: str, limit: str = "json_bytes", file: str | None = None) -> None:
@@ -117,9 +117,9 @@ def _require_few_values(data: bytes, what: str, most: int) -> None:
     """Raise LimitError for too many values: each needs about a hundred bytes of memory."""
     # A value is at least two bytes of text.
     if len(data) > 2 * most:
-        found = _count_values(data)
-        if found > most:
-            raise limits.limit_error("json_values", f"{what} contains too many values", found)
+        count = _count_values(data)
+        if count > most:
+            raise limits.limit_error("json_values", f"{what} contains too many values", count)
 
 
 def _count_values(data: bytes) -> int:
@@ -129,33 +129,33 @@ def _count_values(data: bytes) -> int:
     """
     # Without escaped backslashes and quotation marks, each remaining mark begins or ends a string.
     plain = data.replace(b"\\\\", b"").replace(b'\\"', b"")
-    found = within = 0
+    total = within = 0
     for start in range(0, len(plain), _PART):
         pieces = plain[start : start + _PART].split(b'"')
         outside = b"".join(pieces[within::2])
-        found += sum(map(outside.count, (b",", b"[", b"{")))
+        total += sum(map(outside.count, (b",", b"[", b"{")))
         within ^= len(pieces) - 1 & 1
-    return found
+    return total
 
 
-def _require_shallow(found: Any, data: bytes, what: str, most: int) -> None:
+def _require_shallow(value: Any, data: bytes, what: str, most: int) -> None:
     if data.count(b"[") + data.count(b"{") <= most:
         return
-    level: list[Any] = [found]
+    level: list[Any] = [value]
     for _ in range(most):
-        inner = [each.values() if isinstance(each, dict) else each for each in level]
-        level = [each for values in inner for each in values if isinstance(each, dict | list)]
+        inner = [item.values() if isinstance(item, dict) else item for item in level]
+        level = [value for values in inner for value in values if isinstance(value, dict | list)]
         if not level:
             return
     raise limits.limit_error("json_depth", f"{what} is nested too deeply", most + 1)
 
 
 def _find_duplicate(pairs: list[tuple[str, Any]]) -> str:
-    seen: set[str] = set()
+    keys: set[str] = set()
     for name, _ in pairs:
-        if name in seen:
+        if name in keys:
             return name[:200]
-        seen.add(name)
+        keys.add(name)
     return ""
 
 
@@ -211,7 +211,7 @@ def suggest_glob(glob: str, known: Sequence[str], *, option: str = "--glob ") ->
     near = "/".join(_closest_step(step, steps) for step in glob.split("/"))
     # The name of a module is not the name of a tensor.
     candidates = [near, *([] if near.endswith("*") else [f"{near}/**"])]
-    meant = next((each for each in candidates if any(map(compile_glob(each), known))), None)
+    meant = next((candidate for candidate in candidates if any(map(compile_glob(candidate), known))), None)
     return f"did you mean {option}'{meant}'" if meant else None
 
 
@@ -263,7 +263,7 @@ def describe_record(record: Any) -> str:
     It is the `__repr__` of the records that users receive, whose fields may hold thousands of entries.
     """
     if (names := getattr(record, "_fields", None)) is None:
-        names = [each.name for each in dataclasses.fields(record) if each.repr]
+        names = [field.name for field in dataclasses.fields(record) if field.repr]
     shown = ", ".join(f"{name}={_describe_field(getattr(record, name))}" for name in names)
     return shorten(f"<{type(record).__name__} {shown}>", _LONGEST_REPR)
 
@@ -280,7 +280,7 @@ def _describe_field(value: object) -> str:
         return repr(shorten(clean(value), _LONGEST_FIELD))
     if value is None or isinstance(value, bool | int | float):
         return repr(value)
-    if isinstance(value, tuple) and len(value) <= _FEW and all(isinstance(each, int) for each in value):
+    if isinstance(value, tuple) and len(value) <= _FEW and all(isinstance(item, int) for item in value):
         return repr(value)  # a shape
     if isinstance(value, Mapping | Sequence | Set) and not hasattr(value, "_fields"):
         return format_count(len(value), "entry", "entries")

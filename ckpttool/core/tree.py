@@ -136,14 +136,14 @@ class Leaf:
 
     def strings(self) -> list[bytes]:
         """Return the elements of a string tensor in C order; raise FormatError if there are too few."""
-        data, found, at = bytes(self.read()), [], 0
+        data, strings, at = bytes(self.read()), [], 0
         for _ in range(self.size):
             length = int.from_bytes(data[at : at + 8], "little")
-            found.append(data[at + 8 : at + 8 + length])
+            strings.append(data[at + 8 : at + 8 + length])
             at += 8 + length
             if at > len(data):
                 require_length(data, at)
-        return found
+        return strings
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,9 +195,9 @@ class NameIndex:
         keys: dict[str, list[Path]] = {}
         for path, leaf in self._leaves.items():
             seconds = list(self._aliases.get(path, ()))
-            for each in (path, *(second for second, _ in seconds)):
-                _add_path(places, display(each), path)
-                _add_path(places, display_exact(each), path)
+            for other in (path, *(second for second, _ in seconds)):
+                _add_path(places, display(other), path)
+                _add_path(places, display_exact(other), path)
             native = (leaf.key, leaf.name) if isinstance(leaf, Leaf) else ()
             for key in (*native, *(key for _, key in seconds)):
                 if key:
@@ -209,7 +209,7 @@ class NameIndex:
         shown = self.shown.get(name)
         if shown is not None:
             return (shown,)
-        return next((tuple(found) for names in self._others if (found := names.get(name))), ())
+        return next((tuple(paths) for names in self._others if (paths := names.get(name))), ())
 
 
 def _add_path(names: dict[str, list[Path]], name: str, path: Path) -> None:
@@ -224,15 +224,15 @@ def iter_modules(names: Iterable[str]) -> Iterator[str]:
     Names with more steps than limits.path_depth are skipped: their modules' names grow
     quadratically.
     """
-    seen: set[str] = set()
+    modules: set[str] = set()
     deepest = limits.current().path_depth
     for name in names:
         if name.count("/") >= deepest:
             continue
         at = name.find("/")
         while at >= 0:
-            if (above := name[:at]) and above not in seen:
-                seen.add(above)
+            if (above := name[:at]) and above not in modules:
+                modules.add(above)
                 yield above
             at = name.find("/", at + 1)
 
@@ -241,14 +241,14 @@ def suggest_names(name: str, known: Sequence[str]) -> tuple[str, ...]:
     """Return up to three known names that resemble `name`."""
     import difflib
 
-    ending = [each for each in known if each.endswith(f"/{name}")]
+    ending = [candidate for candidate in known if candidate.endswith(f"/{name}")]
     if ending:
         return tuple(ending[:_MEANT])
     # A wrong name may have a wrong letter, or be incomplete.
     steps = name.count("/") + 1
     ends: dict[str, list[str]] = {}
-    for each in known[:_COMPARED]:
-        ends.setdefault("/".join(each.split("/")[-steps:]), []).append(each)
+    for candidate in known[:_COMPARED]:
+        ends.setdefault("/".join(candidate.split("/")[-steps:]), []).append(candidate)
     close = difflib.get_close_matches(name, known[:_COMPARED], 1)
     return tuple(close or ends.get(next(iter(difflib.get_close_matches(name, ends, 1)), ""), ())[:_MEANT])
 

@@ -88,10 +88,10 @@ def render_lines(title: str, leaves: Iterable[Listed], width: int) -> Iterator[s
 
 
 def _row_lines(node: OutlineRow, indent: str, width: int) -> Iterator[str]:
-    for each in node.below.values():
-        mark = "/" if each.below or each.more else ""
-        yield shorten(f"{indent}{clean(each.name)}{mark}  {each.beside}", width)
-        yield from _row_lines(each, f"{indent}  ", width)
+    for child in node.below.values():
+        mark = "/" if child.below or child.more else ""
+        yield shorten(f"{indent}{clean(child.name)}{mark}  {child.beside}", width)
+        yield from _row_lines(child, f"{indent}  ", width)
     if node.more and not node.name:
         yield f"{indent}and {node.more:,} more"
 
@@ -127,10 +127,10 @@ def render_branch(title: str, leaves: Iterable[Listed]) -> str:
 
 
 def _html_rows(node: OutlineRow) -> Iterator[str]:
-    for each in node.below.values():
-        sentence = f"<code>{html_text(each.name)}</code> {_BESIDE}{html_text(each.beside)}</span>"
-        if each.below:
-            inside = "".join(_html_rows(each))
+    for child in node.below.values():
+        sentence = f"<code>{html_text(child.name)}</code> {_BESIDE}{html_text(child.beside)}</span>"
+        if child.below:
+            inside = "".join(_html_rows(child))
             yield f"{_ROW}<details><summary>{sentence}</summary>{inside}</details></div>"
         else:
             yield f"{_ROW}{sentence}</div>"
@@ -184,32 +184,32 @@ def render_file(record: Any) -> str:
 
 
 def _html_value(value: Any) -> str:
-    if isinstance(value, list) and value and all(isinstance(each, dict) for each in value):
+    if isinstance(value, list) and value and all(isinstance(item, dict) for item in value):
         return _html_table(value)
     return html_text(_plain_text(value))
 
 
 def _html_table(objects: list[dict[str, Any]]) -> str:
     """Return the first objects of a list, one per row; a column for each member with a text in any row."""
-    rows = [{name: _cell(value) for name, value in each.items()} for each in objects[:_MAX_HTML_ROWS]]
+    rows = [{name: _cell(value) for name, value in object_.items()} for object_ in objects[:_MAX_HTML_ROWS]]
     names = [*dict.fromkeys(name for row in rows for name, text in row.items() if text)][:_MAX_HTML_COLUMNS]
     head = "".join(f"<th>{html_text(name)}</th>" for name in names)
     cells = ("".join(f"<td>{html_text(row.get(name) or '')}</td>" for name in names) for row in rows)
-    body = "".join(f"<tr>{each}</tr>" for each in cells)
+    body = "".join(f"<tr>{cell}</tr>" for cell in cells)
     more = f"<tr><td>{len(objects) - len(rows):,} more</td></tr>" if len(objects) > len(rows) else ""
     return f"<table><tr>{head}</tr>{body}{more}</table>"
 
 
 def _cell(value: Any) -> str:
     """Return the text of a table's cell; none for a list of lists or objects, e.g. the keys of a path."""
-    nested = isinstance(value, list) and any(isinstance(each, dict | list) for each in value)
+    nested = isinstance(value, list) and any(isinstance(item, dict | list) for item in value)
     return "" if nested else _plain_text(value)
 
 
 def _plain_text(value: Any) -> str:
     """Return a JSON value as one line; nested lists and objects by their members, or by their number."""
     if isinstance(value, dict):
-        return ", ".join(f"{name}: {_short_text(each)}" for name, each in value.items())
+        return ", ".join(f"{name}: {_short_text(item)}" for name, item in value.items())
     if isinstance(value, list):
         return ", ".join(map(_short_text, value))
     return _short_text(value)

@@ -90,9 +90,9 @@ def base_name(text: str) -> str:
     shown = display_url(text)
     for link in reversed(split_chain(normalize_chain(shown) or shown)):
         scheme = _SCHEME.match(link)
-        found = os.path.basename((link if scheme is None else link[scheme.end() :]).rstrip("/"))
-        if found:
-            return found
+        name = os.path.basename((link if scheme is None else link[scheme.end() :]).rstrip("/"))
+        if name:
+            return name
     return ""
 
 
