@@ -461,9 +461,9 @@ def _needs_normalization(name: str) -> bool:
 
 
 def _first_duplicate(names: Iterable[str]) -> str:
-    seen: set[str] = set()
+    earlier: set[str] = set()
     # `add` returns None.
-    return next(name for name in names if name in seen or seen.add(name))  # type: ignore[func-returns-value]
+    return next(name for name in names if name in earlier or earlier.add(name))  # type: ignore[func-returns-value]
 
 
 _NEAR, _WINDOW = 4096, 1 << 20
@@ -898,7 +898,7 @@ class ArchiveStore:
         name = self._name(path)
         below = f"{name}/" if name else ""
         members = self._members(self._file())
-        return (each[len(below) :].partition("/")[0] for each in members if each.startswith(below))
+        return (member[len(below) :].partition("/")[0] for member in members if member.startswith(below))
 
     def read(self, path: str, seen: FileStat, offset: int, length: int) -> bytes:
         """Return these bytes; raise ChangedError if the archive changed after it was listed."""
@@ -931,10 +931,10 @@ class ArchiveStore:
         read = functools.partial(self.read, path, seen)
         return self._copies.descriptor(path, seen, (offset, length), read, note)
 
-    def _member(self, path: str, seen: FileStat) -> ArchiveMember:
+    def _member(self, path: str, stat: FileStat) -> ArchiveMember:
         members = self._members(self._file()) if self._listed is None else self._listed[1]
         member = members.get(self._name(path))
-        if member is None or _member_stat(member) != seen:
+        if member is None or _member_stat(member) != stat:
             raise ChangedError("the archive changed after it was listed", file=path)
         return member
 
@@ -989,7 +989,7 @@ def _list_tar_members(file: File) -> dict[str, ArchiveMember]:
     import zlib
 
     start = file.read(0, min(8, file.size))
-    library = next((each for mark, each in _COMPRESSED.items() if start.startswith(mark)), None)
+    library = next((kind for mark, kind in _COMPRESSED.items() if start.startswith(mark)), None)
     try:
         if library is None:
             members = list(_iter_tar_entries(cast(IO[bytes], FileStream(file)), file))

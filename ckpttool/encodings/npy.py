@@ -74,15 +74,15 @@ def read_npy(storage: Storage) -> NpyArray:
     nbytes = item
     for extent in shape:
         nbytes *= extent
-    found = storage.length - start
-    if nbytes != found:
-        wrong = TruncatedError if found < nbytes else FormatError
+    size = storage.length - start
+    if nbytes != size:
+        wrong = TruncatedError if size < nbytes else FormatError
         raise _npy_error(
             wrong,
             storage,
             "an array's size in bytes does not match its shape",
             expected=f"{nbytes:,} bytes",
-            found=f"{found:,}",
+            description=f"{size:,}",
         )
     body = StoragePart(storage, start, nbytes) if nbytes else Inline(b"")
     # Types without a byte order in NumPy are not swapped.
@@ -183,10 +183,10 @@ def _npy_error(
     message: str,
     *,
     expected: str | None = None,
-    found: str | None = None,
+    description: str | None = None,
 ) -> FormatError:
     span = storage.base if isinstance(storage, DeflatedSpan) else storage
-    return kind(message, file=span.file.path, offset=span.offset, expected=expected, found=found)
+    return kind(message, file=span.file.path, offset=span.offset, expected=expected, found=description)
 
 
 def _read_prefix(storage: Storage, count: int) -> bytes:
@@ -238,7 +238,7 @@ def _read_header(storage: Storage) -> tuple[str | None, bool, Shape, int]:
 
 
 def _fail(storage: Storage, message: str, shown: bytes | str) -> NoReturn:
-    raise _npy_error(FormatError, storage, message, found=repr(shown[:60]) if shown else None)
+    raise _npy_error(FormatError, storage, message, description=repr(shown[:60]) if shown else None)
 
 
 def _parse_entries(storage: Storage, text: str, literal: str) -> dict[str, object]:
@@ -247,12 +247,12 @@ def _parse_entries(storage: Storage, text: str, literal: str) -> dict[str, objec
         _fail(storage, "an array's header is not a literal that NumPy writes", text)
     try:
         tree = ast.parse(literal.strip(_SPACE), mode="eval").body
-        found = ast.literal_eval(tree)
+        value = ast.literal_eval(tree)
     except (SyntaxError, ValueError, TypeError, MemoryError, RecursionError):
         _fail(storage, "an array's header is not a literal that NumPy writes", text)
-    if not isinstance(tree, ast.Dict) or found.keys() != _ENTRIES or len(tree.keys) != len(_ENTRIES):
+    if not isinstance(tree, ast.Dict) or value.keys() != _ENTRIES or len(tree.keys) != len(_ENTRIES):
         _fail(storage, "an array's header is not a dict of descr, fortran_order and shape", text)
-    entries: dict[str, object] = found
+    entries: dict[str, object] = value
     return entries
 
 

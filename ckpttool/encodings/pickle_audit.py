@@ -181,7 +181,7 @@ def _needs_outside_data(full: str, args: tuple[Any, ...]) -> bool:
     if full in ("builtins.bytes", "builtins.bytearray") and type(args[0]) is int:
         return True
     if not full.startswith(_ENDLESS) and any(
-        isinstance(each, PickleObject) and each.name.startswith(_ENDLESS) for each in args
+        isinstance(argument, PickleObject) and argument.name.startswith(_ENDLESS) for argument in args
     ):
         return True
     return full.startswith("copyreg.") and isinstance(args[0], PickleObject)
@@ -213,8 +213,8 @@ def _first_class(args: tuple[Any, ...]) -> Iterator[Inner]:
 
 def _masked(args: tuple[Any, ...]) -> Iterator[Inner]:
     """Yield the classes of a masked array and of its data (numpy/ma/core.py, _mareconstruct)."""
-    for each in args[:2] or (None,):
-        yield each, (), True
+    for argument in args[:2] or (None,):
+        yield argument, (), True
 
 
 def _bit_generator(args: tuple[Any, ...]) -> Iterator[Inner]:
@@ -225,9 +225,9 @@ def _bit_generator(args: tuple[Any, ...]) -> Iterator[Inner]:
 
 def _random_state(args: tuple[Any, ...]) -> Iterator[Inner]:
     """Yield the constructor that numpy.random's __randomstate_ctor calls with the first argument."""
-    yield from _bit_generator(tuple(each for each in args[:1] if isinstance(each, Global)))
-    for each in args[1:2]:
-        yield each, args[:1], False
+    yield from _bit_generator(tuple(argument for argument in args[:1] if isinstance(argument, Global)))
+    for argument in args[1:2]:
+        yield argument, args[:1], False
 
 
 def _new_object(args: tuple[Any, ...]) -> Iterator[Inner]:
@@ -240,15 +240,15 @@ def _new_object(args: tuple[Any, ...]) -> Iterator[Inner]:
 
 def _reconstructed(args: tuple[Any, ...]) -> Iterator[Inner]:
     """Yield the base class whose `__new__` and `__init__` copyreg._reconstructor calls."""
-    for each in args[1:2]:
-        yield each, args[2:], False
+    for argument in args[1:2]:
+        yield argument, args[2:], False
 
 
 def _skeleton(args: tuple[Any, ...]) -> Iterator[Inner]:
     """Yield the metaclass that cloudpickle's _make_skeleton_class calls, unless it runs nothing."""
-    for each in args[:1]:
-        if not (isinstance(each, Global) and each.full in _METACLASSES):
-            yield each, args[1:], False
+    for argument in args[:1]:
+        if not (isinstance(argument, Global) and argument.full in _METACLASSES):
+            yield argument, args[1:], False
 
 
 def _imported(args: tuple[Any, ...]) -> Iterator[Inner]:
@@ -359,7 +359,7 @@ def created_from(full: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
     if full in _SKELETONS:
         return args[3:]
     if full in _INNER:
-        return tuple(each for each in args if not isinstance(each, Global))
+        return tuple(argument for argument in args if not isinstance(argument, Global))
     return args
 
 
@@ -408,7 +408,7 @@ def used_names(args: tuple[Any, ...]) -> Iterator[Global]:
     The names of globals, attributes and imported modules follow the constants, which follow the bytecode
     (Objects/codeobject.c, code_new; the same order in every version of Python).
     """
-    at = next((n for n, each in enumerate(args) if isinstance(each, bytes | StoredBytes)), None)
+    at = next((n for n, argument in enumerate(args) if isinstance(argument, bytes | StoredBytes)), None)
     names = args[at + 2] if at is not None and len(args) > at + 2 else None
     if type(names) is not tuple or not all(type(name) is str for name in names):
         yield Global("types", "CodeType")

@@ -257,7 +257,7 @@ class PickleMachine:
         if has_spread_hash(value, len(target)):
             return value
         if not is_plain(value):
-            unhashable = next((each for each in value if not is_hashable(each)), None)
+            unhashable = next((item for item in value if not is_hashable(item)), None)
             if unhashable is not None:
                 self.fail(f"a tuple with a {type(unhashable).__name__} is used as a dict key", self.position)
             return OpaqueKey(value)
@@ -399,8 +399,8 @@ class PickleMachine:
     def is_plain(self) -> bool:
         """Return whether all names are listed as data, whatever the builders make of their calls."""
         return all(
-            each.reference(0).verdict == PLAIN and judge_name(target, rebuilt=False) == PLAIN
-            for target, each in self.names.items()
+            name.reference(0).verdict == PLAIN and judge_name(target, rebuilt=False) == PLAIN
+            for target, name in self.names.items()
         )
 
     def _spend(self, args: tuple[Any, ...]) -> None:

@@ -198,11 +198,11 @@ def is_plain(value: Any) -> bool:
     if not isinstance(value, tuple) or isinstance(value, Global):
         return False
     most = limits.current().pickle_key_items
-    todo, seen = [value], 0
+    todo, count = [value], 0
     while todo:
         items = todo.pop()
-        seen += len(items)
-        if seen > most:
+        count += len(items)
+        if count > most:
             return False
         for item in items:
             if isinstance(item, tuple):

@@ -486,11 +486,11 @@ def event_file_header(wall_time: float) -> bytes:
 
 def summary_record(wall_time: float, step: int, values: Mapping[str, float]) -> bytes:
     """Return a record with the values of several tags at one step."""
-    found = [
+    messages = [
         encode_message(_VALUE, encode_text(_TAG, tag) + encode_float(_SIMPLE, value))
         for tag, value in values.items()
     ]
-    return _event_record(wall_time, step, encode_message(_SUMMARY, b"".join(found)))
+    return _event_record(wall_time, step, encode_message(_SUMMARY, b"".join(messages)))
 
 
 def _event_record(wall_time: float, step: int, what: bytes) -> bytes:
