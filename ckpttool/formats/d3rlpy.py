@@ -49,20 +49,20 @@ def read(location: str) -> Checkpoint:
     with locate_errors(file=location):
         pickled = load_pickle_file(file)
         stored, config, version = _entries(pickled, location)
-        tree, found = _listed(file, stored, config, version)
+        tree, listing = _listed(file, stored, config, version)
     return Checkpoint(
         path=location,
         format=NAME,
         tree=tree,
         files=(file,),
-        writer=f"d3rlpy {version}, {found.writer}",
-        integrity=found.integrity,
-        notes=found.notes,
-        details=found.details,
+        writer=f"d3rlpy {version}, {listing.writer}",
+        integrity=listing.integrity,
+        notes=listing.notes,
+        details=listing.details,
         code_references=merge_references(
-            pickled.code_references, relocate_references(found.code_references, "torch")
+            pickled.code_references, relocate_references(listing.code_references, "torch")
         ),
-        unjudged=tuple(f"torch: {each}" for each in found.unjudged),
+        unjudged=tuple(f"torch: {content}" for content in listing.unjudged),
     )
 
 
@@ -89,14 +89,14 @@ def _entries(pickled: LoadedPickle, location: str) -> tuple[StoredBytes, str, st
 
 
 def _listed(file: File, stored: StoredBytes, config: str, version: str) -> tuple[Tree, FileListing]:
-    found = torch_legacy.list_embedded(file, stored.at, stored.length)
+    listing = torch_legacy.list_embedded(file, stored.at, stored.length)
     document = text.parse_json(config.encode(errors="surrogatepass"), _SETTINGS)
     parts: dict[PathStep, Tree] = {
-        key("torch"): found.tree,
+        key("torch"): listing.tree,
         key("config"): settings.tree_from_json(document, _SETTINGS),
         key("version"): Tree({(): ValueLeaf(version)}),
     }
-    return join_trees(parts, _key, Container("dict")), found
+    return join_trees(parts, _key, Container("dict")), listing
 
 
 def _key(part: PathStep, native: str) -> str:  # noqa: ARG001  # only the archive holds tensors

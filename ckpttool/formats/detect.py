@@ -81,12 +81,12 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     Raise NotFoundError, NotACheckpointError or UnsupportedError if there is nothing to list, and
     FormatError if the bytes are damaged.
     """
-    place = filesystem.resolve_path(os.fspath(path))
-    if filesystem.find_store(place) is not None:
+    location = filesystem.resolve_path(os.fspath(path))
+    if filesystem.find_store(location) is not None:
         with filesystem.read_session() as visit:
-            checkpoint = _open_path(place)
+            checkpoint = _open_path(location)
             return replace(checkpoint, notes=(*checkpoint.notes, *visit.notes))
-    return _open_path(place)
+    return _open_path(location)
 
 
 def ensure_open(path: str | os.PathLike[str] | Checkpoint) -> Checkpoint:
@@ -95,12 +95,12 @@ def ensure_open(path: str | os.PathLike[str] | Checkpoint) -> Checkpoint:
 
 
 def _open_path(path: str) -> Checkpoint:
-    found = resolve(path)
-    checkpoint = _add_location_notes(path, found, read_location(found))
-    if is_hidden_name(os.path.basename(path)) or not is_hidden_name(os.path.basename(found.location)):
+    claim = resolve(path)
+    checkpoint = _add_location_notes(path, claim, read_location(claim))
+    if is_hidden_name(os.path.basename(path)) or not is_hidden_name(os.path.basename(claim.location)):
         return checkpoint
     note = (
-        f"an earlier conversion to {path} was interrupted; reading the previous files from {found.location}"
+        f"an earlier conversion to {path} was interrupted; reading the previous files from {claim.location}"
     )
     return replace(checkpoint, notes=(note, *checkpoint.notes))
 
@@ -108,8 +108,8 @@ def _open_path(path: str) -> Checkpoint:
 def _find_backup(path: str) -> CheckpointLocation | None:
     """Return the newest backup if the replacement of a set of files was interrupted, else None."""
     for prefix in atomic_write.find_backups(path) if filesystem.find_store(path) is None else ():
-        for found in matching_formats(Probe(prefix), plugins.BUILT_IN["formats"]):
-            return found
+        for format_ in matching_formats(Probe(prefix), plugins.BUILT_IN["formats"]):
+            return format_
     return None
 
 
@@ -119,11 +119,11 @@ def read_location(found: CheckpointLocation) -> Checkpoint:
     return replace(checkpoint, code_references=apply_allowed(checkpoint.code_references))
 
 
-def _add_location_notes(path: str, found: CheckpointLocation, checkpoint: Checkpoint) -> Checkpoint:
+def _add_location_notes(path: str, location: CheckpointLocation, checkpoint: Checkpoint) -> Checkpoint:
     """Return the checkpoint with its format's note on how the path led to it."""
-    redirected = getattr(found.format, "redirected", None)
-    note = redirected(Probe(path), found.location) if redirected is not None else None
-    notes = [each for each in (note, note_other_shards(checkpoint)) if each]
+    redirected = getattr(location.format, "redirected", None)
+    note = redirected(Probe(path), location.location) if redirected is not None else None
+    notes = [sentence for sentence in (note, note_other_shards(checkpoint)) if sentence]
     return replace(checkpoint, notes=(*notes, *checkpoint.notes)) if notes else checkpoint
 
 
@@ -145,16 +145,16 @@ def find_other_shards(checkpoint: Checkpoint) -> tuple[int, int, tuple[str, ...]
     others = [
         f"{shard['stem']}{n}-of-{shard['total']}{shard['suffix']}" for n in numbers if n != shard["number"]
     ]
-    missing = [each for each in others if not filesystem.isfile(os.path.join(folder, each))]
+    missing = [other for other in others if not filesystem.isfile(os.path.join(folder, other))]
     return int(shard["number"]), total, tuple(missing)
 
 
 def note_other_shards(checkpoint: Checkpoint) -> str | None:
     """Return a note that names the other shards, if the file is one shard of a Hugging Face model."""
-    found = find_other_shards(checkpoint)
-    if found is None:
+    shards = find_other_shards(checkpoint)
+    if shards is None:
         return None
-    number, total, missing = found
+    number, total, missing = shards
     rest = (
         f"missing: {abbreviate_list(list(missing), 3)}"
         if missing
@@ -196,24 +196,24 @@ def _probe_path(path: str) -> Probe:
 
 
 def _locate(probe: Probe) -> CheckpointLocation | None:
-    found = find_format(probe)
-    return _find_backup(probe.path) if found is None and probe.kind == "missing" else found
+    location = find_format(probe)
+    return _find_backup(probe.path) if location is None and probe.kind == "missing" else location
 
 
 def find_format(probe: Probe) -> CheckpointLocation | None:
     """Return the format that reads the path; raise UsageError if several match it."""
-    found = claiming_formats(probe)
-    if len(found) > 1:
-        names = " and ".join(each.format.NAME for each in found)
+    claims = claiming_formats(probe)
+    if len(claims) > 1:
+        names = " and ".join(claim.format.NAME for claim in claims)
         raise UsageError(f"the path matches more than one format: {names}", file=probe.path)
-    return found[0] if found else None
+    return claims[0] if claims else None
 
 
 def claiming_formats(probe: Probe) -> list[CheckpointLocation]:
     """Return the matches of the built-in formats; if there are none, those of plugins."""
-    ours = plugins.BUILT_IN["formats"]
-    return matching_formats(probe, ours) or matching_formats(
-        probe, (plugin for plugin in plugins.installed("formats") if plugin not in ours)
+    formats = plugins.BUILT_IN["formats"]
+    return matching_formats(probe, formats) or matching_formats(
+        probe, (plugin for plugin in plugins.installed("formats") if plugin not in formats)
     )
 
 
@@ -224,9 +224,9 @@ def _find_run_model(probe: Probe) -> Probe:
     for parts in _RUNS:
         for inner in (parts, parts[1:] if probe.name == parts[0] else ()):
             if inner and inner[0] in probe.names:
-                found = Probe(os.path.join(probe.path, *inner))
-                if found.kind == ("file" if len(parts) > 1 else "folder"):
-                    return found
+                inner_probe = Probe(os.path.join(probe.path, *inner))
+                if inner_probe.kind == ("file" if len(parts) > 1 else "folder"):
+                    return inner_probe
     return probe
 
 
@@ -291,9 +291,9 @@ def _not_found_error(probe: Probe) -> CkpttoolError:
             message = f"this folder contains {len(here)} checkpoints, and no file names the latest"
             return NotACheckpointError(message, file=probe.path, hint=_did_you_mean(here))
         message = f"no checkpoint found in this folder{'' if names else ': it is empty'}"
-        found = abbreviate_list(names, _SUGGESTIONS) if names else None
+        shown = abbreviate_list(names, _SUGGESTIONS) if names else None
         hint = _suggest_below(probe) or "use the path of a checkpoint or of its folder"
-        return NotACheckpointError(message, file=probe.path, found=found, hint=hint)
+        return NotACheckpointError(message, file=probe.path, found=shown, hint=hint)
     if filesystem.find_store(probe.path) is None and not os.access(probe.path, os.R_OK):
         return NotFoundError("no permission to read the file", file=probe.path)
     return unknown_file_error(probe)
@@ -329,10 +329,10 @@ def _explain_missing_folder(path: str) -> str | None:
     if folder and not os.path.isdir(folder):
         return f"the folder {folder} does not exist"
     inner = Probe(folder or os.curdir)
-    found = _readable(inner.path, sorted(inner.names)[:_LOOKED_AT])
-    if not found:
+    locations = _readable(inner.path, sorted(inner.names)[:_LOOKED_AT])
+    if not locations:
         return "no checkpoint lies in the same folder"
-    names = [os.path.basename(each) for each in found]
+    names = [os.path.basename(location) for location in locations]
     return f"checkpoints in the same folder: {abbreviate_list(names, _SUGGESTIONS)}"
 
 
@@ -341,11 +341,11 @@ def _latest_first(locations: list[str]) -> list[str]:
 
     def numbers(location: str) -> list[tuple[int, str]]:
         # No int(): it accepts at most 4,300 digits.
-        found = (each.lstrip("0") for each in re.findall(r"[0-9]+", os.path.basename(location)))
-        return [(len(each), each) for each in found]
+        digits = (digits.lstrip("0") for digits in re.findall(r"[0-9]+", os.path.basename(location)))
+        return [(len(digits), digits) for digits in digits]
 
-    found = sorted(locations, key=numbers, reverse=True)
-    return sorted(found, key=lambda each: re.sub(r"[0-9]+", "0", os.path.basename(each)))
+    ordered = sorted(locations, key=numbers, reverse=True)
+    return sorted(ordered, key=lambda location: re.sub(r"[0-9]+", "0", os.path.basename(location)))
 
 
 # A drive or a network share, or backslashes instead of slashes.
@@ -354,10 +354,10 @@ _WINDOWS_PATH = deferred.compile(r"(?P<drive>[A-Za-z]):[\\/]|\\\\[^\\]+\\|[^/\\]
 
 def _explain_windows_path(path: str) -> str | None:
     """Return a hint for a Windows path on a POSIX system, with the path in WSL; None for another path."""
-    found = _WINDOWS_PATH.match(path) if os.name == "posix" else None
-    if found is None:
+    match = _WINDOWS_PATH.match(path) if os.name == "posix" else None
+    if match is None:
         return None
-    drive, plain = found["drive"], path.replace("\\", "/")
+    drive, plain = match["drive"], path.replace("\\", "/")
     if drive is not None:
         return f"this is a Windows path; in WSL it is /mnt/{drive.lower()}{plain[2:]}"
     return f"this is a Windows path; with slashes it is {plain}"
@@ -377,14 +377,14 @@ def _suggest_below(probe: Probe) -> str | None:
     """Suggest checkpoints in the folder, else in the nearest folders under it."""
     level, left = [probe], _LOOKED_AT
     while level and left > 0:
-        found, below = [], []
-        for each in level:
-            names = sorted(each.names)[: max(left, 0)]
+        readable, below = [], []
+        for inner_probe in level:
+            names = sorted(inner_probe.names)[: max(left, 0)]
             left -= len(names)
-            found += _readable(each.path, names)
-            below += _subfolders(each, names)
-        if found:
-            return _did_you_mean(found)
+            readable += _readable(inner_probe.path, names)
+            below += _subfolders(inner_probe, names)
+        if readable:
+            return _did_you_mean(readable)
         level = below
     return None
 
@@ -394,7 +394,7 @@ def _subfolders(probe: Probe, names: Iterable[str]) -> list[Probe]:
     if filesystem.find_store(probe.path) is not None:
         return []
     inner = (Probe(os.path.join(probe.path, name)) for name in names if not name.startswith("."))
-    return [each for each in inner if each.kind == "folder" and not os.path.islink(each.path)]
+    return [probe for probe in inner if probe.kind == "folder" and not os.path.islink(probe.path)]
 
 
 def _readable(folder: str, names: Iterable[str]) -> list[str]:
@@ -407,8 +407,8 @@ def _readable(folder: str, names: Iterable[str]) -> list[str]:
         if is_hidden_name(name) or name.startswith(".") or inner.kind not in ("file", "folder"):
             continue
         with contextlib.suppress(CkpttoolError):
-            for each in matching_formats(inner, plugins.BUILT_IN["formats"]):
-                locations.setdefault(each.location)
+            for format_ in matching_formats(inner, plugins.BUILT_IN["formats"]):
+                locations.setdefault(format_.location)
     return list(locations)
 
 
@@ -624,10 +624,10 @@ def list_model_calls(probe: Probe) -> tuple[CodeReference, ...]:
         return ()
     from ckpttool.formats.keras_config import audit_document
 
-    found = text.parse_json_value(data, probe.name)
-    if not isinstance(found, dict) or not {"class_name", "config"} <= found.keys():
+    value = text.parse_json_value(data, probe.name)
+    if not isinstance(value, dict) or not {"class_name", "config"} <= value.keys():
         return ()
-    return tuple(unsafe_references(audit_document(found, probe.name)))
+    return tuple(unsafe_references(audit_document(value, probe.name)))
 
 
 # Names of frozen graphs (GraphDef) and of a Saver's graphs (MetaGraphDef).
@@ -776,7 +776,7 @@ ARCHIVES = (
 def match_archive(members: Iterable[str]) -> ForeignArchive | None:
     """Return the archive type that the member names of a zip archive indicate."""
     names = list(members)
-    return next((each for each in ARCHIVES if any(map(each.member.fullmatch, names))), None)
+    return next((archive for archive in ARCHIVES if any(map(archive.member.fullmatch, names))), None)
 
 
 def match_model(head: bytes) -> ForeignModel | None:
@@ -873,10 +873,10 @@ def add_code_scan(checkpoint: Checkpoint) -> Checkpoint:
     if checkpoint.format in _WHOLE:
         return checkpoint
     references, unjudged = [], list(checkpoint.unjudged)
-    known = {each.name for each in unsafe_references(checkpoint.code_references)}
+    known = {reference.name for reference in unsafe_references(checkpoint.code_references)}
     arrays = _array_storages(checkpoint)
     for file in checkpoint.files:
-        found = scan_for_code(
+        scan = scan_for_code(
             file,
             pickle=checkpoint.format not in _PICKLED,
             arrays=arrays,
@@ -886,11 +886,11 @@ def add_code_scan(checkpoint: Checkpoint) -> Checkpoint:
         )
         name = "" if len(checkpoint.files) == 1 else os.path.basename(file.path)
         references += [
-            each
-            for each in (relocate_references(found.code_references, name) if name else found.code_references)
-            if each.name not in known
+            name
+            for name in (relocate_references(scan.code_references, name) if name else scan.code_references)
+            if name.name not in known
         ]
-        unjudged += [f"{name}: {each}" if name else each for each in (*found.unread, *found.ambiguous)]
+        unjudged += [f"{name}: {content}" if name else content for content in (*scan.unread, *scan.ambiguous)]
     if not references and not unjudged:
         return checkpoint
     return replace(
@@ -962,21 +962,21 @@ def scan_for_code(
         programs: report members that are programs or libraries.
         format: the format that reads the file; parts that another format would read are then reported.
     """
-    found = _CodeScanner(arrays, plain, programs=programs)
-    with found.reasons("the file"):
-        found.content(_file_content(file, 0, file.size), "", 0, pickle=pickle)
+    scanner = _CodeScanner(arrays, plain, programs=programs)
+    with scanner.reasons("the file"):
+        scanner.content(_file_content(file, 0, file.size), "", 0, pickle=pickle)
     if format is not None:
-        with found.reasons("the file"):
-            found.other_formats(file, format)
-    return found.result()
+        with scanner.reasons("the file"):
+            scanner.other_formats(file, format)
+    return scanner.result()
 
 
 def scan_behind(file: File, at: int, stop: int) -> CodeScan:
     """Scan the bytes `at` to `stop` of the file, which follow the end of a pickle or stream."""
-    found = _CodeScanner(frozenset())
-    with found.reasons("the file"):
-        found.behind(_file_content(file, at, stop - at), "", 0, at)
-    return found.result()
+    scanner = _CodeScanner(frozenset())
+    with scanner.reasons("the file"):
+        scanner.behind(_file_content(file, at, stop - at), "", 0, at)
+    return scanner.result()
 
 
 class _CodeScanner:
@@ -994,7 +994,7 @@ class _CodeScanner:
 
     def result(self) -> CodeScan:
         """Return what the scan has found."""
-        unread, ambiguous = (tuple(dict.fromkeys(each)) for each in (self.unread, self.ambiguous))
+        unread, ambiguous = (tuple(dict.fromkeys(names)) for names in (self.unread, self.ambiguous))
         return CodeScan(tuple(self.code_references), unread, ambiguous)
 
     def other_formats(self, file: File, format: str) -> None:  # noqa: A002  # as in scan_for_code
@@ -1073,15 +1073,15 @@ class _CodeScanner:
             data = content.start(content.size)
             acting, end = _find_code(data, limits.current())
         else:
-            found, data = pickle_signatures.scan_head(content.start, content.size, _SMALL if marked else HEAD)
-            if not marked and not pickle_signatures.is_pickle(found, data, content.size):
+            name, data = pickle_signatures.scan_head(content.start, content.size, _SMALL if marked else HEAD)
+            if not marked and not pickle_signatures.is_pickle(name, data, content.size):
                 return None
-            acting, end = tuple(unsafe_references(found.code_references)), found.end
+            acting, end = tuple(unsafe_references(name.code_references)), name.end
         if end is None and pickle_signatures.JOBLIB in data:
             from ckpttool.formats.pickles import scan_joblib
 
-            found = scan_joblib(self._all(content))
-            acting, end = tuple(unsafe_references(found.code_references)), found.end
+            name = scan_joblib(self._all(content))
+            acting, end = tuple(unsafe_references(name.code_references)), name.end
         self.code_references += relocate_references(acting, where) if where else acting
         return end or (0 if acting else None)
 
@@ -1166,11 +1166,11 @@ class _CodeScanner:
         with self._stream(content) as stream, tarfile.open(fileobj=stream, mode="r:") as archive:
             for number, info in enumerate(archive):
                 torch = torch or (not number and info.name == "sys_info")
-                held = archive.extractfile(info) if info.isreg() else None
-                if held is not None:
+                member = archive.extractfile(info) if info.isreg() else None
+                if member is not None:
                     # Sequences of pickles and numbers that the format checks.
                     alone = not (torch and info.name in TAR_MEMBERS)
-                    inner = _ContentReader(info.size, _head_reader(held))
+                    inner = _ContentReader(info.size, _head_reader(member))
                     self._member(inner, info.name, _join_location(where, info.name), depth, alone=alone)
 
     def _packed(self, engine: _Engine, content: _ContentReader, where: str, depth: int) -> None:
@@ -1215,8 +1215,8 @@ def _find_code(pickle: bytes, _: Limits) -> tuple[tuple[CodeReference, ...], int
     # Not a top-level import: most scanned files are not pickles.
     from ckpttool.encodings.pickle_reader import scan_pickle
 
-    found = scan_pickle(pickle)
-    return tuple(unsafe_references(found.code_references)), found.end
+    scan = scan_pickle(pickle)
+    return tuple(unsafe_references(scan.code_references)), scan.end
 
 
 def _join_location(where: str, name: str) -> str:
@@ -1271,18 +1271,18 @@ def _decompress_head(make: _Engine, content: _ContentReader, length: int) -> byt
     window = 4 * _PIECE
     while True:
         packed = content.start(window)
-        made = _decompress(make, packed, length)
-        if len(made) >= length or len(packed) >= content.size or len(packed) < window:
-            return made
+        head = _decompress(make, packed, length)
+        if len(head) >= length or len(packed) >= content.size or len(packed) < window:
+            return head
         window *= 8
 
 
 def _decompress(make: _Engine, packed: bytes, length: int) -> bytes:
-    made, engine, at = bytearray(), make(), 0
-    while at < len(packed) and len(made) < length:
+    output, engine, at = bytearray(), make(), 0
+    while at < len(packed) and len(output) < length:
         piece = packed[at : at + _PIECE]
         try:
-            made += engine.decompress(piece, length - len(made))
+            output += engine.decompress(piece, length - len(output))
         except Exception:  # noqa: BLE001  # three libraries with different errors: the first error counts
             break
         at += len(piece)
@@ -1290,4 +1290,4 @@ def _decompress(make: _Engine, packed: bytes, length: int) -> bytes:
             # gzip, bz2 and xz readers treat several concatenated streams as one.
             at -= len(engine.unused_data)
             engine = make()
-    return bytes(made)
+    return bytes(output)

@@ -43,24 +43,24 @@ def assign_names(
     Paths come in order, and the first of several with the same spelling gets it. `safe` converts an
     unambiguous name to one that the format can store.
     """
-    taken = set(reserved)
+    used = set(reserved)
     names: dict[Path, str] = {}
     for path in paths:
         name = spelled(path)
-        if name in taken or not _is_text(name):
-            name = _unused_name(safe(display_exact(path)), taken)
-        taken.add(name)
+        if name in used or not _is_text(name):
+            name = _unused_name(safe(display_exact(path)), used)
+        used.add(name)
         names[path] = name
     return names
 
 
-def _unused_name(name: str, taken: set[str]) -> str:
+def _unused_name(name: str, used: set[str]) -> str:
     plain = name.encode("ascii", "backslashreplace").decode("ascii").replace("\0", "\\0")
-    number, found = 1, plain
-    while found in taken:
+    number, candidate = 1, plain
+    while candidate in used:
         number += 1
-        found = f"{plain} {number}"
-    return found
+        candidate = f"{plain} {number}"
+    return candidate
 
 
 def _is_text(name: str) -> bool:
@@ -226,28 +226,28 @@ class _TreeDecoder:
             raise EmbeddedTreeError("the embedded tree refers to an owner that does not exist")
         return paths[of]
 
-    def _aliases(self, rows: list[Any], paths: list[Path], taken: set[Path]) -> dict[Path, tuple[Alias, ...]]:
-        found: dict[Path, list[Alias]] = {}
-        for place, steps, name in rows:
+    def _aliases(self, rows: list[Any], paths: list[Path], used: set[Path]) -> dict[Path, tuple[Alias, ...]]:
+        aliases: dict[Path, list[Alias]] = {}
+        for index, steps, name in rows:
             path = decode_path(steps, self.steps)
-            if type(place) is not int or not 0 <= place < len(paths) or not isinstance(name, str | None):
+            if type(index) is not int or not 0 <= index < len(paths) or not isinstance(name, str | None):
                 raise EmbeddedTreeError("the embedded tree has an alias without a target")
-            if path in taken:
+            if path in used:
                 raise EmbeddedTreeError("the embedded tree lists two entries under one path")
-            taken.add(path)
-            found.setdefault(paths[place], []).append(Alias(path, name))
-        return {path: tuple(others) for path, others in found.items()}
+            used.add(path)
+            aliases.setdefault(paths[index], []).append(Alias(path, name))
+        return {path: tuple(others) for path, others in aliases.items()}
 
     def _containers(self, rows: Any) -> dict[Path, Container]:
-        found: dict[Path, Container] = {}
+        containers: dict[Path, Container] = {}
         for row in rows if isinstance(rows, list) else [None]:
             if not isinstance(row, list) or len(row) != 4 or row[1] not in _CONTAINER_KINDS:
                 raise EmbeddedTreeError("the embedded tree is damaged")
             name = decode_value(row[2])
             if not isinstance(name, str | None):
                 raise EmbeddedTreeError("the embedded tree is damaged")
-            found[decode_path(row[0], self.steps)] = Container(row[1], name, decode_value(row[3]))
-        return found
+            containers[decode_path(row[0], self.steps)] = Container(row[1], name, decode_value(row[3]))
+        return containers
 
 
 def _require_rows(rows: Any) -> list[Any]:

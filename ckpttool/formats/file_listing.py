@@ -112,5 +112,5 @@ def join_checkpoints(
         code_references=merge_references(
             *(relocate_references(one.code_references, member) for member, one in parts.items())
         ),
-        unjudged=tuple(f"{member}: {each}" for member, one in parts.items() for each in one.unjudged),
+        unjudged=tuple(f"{member}: {content}" for member, one in parts.items() for content in one.unjudged),
     )

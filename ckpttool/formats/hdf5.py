@@ -102,11 +102,11 @@ def read_index(base: Storage) -> Hdf5Index:
 # A command that lists a file also reads the configuration among its attributes: one child serves both.
 @functools.lru_cache(maxsize=1)
 def _read_index(base: Storage, _limits: limits.Limits) -> Hdf5Index:
-    made = index_from_records(base, _list_plain(base) or run_on_storage(base, LISTING))
-    if not any(map(checks_member, (dataset.source for dataset in made.datasets.values()))):
+    index = index_from_records(base, _list_plain(base) or run_on_storage(base, LISTING))
+    if not any(map(checks_member, (dataset.source for dataset in index.datasets.values()))):
         # Reading a leaf does not check the member's checksum, so it is checked here.
         verify_checksum(base)
-    return made
+    return index
 
 
 def _list_plain(base: Storage) -> Hdf5Listing | None:
@@ -263,21 +263,21 @@ def _parse_output(answer: bytes, status: int, file: str) -> dict[str, Any]:
         what = f"was killed by signal {-status}" if status < 0 else f"exited with status {status}"
         raise FormatError(f"the HDF5 reader process {what}: the file is damaged", file=file)
     try:
-        found = json.loads(answer)
-        refused = found.get("refused")
+        record = json.loads(answer)
+        refused = record.get("refused")
         if refused is not None:
             raise _refusal_error(file, *refused)
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise FormatError("cannot parse the output of the HDF5 reader process", file=file) from error
-    return dict(found)
+    return dict(record)
 
 
 def _refusal_error(
-    file: str, kind: str, sentence: str, limit: str = "", found: int | None = None
+    file: str, kind: str, sentence: str, limit: str = "", value: int | None = None
 ) -> CkpttoolError:
     shown = _printable(sentence)
     if kind == "limit" and hasattr(limits.current(), limit):
-        return limits.limit_error(limit, shown, found, file=file)
+        return limits.limit_error(limit, shown, value, file=file)
     return _ERRORS.get(kind, FormatError)(shown, file=file)
 
 
@@ -346,12 +346,12 @@ def verify_checksum(base: Storage) -> None:
     """Verify the checksum of a whole member; the result is cached, so it costs one pass in all."""
     if base.checksum is None:
         return
-    found = total = 0
+    checksum = total = 0
     for data in iter_unpacked(base):
-        found = zlib.crc32(data, found)
+        checksum = zlib.crc32(data, checksum)
         total += len(data)
     where = file_span(base)
-    base.checksum.require(found, total, where.file.path, where.offset)
+    base.checksum.require(checksum, total, where.file.path, where.offset)
 
 
 def checks_member(source: Source) -> bool:
@@ -506,32 +506,32 @@ class ChunkedSource(NamedTuple):
     def _inflated(self, data: bytes, most: int, chunk: Hdf5Chunk) -> bytes:
         engine = zlib.decompressobj()
         try:
-            found = engine.decompress(data, most + 1)
+            inflated = engine.decompress(data, most + 1)
         except zlib.error as error:
             self._fail(chunk, f"cannot decompress a chunk: {error}")
-        if not engine.eof and len(found) <= most:
+        if not engine.eof and len(inflated) <= most:
             self._fail(chunk, "a compressed chunk is truncated")
         if engine.unused_data:
             self._fail(chunk, "extra bytes after a compressed chunk")
-        return found
+        return inflated
 
     def _checked(self, data: bytes, chunk: Hdf5Chunk) -> bytes:
         stored = int.from_bytes(data[-4:], "little")
-        found = fletcher32(data[:-4])
+        checksum = fletcher32(data[:-4])
         # Libraries before 1.6.3 swapped the bytes of each half (H5Zfletcher32.c).
-        swapped = (found & 0x00FF00FF) << 8 | (found & 0xFF00FF00) >> 8
-        if len(data) < 4 or stored not in (found, swapped):
+        swapped = (checksum & 0x00FF00FF) << 8 | (checksum & 0xFF00FF00) >> 8
+        if len(data) < 4 or stored not in (checksum, swapped):
             raise ChecksumError(
                 "the fletcher32 checksum of a chunk does not match: the file is damaged",
                 file=file_span(self.base).file.path,
                 offset=file_span(self.base).offset + chunk.offset,
                 expected=f"{stored:08x}",
-                found=f"{found:08x}",
+                found=f"{checksum:08x}",
             )
         return data[:-4]
 
     def _fail(
-        self, chunk: Hdf5Chunk, sentence: str, expected: str | None = None, found: str | None = None
+        self, chunk: Hdf5Chunk, sentence: str, expected: str | None = None, value: str | None = None
     ) -> NoReturn:
         where = file_span(self.base)
         raise FormatError(
@@ -539,7 +539,7 @@ class ChunkedSource(NamedTuple):
             file=where.file.path,
             offset=where.offset + chunk.offset,
             expected=expected,
-            found=found,
+            found=value,
         )
 
 
@@ -553,12 +553,12 @@ def _digest(base: Storage, number: int, declared: int) -> str:
     if number not in known:
         ahead = _FURTHEST if known and number > max(known) else _AHEAD
         try:
-            found = run_on_storage(base, Hdf5Job(number, ahead, declared))
+            record = run_on_storage(base, Hdf5Job(number, ahead, declared))
         except FormatError:
             # Another dataset may have ended the process.
-            found = run_on_storage(base, Hdf5Job(number, 0, declared))
+            record = run_on_storage(base, Hdf5Job(number, 0, declared))
         try:
-            known.update((int(at), str(digest)) for at, digest in found["digests"])
+            known.update((int(at), str(digest)) for at, digest in record["digests"])
             return known[number]
         except (KeyError, TypeError, ValueError) as error:
             raise FormatError(
@@ -585,7 +585,7 @@ def fletcher32(data: bytes) -> int:
     """Return the checksum of H5checksum.c, H5_checksum_fletcher32: two sums of big-endian 16-bit words."""
     padded = data + bytes(len(data) % 2)
     first = second = 0
-    seen = False
+    nonzero = False
     words = np.frombuffer(padded, ">u2")
     for at in range(0, len(words), _WORDS):
         block = words[at : at + _WORDS].astype(np.uint64)
@@ -594,8 +594,8 @@ def fletcher32(data: bytes) -> int:
         # Every word is in the second sum once for each word from it to the end of the block.
         second += first * count + int((block * np.arange(count, 0, -1, dtype=np.uint64)).sum())
         first += total
-        seen = seen or total > 0
-    return (_fold_sum(second) << 16 | _fold_sum(first)) if seen else 0
+        nonzero = nonzero or total > 0
+    return (_fold_sum(second) << 16 | _fold_sum(first)) if nonzero else 0
 
 
 def _fold_sum(total: int) -> int:
@@ -641,7 +641,7 @@ def index_from_records(base: Storage, found: Mapping[str, Any]) -> Hdf5Index:
     judge = _EntryValidator(base)
     try:
         groups = _index_by_path([judge.group(entry) for entry in found["groups"]])
-        datasets = _index_by_path([judge.dataset(*each) for each in enumerate(found["datasets"])])
+        datasets = _index_by_path([judge.dataset(*row) for row in enumerate(found["datasets"])])
         if "" not in groups or groups.keys() & datasets.keys():
             raise ValueError("a group and a dataset have the same name")
         same = {_require_text(name): _require_text(first) for name, first in found["same"]}
@@ -653,11 +653,11 @@ def index_from_records(base: Storage, found: Mapping[str, Any]) -> Hdf5Index:
 
 
 def _index_by_path(entries: Iterable[_Entry]) -> dict[str, _Entry]:
-    found: dict[str, _Entry] = {}
+    index: dict[str, _Entry] = {}
     for entry in entries:
-        if found.setdefault(entry.path, entry) is not entry:
+        if index.setdefault(entry.path, entry) is not entry:
             raise ValueError("two entries have the same name")
-    return found
+    return index
 
 
 class _EntryValidator:
@@ -747,7 +747,7 @@ class _EntryValidator:
             if any(at >= extent for at, extent in zip(one.at, shape, strict=True)):
                 self._fail(f"dataset {path} has a chunk outside its shape", one.offset)
             self._claim(one.offset, one.size, path)
-        unknown = [each.name or str(each.code) for each in filters if each.code not in KNOWN]
+        unknown = [filter_.name or str(filter_.code) for filter_ in filters if filter_.code not in KNOWN]
         if unknown:
             named = ", ".join(unknown)
             return UnreadableSource(self.file, f"dataset {path} uses an unsupported filter: {named}")
@@ -790,22 +790,22 @@ def _raw_source(source: Source) -> Source:
     return source.base if isinstance(source, ByteSwappedSource) else source
 
 
-def _require_text(found: object) -> str:
-    if not isinstance(found, str):
-        raise TypeError(found)
-    return found
+def _require_text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(value)
+    return value
 
 
-def _require_size(found: object) -> int:
-    if type(found) is not int or not 0 <= found < 1 << 64:
-        raise ValueError(found)
-    return found
+def _require_size(value: object) -> int:
+    if type(value) is not int or not 0 <= value < 1 << 64:
+        raise ValueError(value)
+    return value
 
 
-def _require_sizes(found: object) -> Shape:
-    if not isinstance(found, list):
-        raise TypeError(found)
-    return tuple(_require_size(each) for each in found)
+def _require_sizes(sizes: object) -> Shape:
+    if not isinstance(sizes, list):
+        raise TypeError(sizes)
+    return tuple(_require_size(size) for size in sizes)
 
 
 def _require_exactly(data: bytes, length: int) -> bytes:

@@ -197,12 +197,12 @@ def unwritten_element(h5py: Any, dataset: Any) -> bytes | None:
     space = dataset.get_space()
     if dataset.shape:
         space.select_hyperslab((0,) * len(dataset.shape), (1,) * len(dataset.shape))
-    found = []
+    elements = []
     for before in (b"\x00", b"\xff"):
         room = np.frombuffer(bytearray(before * kind.get_size()), np.dtype(("V", kind.get_size())))
         dataset.read(h5s.create_simple((1,)), space, room, kind)
-        found.append(room.tobytes())
-    return found[0] if found[0] == found[1] else None
+        elements.append(room.tobytes())
+    return elements[0] if elements[0] == elements[1] else None
 
 
 def digest_dataset(h5py: Any, dataset: Any, chunk: Sequence[int]) -> str:
@@ -214,14 +214,14 @@ def digest_dataset(h5py: Any, dataset: Any, chunk: Sequence[int]) -> str:
     # Whole chunks, so that each is decompressed once.
     rows = min(max(1, _SLAB // (height * size) // chunk[0]) * chunk[0], shape[0])
     room = np.zeros((rows, *shape[1:]), np.dtype(("V", size)))
-    space, found = dataset.get_space(), hashlib.sha256()
+    space, hasher = dataset.get_space(), hashlib.sha256()
     for start in range(0, shape[0], rows):
         part = room[: min(rows, shape[0] - start)]
         part.reshape(-1).view(np.uint8)[:] = 0
         space.select_hyperslab((start, *(0 for _ in shape[1:])), part.shape)
         dataset.read(h5py.h5s.create_simple(part.shape), space, part, kind)
-        found.update(part.reshape(-1).view(np.uint8).data)
-    return found.hexdigest()
+        hasher.update(part.reshape(-1).view(np.uint8).data)
+    return hasher.hexdigest()
 
 
 # More or longer strings are only mentioned in a note; beyond some notes, omissions are counted.
@@ -289,7 +289,7 @@ class Hdf5Walk:
                 "attributes": self._attributes(group),
             }
         )
-        found, links = [], self._links(group, tracked)
+        children, links = [], self._links(group, tracked)
         if len({raw for raw, _ in links}) < len(links):
             raise RefusalError("format", f"two members of group /{path} have the same name")
         for raw, kind in links:
@@ -314,15 +314,15 @@ class Hdf5Walk:
             if isinstance(child, h5py.h5d.DatasetID):
                 self._dataset(child, name, address)
             elif isinstance(child, h5py.h5g.GroupID):
-                found.append((name, child))
+                children.append((name, child))
                 self.addresses[name] = address
             else:
                 self.notes.append(f"{name} is a named type, which is not listed")
-        return found
+        return children
 
-    def _count(self, found: int, what: str) -> None:
-        if found > self.most.hdf5_objects:
-            raise RefusalError("limit", f"the file holds too many {what}", "hdf5_objects", found)
+    def _count(self, count: int, what: str) -> None:
+        if count > self.most.hdf5_objects:
+            raise RefusalError("limit", f"the file holds too many {what}", "hdf5_objects", count)
 
     def _links(self, group: Any, tracked: bool) -> list[tuple[bytes, int]]:
         h5py = self.h5py
@@ -335,20 +335,20 @@ class Hdf5Walk:
         return links
 
     def _attributes(self, group: Any) -> dict[str, Any]:
-        found: dict[str, Any] = {}
+        attributes: dict[str, Any] = {}
         for name in TEXT_ATTRIBUTES:
             if self.h5py.h5a.exists(group, name.encode()):
-                found[name] = plain_attribute(self._attribute(group, name))
+                attributes[name] = plain_attribute(self._attribute(group, name))
         # Values longer than an attribute may be are split into pieces, numbered from 0. Keras looks up each
         # by name.
         for stem in NAME_ATTRIBUTES:
             if self.h5py.h5a.exists(group, stem.encode()):
-                found[stem] = self._names(group, stem)
+                attributes[stem] = self._names(group, stem)
             number = 0
             while self.h5py.h5a.exists(group, f"{stem}{number}".encode()):
-                found[f"{stem}{number}"] = self._names(group, f"{stem}{number}")
+                attributes[f"{stem}{number}"] = self._names(group, f"{stem}{number}")
                 number += 1
-        return found
+        return attributes
 
     def _names(self, group: Any, name: str) -> Any:
         value = self._attribute(group, name)

@@ -153,12 +153,12 @@ class _PlainListing:
         self.end = end
         name, root, *rest = _SYMBOL.unpack_from(head, 56)
         _require(name == 0)
-        seen = {root: ""}
+        names = {root: ""}
         stack = [("", root, self.messages(root), 0, tuple(rest))]
         while stack:
             path, address, messages, depth, cache = stack.pop()
             _require(depth <= self.most.hdf5_depth)
-            _require({each.type for each in messages} <= _IN_GROUPS)
+            _require({message.type for message in messages} <= _IN_GROUPS)
             table = _only(messages, _TABLE)
             attributes = self.attributes(messages)
             self.groups.append({"path": path, "address": address, "ordered": False, "attributes": attributes})
@@ -166,12 +166,12 @@ class _PlainListing:
             tree, heap = struct.unpack("<QQ", table[:16])
             for name, child, cached in self.members(tree, heap, cache):
                 full = f"{path}/{name}" if path else name
-                if child in seen:
-                    self.same.append((full, seen[child]))
+                if child in names:
+                    self.same.append((full, names[child]))
                     continue
-                seen[child] = full
+                names[child] = full
                 messages = self.messages(child)
-                if any(each.type == _LAYOUT for each in messages):
+                if any(message.type == _LAYOUT for message in messages):
                     _require(cached[0] == _PLAIN)
                     self.datasets.append(self.dataset(full, child, messages))
                 else:
@@ -273,15 +273,15 @@ class _PlainListing:
 
     def dataset(self, path: str, address: int, messages: list[_Message]) -> Hdf5DatasetRecord:
         """Return the entry of a dataset of numbers whose bytes are in one piece."""
-        _require({each.type for each in messages} <= _IN_DATASETS)
+        _require({message.type for message in messages} <= _IN_DATASETS)
         shape = _extents(_only(messages, _SPACE))
         dtype = _number_name(_only(messages, _TYPE))
         width = BY_NAME[dtype].itemsize
         nbytes = math.prod(shape) * width
-        for each in messages:
-            if each.type == _FILL:
-                _require_fill(each.data, width)
-            _require(each.type != _OLD_FILL or struct.unpack("<I", each.data[:4])[0] in (0, width))
+        for message in messages:
+            if message.type == _FILL:
+                _require_fill(message.data, width)
+            _require(message.type != _OLD_FILL or struct.unpack("<I", message.data[:4])[0] in (0, width))
         entry = Hdf5DatasetRecord(path=path, address=address, shape=list(shape), dtype=dtype, big=False)
         layout = _only(messages, _LAYOUT)
         version, kind = layout[:2]
@@ -298,8 +298,8 @@ class _PlainListing:
 
     def attributes(self, messages: list[_Message]) -> dict[str, Any]:
         """Return the attributes that Keras writes, as text or lists of text."""
-        values = dict(self.attribute(each.data) for each in messages if each.type == _ATTRIBUTE)
-        _require(len(values) == sum(each.type == _ATTRIBUTE for each in messages))
+        values = dict(self.attribute(message.data) for message in messages if message.type == _ATTRIBUTE)
+        _require(len(values) == sum(message.type == _ATTRIBUTE for message in messages))
         names = [name for name in TEXT_ATTRIBUTES if name in values]
         for stem in NAME_ATTRIBUTES:
             names += [stem] if stem in values else []
@@ -335,11 +335,11 @@ class _PlainListing:
         width = len(data) // math.prod(shape)
         values = [data[at : at + width] for at in range(0, len(data), width)]
         if kind in _VARIABLE_TEXT:
-            texts = [self.variable_text(*struct.unpack("<IQI", each)) for each in values]
+            texts = [self.variable_text(*struct.unpack("<IQI", value)) for value in values]
         else:
             _require(kind[:4] in _FIXED_TEXT)
-            texts = [each.rstrip(b"\0") for each in values]
-        decoded = [each.decode() for each in texts]
+            texts = [value.rstrip(b"\0") for value in values]
+        decoded = [text.decode() for text in texts]
         return decoded if shape else decoded[0]
 
     def variable_text(self, length: int, address: int, number: int) -> bytes:
@@ -369,7 +369,7 @@ class _PlainListing:
 
 def _only(messages: list[_Message], kind: int) -> bytes:
     """Return the bytes of the one message of a type."""
-    data = [each.data for each in messages if each.type == kind]
+    data = [message.data for message in messages if message.type == kind]
     _require(len(data) == 1)
     return data[0]
 

@@ -199,13 +199,13 @@ def _judge_object(value: Mapping[str, Any]) -> tuple[str, Verdict] | None:
         return _judge_function(value, config)
     if cls == "__typespec__":
         return _judge_type(value)
-    found = _judge_class(cls, value.get("module"), value.get("registered_name"))
+    reference = _judge_class(cls, value.get("module"), value.get("registered_name"))
     # A SavedModel has the functions of its objects: Keras does without a class that it does not find, and
     # creates nothing from a name without settings.
     optional = (
         value.get("must_restore_from_config") is False or _UNDEFINED in settings or "config" not in value
     )
-    return None if found == (cls, CLASSES) and optional and ">" not in cls else found
+    return None if reference == (cls, CLASSES) and optional and ">" not in cls else reference
 
 
 def _judge_settings(cls: str, settings: Mapping[str, Any]) -> str | None:
@@ -249,12 +249,12 @@ def _is_list_of_words(value: object) -> bool:
     """Return whether words are in the file itself: none, a list, or what stands for a tuple or an array."""
     if isinstance(value, dict):
         inner = value.get("config")
-        held = inner.get("value") if isinstance(inner, dict) else None
-        kinds = {"__tuple__": value.get("items"), "__numpy__": held, "__tensor__": held}
+        array_value = inner.get("value") if isinstance(inner, dict) else None
+        kinds = {"__tuple__": value.get("items"), "__numpy__": array_value, "__tensor__": array_value}
         cls = value.get("class_name")
         value = kinds.get(cls, value) if isinstance(cls, str) else value
     return value is None or (
-        isinstance(value, list) and all(isinstance(each, str | int | float) for each in value)
+        isinstance(value, list) and all(isinstance(item, str | int | float) for item in value)
     )
 
 
@@ -437,10 +437,10 @@ _NUMBERED = deferred.compile(r"(.+?)(?:_(\d+))?", re.DOTALL)
 
 def split_number(name: str) -> tuple[str, int]:
     """Split off the number that Keras appends to a name: `dense_2` gives dense and 2."""
-    found = _NUMBERED.fullmatch(name)
-    if found is None:
+    match = _NUMBERED.fullmatch(name)
+    if match is None:
         return name, 0
-    return found[1], int(found[2][:9]) if found[2] else 0
+    return match[1], int(match[2][:9]) if match[2] else 0
 
 
 def class_from_name(name: str) -> str | None:
@@ -464,12 +464,12 @@ def layer_variables(
     row = VARIABLES.get(cls)
     if row is None:
         return None
-    found = _stored_variables(cls, row, config, shapes)
-    for names in _QUANTIZED.get(cls, ()) if found is None else ():
+    variables = _stored_variables(cls, row, config, shapes)
+    for names in _QUANTIZED.get(cls, ()) if variables is None else ():
         rest = _stored_variables(cls, row, config, shapes[: -len(names)])
         if rest:
             return (*rest, *(KerasVariable(name, "buffer") for name in names))
-    return found
+    return variables
 
 
 def _stored_variables(
@@ -481,8 +481,8 @@ def _stored_variables(
         config = {**config, "concat": config["score_mode"] == "concat"}
     flags = [v.flag for v in row if v.flag is not None]
     if all(isinstance(config.get(flag), bool) for flag in flags):
-        found = tuple(v for v in row if v.flag is None or config[v.flag])
-        return found if len(found) == len(shapes) else None
+        variables = tuple(v for v in row if v.flag is None or config[v.flag])
+        return variables if len(variables) == len(shapes) else None
     answers = [
         tuple(v for v in row if v.flag not in absent)
         for count in range(len(flags) + 1)
@@ -526,19 +526,19 @@ class KerasConfig(NamedTuple):
     @property
     def name(self) -> str | None:
         """The layer name chosen by the user."""
-        found = self.settings.get("name")
-        return found if isinstance(found, str) else None
+        stored_name = self.settings.get("name")
+        return stored_name if isinstance(stored_name, str) else None
 
     @property
     def trainable(self) -> bool | None:
         """Whether the layer is trainable; None if not recorded."""
-        found = self.settings.get("trainable")
-        return found if isinstance(found, bool) else None
+        flag = self.settings.get("trainable")
+        return flag if isinstance(flag, bool) else None
 
     def layers(self) -> list[KerasConfig]:
         """Return the layers of a Sequential or functional model in order."""
-        found = self.settings.get("layers")
-        return [config_of(each) for each in found] if isinstance(found, list) else []
+        layers = self.settings.get("layers")
+        return [config_of(layer) for layer in layers] if isinstance(layers, list) else []
 
     def facts(self) -> dict[str, Any]:
         """Return the plain values (see keras_facts)."""
@@ -596,10 +596,10 @@ def child_config(config: KerasConfig, edge: str) -> KerasConfig:
     if cls in ATTENTION and edge.endswith("_dense"):
         return KerasConfig("EinsumDense", {"use_bias": config.settings.get("use_bias")})
     if edge in ("cell", "layer", "backward_layer"):
-        found = config_of(config.settings.get(edge))
-        if found.cls is None and edge == "backward_layer":
+        child = config_of(config.settings.get(edge))
+        if child.cls is None and edge == "backward_layer":
             return KerasConfig(config_of(config.settings.get("layer")).cls, {})
-        return found
+        return child
     return config_of(config.settings.get("layer")) if edge == "forward_layer" else NOTHING
 
 
@@ -633,15 +633,15 @@ def stored_names(layers: Sequence[KerasConfig]) -> dict[str, KerasConfig]:
     Source: keras/src/saving/saving_lib.py, _save_container_state.
     """
     counts: dict[str, int] = {}
-    found: dict[str, KerasConfig] = {}
+    configs: dict[str, KerasConfig] = {}
     for layer in layers:
         if layer.cls is None:
             continue
         stem = snake_case(layer.cls)
         number = counts.get(stem, 0)
         counts[stem] = number + 1
-        found[f"{stem}_{number}" if number else stem] = layer
-    return found
+        configs[f"{stem}_{number}" if number else stem] = layer
+    return configs
 
 
 _MOST_LAYERS = 20_000
@@ -652,9 +652,9 @@ def list_references(value: Any) -> list[tuple[str, int, int]]:
 
     Source: keras/src/models/functional.py.
     """
-    found: list[tuple[str, int, int]] = []
+    references: list[tuple[str, int, int]] = []
     stack = [value]
-    while stack and len(found) < _MOST_LAYERS:
+    while stack and len(references) < _MOST_LAYERS:
         item = stack.pop()
         if isinstance(item, dict):
             history = item.get("keras_history")
@@ -662,7 +662,7 @@ def list_references(value: Any) -> list[tuple[str, int, int]]:
         if not isinstance(item, list):
             continue
         if len(item) > 2 and isinstance(item[0], str) and type(item[1]) is int and type(item[2]) is int:
-            found.append((item[0], item[1], item[2]))
+            references.append((item[0], item[1], item[2]))
         else:
             stack += reversed(item)
-    return found
+    return references

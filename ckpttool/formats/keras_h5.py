@@ -97,10 +97,10 @@ def read(location: str) -> Checkpoint:
     else:
         files, index = (file,), hdf5.read_index(hdf5.whole_file(file))
     with locate_errors(file=file.path):
-        found = list_model(index)
-    version = found.details.get("keras_version")
+        listing = list_model(index)
+    version = listing.details.get("keras_version")
     writer = f"Keras {version}" if isinstance(version, str) else None
-    return replace(found, writer=writer).checkpoint(location, NAME, *files)
+    return replace(listing, writer=writer).checkpoint(location, NAME, *files)
 
 
 VARS = "vars"
@@ -142,25 +142,25 @@ def stored(tree: Tree, *, root: str | None = None) -> Tree:
 
 def _groups(places: KerasPlacement) -> dict[str, dict[str, Any]]:
     """Return every group with its attributes, parents first."""
-    found: dict[str, dict[str, Any]] = {"": {}}
+    groups: dict[str, dict[str, Any]] = {"": {}}
     for group, name in places.groups.items():
-        _add(found, f"{group}/{VARS}".lstrip("/"))
+        _add(groups, f"{group}/{VARS}".lstrip("/"))
         if name is not None:
-            found[f"{group}/{VARS}".lstrip("/")]["name"] = name
+            groups[f"{group}/{VARS}".lstrip("/")]["name"] = name
     for path in places.datasets:
-        _add(found, path.rpartition("/")[0])
+        _add(groups, path.rpartition("/")[0])
     for group, slots in places.slots.items():
-        found[f"{group}/{VARS}"] |= _split_attribute(slots)
-    both = found.keys() & places.datasets.keys()
+        groups[f"{group}/{VARS}"] |= _split_attribute(slots)
+    both = groups.keys() & places.datasets.keys()
     if both:
         raise UnsupportedError("a tensor and a group have the same name", path=min(both))
-    return found
+    return groups
 
 
-def _add(found: dict[str, dict[str, Any]], path: str) -> None:
+def _add(groups: dict[str, dict[str, Any]], path: str) -> None:
     parts = path.split("/") if path else []
     for depth in range(1, len(parts) + 1):
-        found.setdefault("/".join(parts[:depth]), {})
+        groups.setdefault("/".join(parts[:depth]), {})
 
 
 def _split_attribute(names: list[str]) -> dict[str, list[str]]:
@@ -196,40 +196,40 @@ def _fill(stream: IO[bytes], places: KerasPlacement, groups: dict[str, dict[str,
         b"weights", h5py.h5f.ACC_TRUNC, _ordered_properties(h5py, h5py.h5p.FILE_CREATE), access
     )
     with h5py.File(created) as file:
-        made: dict[str, h5py.Group] = {"": file["/"]}
+        groups_: dict[str, h5py.Group] = {"": file["/"]}
         for path, attributes in groups.items():
-            group = _require_group(h5py, made, path)
+            group = _require_group(h5py, groups_, path)
             for name, value in attributes.items():
                 # Fixed-width strings, as Keras writes lists of names.
-                group.attrs[name] = [each.encode() for each in value] if isinstance(value, list) else value
+                group.attrs[name] = [text.encode() for text in value] if isinstance(value, list) else value
         for path, leaf in places.datasets.items():
             parent, _, last = path.rpartition("/")
             array = leaf.array()
-            dataset = made[parent].create_dataset(last, data=array, track_times=False)
+            dataset = groups_[parent].create_dataset(last, data=array, track_times=False)
             if leaf.dtype == "bfloat16":
                 dataset.attrs["dtype"] = leaf.dtype
 
 
-def _require_group(h5py: Any, made: dict[str, h5py.Group], path: str) -> Any:
+def _require_group(h5py: Any, created: dict[str, h5py.Group], path: str) -> Any:
     """Return the group; create it and its parents if necessary."""
     missing = []
-    while path not in made:
+    while path not in created:
         path, _, last = path.rpartition("/")
         missing.append(last)
     for last in reversed(missing):
         gcpl = _ordered_properties(h5py, h5py.h5p.GROUP_CREATE)
-        group = h5py.Group(h5py.h5g.create(made[path].id, last.encode(), gcpl=gcpl))
+        group = h5py.Group(h5py.h5g.create(created[path].id, last.encode(), gcpl=gcpl))
         path = f"{path}/{last}" if path else last
-        made[path] = group
-    return made[path]
+        created[path] = group
+    return created[path]
 
 
 def _ordered_properties(h5py: Any, kind: Any) -> Any:
     """Return the creation properties of a group with member order and without timestamps."""
-    found = h5py.h5p.create(kind)
-    found.set_link_creation_order(h5py.h5p.CRT_ORDER_TRACKED | h5py.h5p.CRT_ORDER_INDEXED)
-    found.set_obj_track_times(False)
-    return found
+    properties = h5py.h5p.create(kind)
+    properties.set_link_creation_order(h5py.h5p.CRT_ORDER_TRACKED | h5py.h5p.CRT_ORDER_INDEXED)
+    properties.set_obj_track_times(False)
+    return properties
 
 
 # Writer metadata: kernels have the orientation of Keras 2.
@@ -342,17 +342,17 @@ def _original_placement(tree: Tree) -> KerasPlacement:
 
 def _slots_by_group(datasets: dict[str, Leaf], places: Mapping[Path, str]) -> dict[str, list[str]]:
     """Return the meaning of the variables in every group with slots; `places` are the leaves' datasets."""
-    found: dict[str, dict[int, str]] = {}
+    slots: dict[str, dict[int, str]] = {}
     # Keras numbers them without gaps: a number above the number of datasets is not from Keras.
     numbers = {str(number): number for number in range(len(datasets))}
-    for place, leaf in datasets.items():
-        group, _, number = place.rpartition("/vars/")
+    for path, leaf in datasets.items():
+        group, _, number = path.rpartition("/vars/")
         owner = places.get(leaf.of) if leaf.of is not None else None
         if leaf.role == "slot" and owner is not None and leaf.slot and number in numbers:
-            found.setdefault(group, {})[numbers[number]] = f"{leaf.slot}/{owner}"
+            slots.setdefault(group, {})[numbers[number]] = f"{leaf.slot}/{owner}"
     return {
         group: [members.get(number, "") for number in range(max(members) + 1)]
-        for group, members in found.items()
+        for group, members in slots.items()
         if max(members) < len(datasets)
     }
 
@@ -424,7 +424,7 @@ class _PlacementBuilder:
             groups[group] = self._optimizer_name(at, leaves[0]) or "optimizer"
             for number, leaf in enumerate(leaves):
                 datasets[f"{group}/vars/{number}"] = leaf
-        where = {id(leaf): place for place, leaf in datasets.items()}
+        where = {id(leaf): path for path, leaf in datasets.items()}
         places = {path: where[id(self._leaf(path))] for path in self.paths if id(self._leaf(path)) in where}
         return KerasPlacement(datasets, groups, _slots_by_group(datasets, places))
 
@@ -651,10 +651,10 @@ def read_archive(location: str) -> Checkpoint:
     model, compiled = config_of(config), config.get("compile_config")
     optimizer = optimizer_config(compiled.get("optimizer") if isinstance(compiled, dict) else None)
     with locate_errors(file=file.path):
-        found = list_model(index, model, optimizer)
+        listing = list_model(index, model, optimizer)
     version = metadata.get("keras_version")
     details = {key: value for key, value in metadata.items() if isinstance(value, str)}
-    judgement = merge_audits([*judges, ConfigAudit(found.code_references, found.unjudged)])
+    judgement = merge_audits([*judges, ConfigAudit(listing.code_references, listing.unjudged)])
     assets = sum(name.startswith("assets/") for name in archive.members)
     known = {CONFIG, METADATA, SHARDS, *weights}
     others = [name for name in archive.members if name not in known and not name.startswith("assets/")]
@@ -662,14 +662,14 @@ def read_archive(location: str) -> Checkpoint:
         *more,
         *((f"assets not read: {assets:,}",) if assets else ()),
         *file_listing.note_unknown_members(others),
-        *found.notes,
+        *listing.notes,
     )
     return FileListing(
-        found.tree,
+        listing.tree,
         f"Keras {version}" if isinstance(version, str) else None,
         "crc32" if archive.recorded else "none",
         notes,
-        {**found.details, **details},
+        {**listing.details, **details},
         judgement.code_references,
         judgement.unjudged,
     ).checkpoint(location, ARCHIVE_NAME, file)

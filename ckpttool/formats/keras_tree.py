@@ -44,11 +44,11 @@ def list_model(
     (any other h5 file). A model's configuration, if the file has one, is read as data; no class named in it
     is looked up.
     """
-    found = keras_config.audit_attributes(index)
+    audit = keras_config.audit_attributes(index)
     return replace(
         _list_by_structure(index, config, optimizer),
-        code_references=found.code_references,
-        unjudged=found.unjudged,
+        code_references=audit.code_references,
+        unjudged=audit.unjudged,
     )
 
 
@@ -72,7 +72,7 @@ def _list_modules(index: Hdf5Index, config: KerasConfig, optimizer: KerasConfig)
     for dataset in strays:
         path = tuple(map(attr, dataset.path.split("/")))
         leaves[path] = dataset_leaf(dataset)
-    found = optimizer
+    chosen = optimizer
     owners = {leaf.key: (path, leaf.shape) for path, leaf in walk.leaves.items()} if walk.optimizers else {}
     for node, at in walk.optimizers:
         mine = node.group == "optimizer"
@@ -89,7 +89,7 @@ def _list_modules(index: Hdf5Index, config: KerasConfig, optimizer: KerasConfig)
         leaves |= slots
         facts = {"group": node.group} | ({"layer": node.name} if node.name is not None else {})
         containers[at] = Container("module", recorded.cls, recorded.facts() | facts)
-        found = recorded if mine else found
+        chosen = recorded if mine else chosen
         if not complete:
             notes.append(
                 f"{node.group or 'optimizer'}: the file does not record which variable each slot belongs to"
@@ -104,7 +104,7 @@ def _list_modules(index: Hdf5Index, config: KerasConfig, optimizer: KerasConfig)
     return FileListing(
         Tree(leaves, _aliases(index, leaves), containers),
         notes=(*notes, *note_lambdas(config)),
-        details={**details, "optimizer": found.cls},
+        details={**details, "optimizer": chosen.cls},
     )
 
 
@@ -112,10 +112,10 @@ def _list_legacy(index: Hdf5Index) -> FileListing:
     top = index.groups[""].attributes
     about = index.groups[find_weights_group(index)].attributes
     text, training = top.get("model_config"), top.get("training_config")
-    found, notes = parse_config(text if isinstance(text, str) else None, "model_config")
+    settings, notes = parse_config(text if isinstance(text, str) else None, "model_config")
     trained, more = parse_config(training if isinstance(training, str) else None, "training_config")
     config, optimizer = (
-        config_of(found),
+        config_of(settings),
         optimizer_config(trained.get("optimizer_config")),
     )
     leaves, containers, owners = _list_weights(index, config)
@@ -182,13 +182,13 @@ def _list_weights(
 
 def _aliases(index: Hdf5Index, leaves: Mapping[Path, Leaf]) -> dict[Path, tuple[Alias, ...]]:
     by_key = {leaf.key: path for path, leaf in leaves.items()}
-    found: dict[Path, tuple[Alias, ...]] = {}
+    aliases: dict[Path, tuple[Alias, ...]] = {}
     for name, first in index.same.items():
         path = by_key.get(first)
         if path is not None:
             alias = Alias(tuple(map(attr, name.split("/"))), name)
-            found[path] = (*found.get(path, ()), alias)
-    return found
+            aliases[path] = (*aliases.get(path, ()), alias)
+    return aliases
 
 
 def config_document(format_: str, location: str) -> dict[str, Any] | None:
@@ -253,8 +253,8 @@ def is_legacy(index: Hdf5Index) -> bool:
         return True
     tops = {group.path for group in named}
     return any(
-        each.path and each.path.rpartition("/")[0] in tops and _has_names(each, "weight_names")
-        for each in index.groups.values()
+        group.path and group.path.rpartition("/")[0] in tops and _has_names(group, "weight_names")
+        for group in index.groups.values()
     )
 
 
@@ -273,19 +273,19 @@ def read_names(group: Hdf5Group, attribute: str) -> list[str]:
     """
     if attribute in group.attributes:
         return _require_names(group, attribute)
-    found: list[str] = []
+    names: list[str] = []
     number = 0
     while f"{attribute}{number}" in group.attributes:
-        found += _require_names(group, f"{attribute}{number}")
+        names += _require_names(group, f"{attribute}{number}")
         number += 1
-    return found
+    return names
 
 
 def _require_names(group: Hdf5Group, attribute: str) -> list[str]:
-    found = group.attributes[attribute]
-    if not isinstance(found, list):
+    stored = group.attributes[attribute]
+    if not isinstance(stored, list):
         raise FormatError(f"attribute {attribute} of group /{group.path[:200]} is not a list of names")
-    return found
+    return stored
 
 
 def find_weights_group(index: Hdf5Index) -> str:
@@ -322,10 +322,10 @@ def legacy_optimizer(index: Hdf5Index) -> list[tuple[str, Hdf5Dataset]]:
 
 def _dataset(index: Hdf5Index, path: str) -> Hdf5Dataset:
     path = index.same.get(path, path)
-    found = index.datasets.get(path)
-    if found is None:
+    dataset = index.datasets.get(path)
+    if dataset is None:
         raise FormatError(f"weight {path[:200]} is listed but missing from the file")
-    return found
+    return dataset
 
 
 def weight_path(weight: KerasWeight, siblings: Set[str]) -> Path:
@@ -372,7 +372,7 @@ class KerasSettings:
 
     def _layer(self, parent: Path, name: str) -> KerasConfig:
         if parent not in self._below:
-            self._below[parent] = {each.name: each for each in self._known[parent].layers()}
+            self._below[parent] = {layer.name: layer for layer in self._known[parent].layers()}
         return self._below[parent].get(name, NOTHING)
 
 
@@ -409,7 +409,7 @@ def _has_normalized_kernel(node: KerasNode) -> bool:
     layer = node.below.get("layer")
     if layer is None or len(node.variables) != 2 or not layer.variables:
         return False
-    kernel, row = (each.shape for each in node.variables)
+    kernel, row = (variable.shape for variable in node.variables)
     return kernel == layer.variables[0].shape and row == (1, *kernel[-1:])
 
 
@@ -425,38 +425,38 @@ def build_nodes(found: Hdf5Index) -> tuple[KerasNode, list[Hdf5Dataset]]:
     Sequential or functional model are under `layers` by their class; other objects are under their attribute;
     the user's name is an attribute of the group `vars`, which tf_keras does not write.
     """
-    made: dict[str, KerasNode] = {"": KerasNode("", ())}
+    nodes: dict[str, KerasNode] = {"": KerasNode("", ())}
     strays = []
     for position, group in enumerate(found.groups.values()):
         parent, _, last = group.path.rpartition("/")
         if not group.path:
             continue
-        if last == VARS and parent in made:
-            made[parent].saved = True
+        if last == VARS and parent in nodes:
+            nodes[parent].saved = True
             name = group.attributes.get("name")
-            made[parent].name = name if isinstance(name, str) and name else None
-            made[parent].slots = read_names(group, SLOTS)
-        elif parent in made:
+            nodes[parent].name = name if isinstance(name, str) and name else None
+            nodes[parent].slots = read_names(group, SLOTS)
+        elif parent in nodes:
             # Without creation order the file order is alphabetical; older objects have lower addresses.
             ordered = found.groups[parent].ordered
-            node = made[group.path] = KerasNode(
+            node = nodes[group.path] = KerasNode(
                 group.path, (position,) if ordered else (group.address, position)
             )
-            made[parent].below[last] = node
+            nodes[parent].below[last] = node
     for dataset in found.datasets.values():
         owner, _, last = dataset.path.rpartition("/")
         parent, _, group_name = owner.rpartition("/")
-        if group_name == VARS and parent in made:
-            made[parent].variables.append(dataset)
+        if group_name == VARS and parent in nodes:
+            nodes[parent].variables.append(dataset)
         else:
             strays.append(dataset)
-    for node in made.values():
-        node.variables.sort(key=lambda each: _number(each.path.rpartition("/")[2]))
+    for node in nodes.values():
+        node.variables.sort(key=lambda node: _number(node.path.rpartition("/")[2]))
         above: KerasNode | None = node if node.variables else None
         while above is not None and not above.holds:
             above.holds = True
-            above = made[above.group.rpartition("/")[0]] if above.group else None
-    return made[""], strays
+            above = nodes[above.group.rpartition("/")[0]] if above.group else None
+    return nodes[""], strays
 
 
 def _number(name: str) -> tuple[bool, int, str]:
@@ -502,13 +502,13 @@ class KerasWalk:
         while stack:
             member, at, trainable = stack.pop()
             node = member.node
-            found = member.config.trainable
-            trainable = False if found is False else trainable if trainable is not None else found
+            flag = member.config.trainable
+            trainable = False if flag is False else trainable if trainable is not None else flag
             path = self._free((*at, *member.steps), node)
             if self._is_optimizer(node):
                 self.optimizers.append((node, path))
                 inner = [KerasMember(below, (attr(edge),), NOTHING) for edge, below in node.below.items()]
-                stack += [(each, path, None) for each in reversed(inner)]
+                stack += [(member, path, None) for member in reversed(inner)]
                 continue
             cls = member.config.cls
             if node.saved or node.variables:
@@ -519,7 +519,7 @@ class KerasWalk:
                 (own if node is root and self._own_last else self.trained).append((path, trained))
                 self._contain(node, path, cls, member.config)
             members = self._members(node, path, cls, member.config)
-            stack += [(each, path, trainable) for each in reversed(members)]
+            stack += [(member, path, trainable) for member in reversed(members)]
         self.trained += own
 
     def _free(self, path: Path, node: KerasNode) -> Path:
@@ -541,24 +541,24 @@ class KerasWalk:
         self, node: KerasNode, path: Path, cls: str | None, config: KerasConfig, trainable: bool | None
     ) -> list[TrainedVariable]:
         cls = keras_config.SPECTRAL if cls is None and _has_normalized_kernel(node) else cls
-        roles = keras_config.layer_variables(cls, config.settings, [each.shape for each in node.variables])
+        roles = keras_config.layer_variables(cls, config.settings, [value.shape for value in node.variables])
         other = METRICS in node.group.split("/")[:-1]
         trained = []
         for number, dataset in enumerate(node.variables):
             last = dataset.path.rpartition("/")[2]
             role: Role = "other" if other else "parameter" if roles is None else roles[number].role
             if roles is not None and not other and roles[number].name != keras_config.UNNAMED:
-                place: Path = (*path, attr(roles[number].name))
+                location: Path = (*path, attr(roles[number].name))
             else:
-                place = (*path, attr(VARS), index(int(last)) if _is_plain_number(last) else attr(last))
+                location = (*path, attr(VARS), index(int(last)) if _is_plain_number(last) else attr(last))
                 self.unnamed += not other
-            if place in self.leaves:
-                place = tuple(map(attr, dataset.path.split("/")))
+            if location in self.leaves:
+                location = tuple(map(attr, dataset.path.split("/")))
             # A quantized kernel is not trained, whatever its layer's settings are.
             learns = trainable if role == "parameter" and "int" not in dataset.dtype else False
-            self.leaves[place] = dataset_leaf(dataset, role, learns)
+            self.leaves[location] = dataset_leaf(dataset, role, learns)
             if role == "parameter" and learns is not False:
-                trained.append(TrainedVariable(place, dataset.shape))
+                trained.append(TrainedVariable(location, dataset.shape))
         return trained
 
     def _contain(self, node: KerasNode, path: Path, cls: str | None, config: KerasConfig) -> None:
@@ -586,11 +586,11 @@ class KerasWalk:
         self, members: list[KerasMember], path: Path, cls: str | None, *, configured: bool
     ) -> list[KerasMember]:
         """Return the members in the order in which the object lists their variables, if it is known."""
-        members = sorted(members, key=lambda each: (each.place, each.node.rank))
+        members = sorted(members, key=lambda member: (member.place, member.node.rank))
         if cls in keras_config.ATTENTION or cls == "Bidirectional":
             return sorted(
                 members,
-                key=lambda each: keras_config.PARTS.get(str(each.steps[-1].value), len(keras_config.PARTS)),
+                key=lambda name: keras_config.PARTS.get(str(name.steps[-1].value), len(keras_config.PARTS)),
             )
         holders = [m for m in members if m.node.holds and not self._is_apart(m.node)]
         if len(holders) < 2 or (configured and all(m.place < UNPLACED for m in holders)):
@@ -621,20 +621,20 @@ def _reorders(root: KerasNode) -> bool:
 
     Source: keras/src/saving/saving_lib.py, which makes a group for every layer of a functional model.
     """
-    found, convolves = False, False
+    reorders, convolves = False, False
     waiting = [root]
     while waiting:
         node = waiting.pop()
         waiting += node.below.values()
-        convolves |= any(len(each.shape) > _MATRIX for each in node.variables)
+        convolves |= any(len(variable.shape) > _MATRIX for variable in node.variables)
         name = node.group.rpartition("/")[2]
-        found |= not node.variables and _REORDERS.fullmatch(name) is not None
-    return found and convolves
+        reorders |= not node.variables and _REORDERS.fullmatch(name) is not None
+    return reorders and convolves
 
 
 def _iter_members(container: KerasNode, config: KerasConfig) -> Iterator[KerasMember]:
     known = stored_names(config.layers())
-    places = {name: place for place, name in enumerate(known)}
+    places = {name: number for number, name in enumerate(known)}
     for name, node in container.below.items():
         inferred = _infer_class(known.get(name, NOTHING), node, name, stored=True)
         step = attr(node.name or inferred.name or name)
@@ -644,7 +644,7 @@ def _iter_members(container: KerasNode, config: KerasConfig) -> Iterator[KerasMe
 def _iter_contained(container: KerasNode, step: PathStep, config: KerasConfig) -> Iterator[KerasMember]:
     """Yield the objects in a list or dict, including nested lists and dicts."""
     setting = config.settings.get(str(step.value))
-    known = stored_names([config_of(each) for each in setting]) if isinstance(setting, list) else {}
+    known = stored_names([config_of(item) for item in setting]) if isinstance(setting, list) else {}
     stack: list[tuple[KerasNode, Path]] = [(container, (step,))]
     while stack:
         node, steps = stack.pop()
@@ -652,13 +652,13 @@ def _iter_contained(container: KerasNode, step: PathStep, config: KerasConfig) -
             if not below.saved and below.below and not below.variables:
                 stack.append((below, (*steps, attr(name))))
                 continue
-            found = known.get(name, NOTHING) if node is container else NOTHING
-            given = (
+            stored = known.get(name, NOTHING) if node is container else NOTHING
+            renamed = (
                 below.name is not None
                 and keras_config.split_number(below.name)[0] != keras_config.split_number(name)[0]
             )
-            shown = below.name if given and below.name is not None else name
-            setting = _infer_class(found, below, name, stored=True)
+            shown = below.name if renamed and below.name is not None else name
+            setting = _infer_class(stored, below, name, stored=True)
             yield KerasMember(below, (*steps, attr(shown)), setting, container=container.group)
 
 
@@ -671,7 +671,7 @@ def _infer_class(config: KerasConfig, node: KerasNode, name: str, *, stored: boo
         cls = "SeedGenerator"
     if cls is None and node.name is not None and node.variables:
         cls = keras_config.class_from_name(node.name)
-        if keras_config.layer_variables(cls, {}, [each.shape for each in node.variables]) is None:
+        if keras_config.layer_variables(cls, {}, [variable.shape for variable in node.variables]) is None:
             cls = None
     return KerasConfig(cls, config.settings)
 
@@ -696,7 +696,7 @@ def _in_number_order(members: Sequence[KerasMember], holders: Iterable[KerasMemb
         classes.setdefault(stem, []).append((number, member))
         stems[id(member)] = stem
     rows = {
-        stem: iter([member for _, member in sorted(row, key=lambda each: each[0])])
+        stem: iter([member for _, member in sorted(row, key=lambda member: member[0])])
         for stem, row in classes.items()
     }
     return [next(rows[stems[id(member)]]) if id(member) in stems else member for member in members]
@@ -790,8 +790,8 @@ def slot_rounds(cls: str | None, settings: Mapping[str, Any]) -> tuple[Round, ..
     own, family = _ROUNDS.get(cls or ""), find_class(cls.lower() if cls else None)
     if family is not None:
         # A file without settings has the momentum of SGD.
-        held = {"momentum": 1.0 if family is SGD else 0.0, **settings}
-        own = family.keras_kinds([s.name for s in family.specs if not s.setting or held.get(s.setting)])
+        used = {"momentum": 1.0 if family is SGD else 0.0, **settings}
+        own = family.keras_kinds([s.name for s in family.specs if not s.setting or used.get(s.setting)])
     if own is None:
         return None
     first: tuple[Round, ...] = (("average",),) if settings.get("use_ema") is True else ()
@@ -818,20 +818,20 @@ def optimizer_leaves(
     for number, kinds in ((n, _match_slots(datasets[n:], order, trained)) for n in setting_counts(datasets)):
         if kinds is None:
             continue
-        found = _settings(datasets[:number], at)
+        settings = _settings(datasets[:number], at)
         for dataset, kind, of in kinds:
-            found[slot_path(at, kind, of)] = dataset_leaf(dataset, "slot", of=of, slot=kind)
+            settings[slot_path(at, kind, of)] = dataset_leaf(dataset, "slot", of=of, slot=kind)
         rest = datasets[number + len(kinds) :]
         for n, dataset in enumerate(rest):
             name = "u_product" if config.cls == "Nadam" and not n else f"vars/{number + len(kinds) + n}"
-            found[(*at, *map(attr, name.split("/")))] = dataset_leaf(dataset, "other")
-        return found, True
+            settings[(*at, *map(attr, name.split("/")))] = dataset_leaf(dataset, "other")
+        return settings, True
     start = max(setting_counts(datasets))
-    found = _settings(datasets[:start], at)
+    settings = _settings(datasets[:start], at)
     for number, dataset in enumerate(datasets[start:], start):
         last = dataset.path.rpartition("/")[2] or str(number)
-        found[*at, attr("vars"), attr(last)] = dataset_leaf(dataset, "slot" if dataset.shape else "other")
-    return found, start == len(datasets)
+        settings[*at, attr("vars"), attr(last)] = dataset_leaf(dataset, "slot" if dataset.shape else "other")
+    return settings, start == len(datasets)
 
 
 def _slot_order(
@@ -865,11 +865,11 @@ def _loss_scale_leaves(datasets: Sequence[Hdf5Dataset], at: Path) -> dict[Path, 
 
     Source: keras/src/optimizers/loss_scale_optimizer.py, build and variables.
     """
-    found = _settings(datasets, at, _SCALED)
+    leaves = _settings(datasets, at, _SCALED)
     for number, dataset in enumerate(datasets[len(_SCALED) :], len(_SCALED)):
         last = dataset.path.rpartition("/")[2] or str(number)
-        found[*at, attr("vars"), attr(last)] = dataset_leaf(dataset, "other")
-    return found
+        leaves[*at, attr("vars"), attr(last)] = dataset_leaf(dataset, "other")
+    return leaves
 
 
 def listed_leaves(
@@ -883,16 +883,16 @@ def listed_leaves(
     settings = [d for d, name in zip(datasets, names, strict=False) if not name]
     if len(names) != len(datasets) or max(setting_counts(settings)) != len(settings):
         return None
-    found = _settings(settings, at)
+    leaves = _settings(settings, at)
     for dataset, name in zip(datasets, names, strict=True):
         kind, _, of = name.partition("/")
         if not name:
             continue
         path, shape = owners.get(of, (None, None))
-        if path is None or shape != dataset.shape or not kind or slot_path(at, kind, path) in found:
+        if path is None or shape != dataset.shape or not kind or slot_path(at, kind, path) in leaves:
             return None
-        found[slot_path(at, kind, path)] = dataset_leaf(dataset, "slot", of=path, slot=kind)
-    return found
+        leaves[slot_path(at, kind, path)] = dataset_leaf(dataset, "slot", of=path, slot=kind)
+    return leaves
 
 
 def setting_counts(datasets: Sequence[Hdf5Dataset]) -> list[int]:
@@ -919,12 +919,12 @@ def _match_slots(
 ) -> list[tuple[Hdf5Dataset, str, Path]] | None:
     if order is None or trained is None:
         return None
-    wanted = [(kind, one) for kinds in order for one in trained for kind in kinds]
+    expected = [(kind, one) for kinds in order for one in trained for kind in kinds]
     # Nadam ends with an additional scalar.
-    extra = slots[len(wanted) :]
-    if len(slots) < len(wanted) or len(extra) > 1 or any(each.shape for each in extra):
+    extra = slots[len(expected) :]
+    if len(slots) < len(expected) or len(extra) > 1 or any(dataset.shape for dataset in extra):
         return None
-    pairs = list(zip(slots, wanted, strict=False))
+    pairs = list(zip(slots, expected, strict=False))
     if any(dataset.shape != one.shape for dataset, (_, one) in pairs):
         return None
     return [(dataset, kind, one.path) for dataset, (kind, one) in pairs]
@@ -932,7 +932,7 @@ def _match_slots(
 
 # Prefixes and suffixes of slot names: Keras 2 `Adam/dense/kernel/m`, 2.11 `Adam/m/dense/kernel`, 3
 # `adam/dense_kernel_momentum` (save_optimizer_weights_to_hdf5_group of legacy_h5_format.py).
-_KINDS = {each.ending: each.keras for family in (*FAMILIES, ADAM) for each in family.specs}
+_KINDS = {spec.ending: spec.keras for family in (*FAMILIES, ADAM) for spec in family.specs}
 _KINDS["gradient_accumulator"] = "gradient"
 _COUNTERS = frozenset(("iter", "iteration", "iterations"))
 
@@ -944,7 +944,7 @@ def named_leaves(
 
     `owners` are the model's variables by their saved names (a name that two share is absent).
     """
-    found: dict[Path, Leaf] = {}
+    leaves: dict[Path, Leaf] = {}
     flat = {name.replace("/", "_"): path for name, path in owners.items()}
     complete = True
     for name, dataset in datasets:
@@ -962,15 +962,15 @@ def named_leaves(
             role: Role = "slot" if dataset.shape else "other"
             complete = complete and not dataset.shape
             path, leaf = (*at, *map(attr, parts[1:] or parts)), dataset_leaf(dataset, role)
-        found[path if path not in found else (*at, *map(attr, short.split("/")))] = leaf
-    return found, complete
+        leaves[path if path not in leaves else (*at, *map(attr, short.split("/")))] = leaf
+    return leaves, complete
 
 
 def _kind(word: str, cls: str | None) -> str:
     family = find_class(cls.lower() if cls else None)
     if family is SGD and word == "m":
         return "momentum"
-    own = {each.ending: each.keras for each in family.specs} if family is not None else {}
+    own = {spec.ending: spec.keras for spec in family.specs} if family is not None else {}
     return own.get(word) or _KINDS.get(word, word)
 
 
@@ -1013,42 +1013,42 @@ def leaves_by_count(
     weights. RMSprop, Adagrad and Adadelta have no iteration there. An Adam without amsgrad has vhats of one
     zero each since 2.1; SGD has its moments even without momentum.
     """
-    settings = [each for each in datasets if not each[1].shape]
-    slots = [each for each in datasets if each[1].shape]
+    settings = [dataset for dataset in datasets if not dataset[1].shape]
+    slots = [dataset for dataset in datasets if dataset[1].shape]
     amsgrad = config.settings.get("amsgrad") is True
     rounds = slot_rounds(config.cls, {"amsgrad": amsgrad}) if config.cls in _UNNAMED_CLASSES else None
     kinds = [kind for kinds in rounds or () for kind in kinds]
     if not kinds or not trained:
         return None
-    wanted = [(kind, one) for kind in kinds for one in trained]
-    rest = slots[len(wanted) :]
-    if len(slots) < len(wanted) or any(dataset.shape != (1,) for _, dataset in rest):
+    expected = [(kind, one) for kind in kinds for one in trained]
+    rest = slots[len(expected) :]
+    if len(slots) < len(expected) or any(dataset.shape != (1,) for _, dataset in rest):
         return None
     if rest and (config.cls != "Adam" or len(rest) != len(trained)):
         return None
     numbered = [(kind, number) for kind in (*kinds, "vhat") for number in range(len(trained))]
     if not all(_UNNAMED.fullmatch(name) for name, _ in slots) and not all(
-        _is_numbered(name, *place) for (name, _), place in zip(slots, numbered, strict=False)
+        _is_numbered(name, *slot) for (name, _), slot in zip(slots, numbered, strict=False)
     ):
         return None
-    found: dict[Path, Leaf] = {}
-    for (_, dataset), (kind, one) in zip(slots, wanted, strict=False):
+    leaves: dict[Path, Leaf] = {}
+    for (_, dataset), (kind, one) in zip(slots, expected, strict=False):
         if dataset.shape != one.shape:
             return None
         path = slot_path(at, kind, one.path)
-        found[path] = dataset_leaf(dataset, "slot", of=one.path, slot=kind)
+        leaves[path] = dataset_leaf(dataset, "slot", of=one.path, slot=kind)
     for name, dataset in (*settings, *rest):
         counts = re.fullmatch(r"iterations?(_\d+)?(:0)?", name.rpartition("/")[2]) is not None
         last = (attr("iterations"),) if counts else tuple(map(attr, name.removesuffix(":0").split("/")))
-        path = (*at, *last) if (*at, *last) not in found else (*at, *map(attr, name.split("/")))
+        path = (*at, *last) if (*at, *last) not in leaves else (*at, *map(attr, name.split("/")))
         role: Role = "counter" if counts else "other"
-        found[path] = dataset_leaf(dataset, role)
-    return found if len(found) == len(datasets) else None
+        leaves[path] = dataset_leaf(dataset, role)
+    return leaves if len(leaves) == len(datasets) else None
 
 
 def _is_numbered(name: str, kind: str, number: int) -> bool:
-    found = _NUMBERED.fullmatch(name)
-    return found is not None and (found[1], int(found[2])) == (_WORDS.get(kind, kind), number)
+    match = _NUMBERED.fullmatch(name)
+    return match is not None and (match[1], int(match[2])) == (_WORDS.get(kind, kind), number)
 
 
 _MOST = 64  # limit on optimizers: each is compared with every layer
@@ -1086,7 +1086,7 @@ def trained_variables(
     if of is None:
         return None
     cut = len(of)
-    layers = [each for path, each in walk.trained if each and path[:cut] == of]
+    layers = [variable for path, variable in walk.trained if variable and path[:cut] == of]
     if not any(path[:cut] == of for path in walk.unsure):
         return [one for layer in layers for one in layer]
     rounds = slot_rounds(config.cls, config.settings)
@@ -1119,7 +1119,7 @@ def order_from_slots(
     for _ in layers:
         at = len(order)
         left = [n for n in lengths if at + n <= len(slots)]
-        fits = [found for n in left if (found := waiting.get(tuple(slots[at : at + n])))]
+        fits = [matches for n in left if (matches := waiting.get(tuple(slots[at : at + n])))]
         if len(fits) != 1:
             return None
         (layer,) = fits[0]
@@ -1134,8 +1134,8 @@ def read_shards(file: File) -> tuple[tuple[File, ...], Hdf5Index]:
     Source: keras/src/saving/saving_lib.py, ShardedH5IOStore: `{"metadata": {"total_size": bytes},
     "weight_map": {"/layers/dense/vars": ["model_00000.weights.h5", ...]}}`; a group may be in several files.
     """
-    found = text.load_json(file.path, "the shard map of a .weights.h5 file")
-    names = shard_names(found, file.path)
+    record = text.load_json(file.path, "the shard map of a .weights.h5 file")
+    names = shard_names(record, file.path)
     folder = os.path.dirname(file.path)
     shards = [File.beside(os.path.join(folder, name), file.path) for name in names]
     return (file, *shards), merge_shards(

@@ -67,18 +67,18 @@ def read(location: str) -> Checkpoint:
         else:
             archive = archives.read_zip(file)
             # NumPy checks a member's first bytes, whatever its name.
-            wanted = dict.fromkeys(
+            selected = dict.fromkeys(
                 name
                 for name in archive.members
                 if name.endswith(npy.SUFFIX) or npy.is_npy_member(archive, name)
             )
-            arrays = dict(npy.list_npz(archive, wanted))
-            others = tuple(name for name in archive.members if name not in wanted)
+            arrays = dict(npy.list_npz(archive, selected))
+            others = tuple(name for name in archive.members if name not in selected)
             integrity = "crc32" if archive.recorded else "none"
-        found = _ArrayCollection(arrays)
-        tree = found.tree()
+        collection = _ArrayCollection(arrays)
+        tree = collection.tree()
     notes = (f"skipped members that are not arrays: {abbreviate_list(others, 3)}",) if others else ()
-    return Checkpoint(location, NAME, tree, (file,), integrity=integrity, notes=(*notes, *found.notes))
+    return Checkpoint(location, NAME, tree, (file,), integrity=integrity, notes=(*notes, *collection.notes))
 
 
 @dataclass
@@ -170,7 +170,7 @@ def pieces(tree: Tree) -> tuple[OutputFile]:
     numpy/lib/_npyio_impl.py (`_savez`), numpy/lib/_format_impl.py. The output loads with `numpy.load(file,
     allow_pickle=False)`.
     """
-    members = {path: made for path, leaf in tree.items() if (made := _plan_member(path, leaf)) is not None}
+    members = {path: name for path, leaf in tree.items() if (name := _plan_member(path, leaf)) is not None}
     others = [alias.path for _, aliases in tree.aliases.items() for alias in aliases]
     names = embedded_tree.assign_names([*members, *others], _spell_path, (embedded_tree.KEY,), _safe_name)
     for path in members:
@@ -191,7 +191,7 @@ def _safe_name(name: str) -> str:
     member name. So is the suffix of members: `np.load` would take `x.npy` for the array `x`.
     """
     *folders, last = name.replace("\\", "%5C").split("/")
-    parts = [each.replace(".", "%2E") if each in (".", "..") else each or "%" for each in folders]
+    parts = [folder.replace(".", "%2E") if folder in (".", "..") else folder or "%" for folder in folders]
     last = last.removesuffix(npy.SUFFIX) + "%2Enpy" if last.endswith(npy.SUFFIX) else last
     return _DRIVE.sub(r"\1%3A", "/".join((*parts, last)))
 

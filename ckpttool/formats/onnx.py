@@ -207,8 +207,8 @@ class OnnxNode(NamedTuple):
 
     def get(self, name: str, default: Any = None) -> Any:
         """Return an attribute's value."""
-        found = self.attributes.get(name)
-        return default if found is None else found.value
+        attribute = self.attributes.get(name)
+        return default if attribute is None else attribute.value
 
 
 class OnnxValue(NamedTuple):
@@ -354,8 +354,8 @@ class _OnnxParser:
 
     def _pair(self, start: int, stop: int) -> tuple[str, str]:
         self._keep()
-        found = {n: protobuf.as_text(value) for n, value, _, _ in self._fields(start, stop, _PAIR)}
-        return found.get(1, ""), found.get(2, "")
+        texts = {n: protobuf.as_text(value) for n, value, _, _ in self._fields(start, stop, _PAIR)}
+        return texts.get(1, ""), texts.get(2, "")
 
     def _opset(self, start: int, stop: int) -> tuple[str, int]:
         self._keep()
@@ -423,7 +423,7 @@ class _OnnxParser:
     def _attribute(self, start: int, stop: int, depth: int) -> tuple[str, OnnxAttribute]:
         name = ref = ""
         kind = 0
-        found: dict[int, Any] = {}
+        values: dict[int, Any] = {}
         for number, value, begin, end in self._fields(start, stop, _ATTRIBUTE):
             if number == 1:
                 name = protobuf.as_text(value)
@@ -432,8 +432,8 @@ class _OnnxParser:
             elif number == 20:
                 kind = protobuf.as_int32(value)
             else:
-                self._element(found, number, value, (begin, end), depth)
-        of = {_KINDS[number]: each for number, each in found.items()}
+                self._element(values, number, value, (begin, end), depth)
+        of = {_KINDS[number]: content for number, content in values.items()}
         if not kind and len(of) == 1:
             (kind,) = of
         if kind > _LAST_KIND:
@@ -441,27 +441,27 @@ class _OnnxParser:
         # Some writers store the other fields with default values as well.
         if kind not in of and any(of.values()):
             raise FormatError("the value of a node's attribute does not match its type", offset=start)
-        held = of.get(kind, _EMPTY.get(kind))
-        return name, OnnxAttribute(kind, tuple(held) if isinstance(held, list) else held, ref)
+        content = of.get(kind, _EMPTY.get(kind))
+        return name, OnnxAttribute(kind, tuple(content) if isinstance(content, list) else content, ref)
 
     def _element(
-        self, found: dict[int, Any], number: int, value: int | memoryview, at: tuple[int, int], depth: int
+        self, values: dict[int, Any], number: int, value: int | memoryview, at: tuple[int, int], depth: int
     ) -> None:
         """Add one field's value to those of an attribute."""
         if number == 2:
-            found[number] = struct.unpack("<f", protobuf.as_int(value).to_bytes(4, "little"))[0]
+            values[number] = struct.unpack("<f", protobuf.as_int(value).to_bytes(4, "little"))[0]
         elif number == 3:
-            found[number] = protobuf.as_int(value)
+            values[number] = protobuf.as_int(value)
         elif number == 4:
-            found[number] = bytes(protobuf.as_message(value))
+            values[number] = bytes(protobuf.as_message(value))
         elif number == 5:
-            found[number] = self._tensor(*at)
+            values[number] = self._tensor(*at)
         elif number == 6:
-            found[number] = self._graph(*at, depth + 1)
+            values[number] = self._graph(*at, depth + 1)
         elif number == 22:
-            found[number] = self._sparse(*at)
+            values[number] = self._sparse(*at)
         else:
-            known = found.setdefault(number, [])
+            known = values.setdefault(number, [])
             self._keep(1 if isinstance(value, int) or number in (9, 10, 11) else max(1, len(value)))
             known += self._elements(number, value, at, depth)
 
@@ -480,10 +480,10 @@ class _OnnxParser:
         return [self._tensor(*at) if number == 10 else self._graph(*at, depth + 1)]
 
     def _tensor(self, start: int, stop: int) -> OnnxTensor:  # noqa: C901  # a branch for each field
-        name, code, place, segmented = "", 0, 0, False
+        name, code, storage, segmented = "", 0, 0, False
         dims: list[int] = []
         external: dict[str, str] = {}
-        held: dict[int, int] = {}
+        counts: dict[int, int] = {}
         runs: dict[int, list[tuple[int, int]]] = {}
         for number, value, begin, end in self._fields(start, stop, _TENSOR):
             if number == 1:
@@ -495,17 +495,17 @@ class _OnnxParser:
             elif number == 8:
                 name = protobuf.as_text(value)
             elif number == 14:
-                place = protobuf.as_int32(value)
+                storage = protobuf.as_int32(value)
             elif number == 13:
                 key, text = self._pair(begin, end)
                 external[key] = text
             elif number == RAW:
-                held[RAW], runs[RAW] = end - begin, [(begin, end - begin)]
+                counts[RAW], runs[RAW] = end - begin, [(begin, end - begin)]
             elif number in _DATA:
-                held[number] = held.get(number, 0) + _count_elements(number, value, begin)
+                counts[number] = counts.get(number, 0) + _count_elements(number, value, begin)
                 runs.setdefault(number, []).append((begin, end - begin))
             segmented = segmented or number == 3
-        if place == _EXTERNAL:
+        if storage == _EXTERNAL:
             self.external.append(external)
         if len(dims) > _RANK or min(dims, default=0) < 0:
             raise FormatError(
@@ -514,18 +514,18 @@ class _OnnxParser:
                 offset=start,
                 found=str(dims[:8]),
             )
-        held = {number: count for number, count in held.items() if count or number == RAW}
-        whole = [runs[number] for number in held if number in (RAW, *_WIDTHS)]
-        run = whole[0][0] if len(held) == 1 and len(whole) == 1 and len(whole[0]) == 1 else None
+        counts = {number: count for number, count in counts.items() if count or number == RAW}
+        whole = [runs[number] for number in counts if number in (RAW, *_WIDTHS)]
+        run = whole[0][0] if len(counts) == 1 and len(whole) == 1 and len(whole[0]) == 1 else None
         return OnnxTensor(
             name,
             code,
             tuple(dims),
             start,
             stop,
-            held,
+            counts,
             run if run is not None and run[1] else None,
-            external if place == _EXTERNAL else None,
+            external if storage == _EXTERNAL else None,
             segmented,
         )
 
@@ -559,11 +559,11 @@ class _OnnxParser:
         return OnnxValue(name, code, shape)
 
     def _extent(self, start: int, stop: int) -> int | str:
-        found: int | str = ""
+        extent: int | str = ""
         self._keep()
         for number, value, _, _ in self._fields(start, stop, _EXTENT):
-            found = protobuf.as_int(value) if number == 1 else protobuf.as_text(value)
-        return found
+            extent = protobuf.as_int(value) if number == 1 else protobuf.as_text(value)
+        return extent
 
     def _function(self, start: int, stop: int) -> OnnxFunction:
         self._keep()
@@ -588,7 +588,7 @@ class _OnnxParser:
                 defaults[name] = default
             else:
                 names[number].append(protobuf.as_text(value))
-        inputs, outputs, attributes = (tuple(each) for each in names.values())
+        inputs, outputs, attributes = (tuple(name) for name in names.values())
         return OnnxFunction(
             *(texts[10], texts[1], inputs, outputs, attributes, tuple(nodes), texts[13]), defaults, opsets
         )
@@ -662,7 +662,7 @@ def audit_model(model: OnnxModel, file: File) -> tuple[CodeReference, ...]:
     imported domains without a node are classes.
     """
     own = {(function.domain, function.name, function.overload) for function in model.functions}
-    found = [
+    references = [
         CodeReference(f"{domain}.{op}" if domain else op, CODE, by="onnx")
         for domain, op, overload in model.operators
         if op in _PROGRAMS or ((domain, op, overload) not in own and not _is_pure(domain, op))
@@ -670,16 +670,18 @@ def audit_model(model: OnnxModel, file: File) -> tuple[CodeReference, ...]:
     for entries in model.external:
         location = entries.get("location", "")
         if not _is_inside(location) or _leads_outside(location, file):
-            found.append(CodeReference(f"external data {location[:_LONGEST]!r}", CODE, by="onnx"))
-        found += (
+            references.append(CodeReference(f"external data {location[:_LONGEST]!r}", CODE, by="onnx"))
+        references += (
             CodeReference(f"external data entry {name[:_LONGEST]!r}", CODE, by="onnx")
             for name in entries
             if not _ENTRIES.fullmatch(name)
         )
     used = {domain for domain, _, _ in (*model.operators, *own)}
     unused = model.opsets.keys() - used - _STANDARD - _IMPORTED
-    found += (CodeReference(f"domain {domain[:_LONGEST]!r}", CLASSES, by="onnx") for domain in sorted(unused))
-    return merge_references(found)
+    references += (
+        CodeReference(f"domain {domain[:_LONGEST]!r}", CLASSES, by="onnx") for domain in sorted(unused)
+    )
+    return merge_references(references)
 
 
 def audit_file(file: File) -> tuple[CodeReference, ...]:
@@ -859,22 +861,22 @@ class _ConstantLister:
                     elif isinstance(value, OnnxTensor | OnnxSparseTensor):
                         self._add(inside, own, value, constant=True)
 
-    def _add(self, above: Path, name: str, found: OnnxTensor | OnnxSparseTensor, *, constant: bool) -> None:
+    def _add(self, above: Path, name: str, tensor: OnnxTensor | OnnxSparseTensor, *, constant: bool) -> None:
         if not name:
-            raise FormatError("a constant of the graph has no name", offset=getattr(found, "start", None))
+            raise FormatError("a constant of the graph has no name", offset=getattr(tensor, "start", None))
         path = (*above, key(name))
         if len(path) > limits.current().path_depth:
             raise limits.limit_error("path_depth", "the graphs are nested too deeply", len(path))
         if path in self.leaves:
             raise FormatError("two constants of the graph have the same name", path=repr(name[:200]))
-        if isinstance(found, OnnxSparseTensor):
-            code = 0 if found.values is None else found.values.code
+        if isinstance(tensor, OnnxSparseTensor):
+            code = 0 if tensor.values is None else tensor.values.code
             title = TYPES[code].title.lower() if code in TYPES else f"type {code}"
             self.left["sparse tensors"] += 1
-            self.leaves[path] = ValueLeaf(Record(_SPARSE_RECORD, f"{title}{list(found.dims)[:64]}"))
+            self.leaves[path] = ValueLeaf(Record(_SPARSE_RECORD, f"{title}{list(tensor.dims)[:64]}"))
             return
         with locate_errors(path=repr(name[:200])):
-            self.leaves[path] = self._leaf(path, found, constant=constant)
+            self.leaves[path] = self._leaf(path, tensor, constant=constant)
 
     def _leaf(self, path: Path, tensor: OnnxTensor, *, constant: bool) -> Leaf | ValueLeaf:
         row = TYPES.get(tensor.code)
@@ -905,10 +907,10 @@ class _ConstantLister:
             _require(tensor, nbytes, tensor.held[RAW], "bytes")
             base = Inline(b"") if tensor.run is None else Span(self.file, *tensor.run)
             return PackedElements(base, row.bits, count) if row.bits else base
-        wanted = _count_numbers(row, count)
+        expected = _count_numbers(row, count)
         if tensor.held and row.data not in tensor.held:
             raise FormatError("the data field of a tensor does not match its type", offset=tensor.start)
-        _require(tensor, wanted, tensor.held.get(row.data, 0), "elements")
+        _require(tensor, expected, tensor.held.get(row.data, 0), "elements")
         if row.name == "string" and count > limits.current().strings:
             raise limits.limit_error("strings", "the tensor has too many strings", count)
         if tensor.run is not None and row.data in (_F, _D):
@@ -955,12 +957,12 @@ class _ConstantLister:
                 and not filesystem.isfile(path)
             ):
                 raise FormatError("a tensor's external data file is not a regular file", file=path)
-            found = File.beside(path, self.file.path)
+            file = File.beside(path, self.file.path)
             if len(self.files) >= limits.current().folder_files:
                 raise limits.limit_error(
                     "folder_files", "the model has too many external data files", len(self.files)
                 )
-            self.files[location] = found
+            self.files[location] = file
         return self.files[location]
 
 
@@ -983,13 +985,13 @@ def _count_numbers(row: _ElementType, count: int) -> int:
     return 2 * count if row.name.startswith("complex") else count
 
 
-def _require(tensor: OnnxTensor, wanted: int, found: int, what: str) -> None:
-    if wanted != found:
-        raise (TruncatedError if found < wanted else FormatError)(
+def _require(tensor: OnnxTensor, expected: int, count: int, what: str) -> None:
+    if expected != count:
+        raise (TruncatedError if count < expected else FormatError)(
             "the number of elements of a tensor does not match its shape",
             offset=tensor.start,
-            expected=f"{wanted:,} {what}",
-            found=f"{found:,}",
+            expected=f"{expected:,} {what}",
+            found=f"{count:,}",
         )
 
 
@@ -1019,8 +1021,8 @@ class PackedElements(NamedTuple):
 
 def _unpack_bits(packed: np.ndarray, bits: int, count: int) -> bytes:
     shifts = np.arange(0, 8, bits, dtype=np.uint8)
-    found = ((packed[:, None] >> shifts) & ((1 << bits) - 1)).reshape(-1)[:count]
-    return found.astype(np.uint8).tobytes()
+    values = ((packed[:, None] >> shifts) & ((1 << bits) - 1)).reshape(-1)[:count]
+    return values.astype(np.uint8).tobytes()
 
 
 class TypedElements(NamedTuple):
@@ -1038,21 +1040,24 @@ class TypedElements(NamedTuple):
         if self.number == STRINGS:
             texts = [bytes(protobuf.as_message(v)) for n, v in protobuf.iter_fields(data) if n == self.number]
             return b"".join(len(text).to_bytes(8, "little") + text for text in texts)
-        found = self._numbers(data)
-        if len(found) != _count_numbers(_ElementType("", self.dtype, self.number, self.bits), self.size):
+        numbers = self._numbers(data)
+        if len(numbers) != _count_numbers(_ElementType("", self.dtype, self.number, self.bits), self.size):
             raise FormatError(
                 "the number of elements of a tensor does not match its shape", file=self.base.file.path
             )
         if self.bits:
-            return _unpack_bits(found.astype(np.uint8), self.bits, self.size)
-        if self.dtype == "bool" and ((found.astype(np.uint8) == 0) & (found.astype(np.uint32) != 0)).any():
+            return _unpack_bits(numbers.astype(np.uint8), self.bits, self.size)
+        if (
+            self.dtype == "bool"
+            and ((numbers.astype(np.uint8) == 0) & (numbers.astype(np.uint32) != 0)).any()
+        ):
             # The onnx library takes the low byte, ONNX Runtime the whole number.
             raise FormatError("a truth value is outside the range of a byte", file=self.base.file.path)
         if self.number in (_F, _D):
-            return found.tobytes()
+            return numbers.tobytes()
         # The low bits of each number are the element, including halves and 8-bit floats.
         width = dtypes.BY_NAME[self.dtype].itemsize
-        return found.astype(np.dtype(f"<u{width}")).tobytes()
+        return numbers.astype(np.dtype(f"<u{width}")).tobytes()
 
     def _numbers(self, data: bytes) -> np.ndarray:
         runs: list[np.ndarray] = []
@@ -1080,12 +1085,12 @@ def _varints(data: bytes) -> np.ndarray:
     lengths = ends - starts + 1
     if len(lengths) and (lengths.max() > 10 or (raw[ends[lengths == 10]] > 1).any()):
         raise FormatError("a number is longer than 64 bits")
-    found = np.zeros(len(ends), np.uint64)
+    values = np.zeros(len(ends), np.uint64)
     for step in range(int(lengths.max()) if len(lengths) else 0):
         longer = lengths > step
         part = (raw[starts[longer] + step] & 0x7F).astype(np.uint64)
-        found[longer] |= part << np.uint64(7 * step)
-    return found
+        values[longer] |= part << np.uint64(7 * step)
+    return values
 
 
 def _notes(model: OnnxModel, lister: _ConstantLister) -> Iterator[str]:
@@ -1117,7 +1122,7 @@ def _details(model: OnnxModel) -> dict[str, Any]:
     # Up to version 3 of the format, constants are listed among the inputs as well.
     inputs = [value for value in model.graph.inputs if value.name not in constants]
     operators = Counter(node.title for node in _iter_nodes(model))
-    found: dict[str, Any] = {
+    details: dict[str, Any] = {
         "ir_version": model.ir_version,
         "opsets": {domain or "ai.onnx": version for domain, version in list(model.opsets.items())[:_FACTS]},
         "name": model.graph.name,
@@ -1126,11 +1131,11 @@ def _details(model: OnnxModel) -> dict[str, Any]:
         "operators": dict(operators.most_common(_FACTS)),
     }
     if model.functions:
-        found["own_operators"] = [_title(function) for function in model.functions[:_FACTS]]
+        details["own_operators"] = [_title(function) for function in model.functions[:_FACTS]]
     if model.metadata:
         kept = list(model.metadata.items())[:_FACTS]
-        found["metadata"] = {name[:_LONGEST]: text[:_LONGEST] for name, text in kept}
-    return found
+        details["metadata"] = {name[:_LONGEST]: text[:_LONGEST] for name, text in kept}
+    return details
 
 
 def _title(function: OnnxFunction) -> str:
@@ -1138,13 +1143,13 @@ def _title(function: OnnxFunction) -> str:
 
 
 def _values(values: Iterable[OnnxValue]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    entries: dict[str, Any] = {}
     for value in list(values)[:_FACTS]:
         row = TYPES.get(value.code)
-        found[value.name] = {
+        entries[value.name] = {
             "dtype": None if row is None else row.name or row.title.lower(),
             "shape": None
             if value.shape is None
             else [extent if extent != "" else None for extent in value.shape],
         }
-    return found
+    return entries

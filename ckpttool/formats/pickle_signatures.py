@@ -119,18 +119,18 @@ def scan_head(start: Callable[[int], bytes], size: int, length: int = HEAD) -> t
 
     while True:
         data = start(min(length, size))
-        found = scan_pickle(data)
-        if not found.cut or length >= size or len(data) < length:
-            return found, data
+        scan = scan_pickle(data)
+        if not scan.cut or length >= size or len(data) < length:
+            return scan, data
         length *= _GROWTH
 
 
 def is_pickle(found: PickleScan, data: bytes, size: int) -> bool:
     """Return whether the scanned bytes begin a pickle, not text that looks like one."""
-    names = [each.name for each in found.code_references]
+    names = [reference.name for reference in found.code_references]
     real = bool(names) and all(map(_NAME.fullmatch, names))
     if found.end is None:
-        return real and any(each.verdict == CODE and each.calls for each in found.code_references)
+        return real and any(name.verdict == CODE and name.calls for name in found.code_references)
     if names:
         return real
     plain = isinstance(found.value, list | dict | tuple)

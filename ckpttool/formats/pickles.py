@@ -211,10 +211,10 @@ def scan_joblib(data: bytes) -> pickle_reader.PickleScan:
     try:
         value = machine.run(_joblib_table(nested))
     except CkpttoolError:
-        found = merge_references(machine.list_code_references(), nested)
-        return pickle_reader.PickleScan(None, None, found, cut=False)
-    found = merge_references(machine.list_code_references(), nested)
-    return pickle_reader.PickleScan(value, machine.position, found, cut=False)
+        references = merge_references(machine.list_code_references(), nested)
+        return pickle_reader.PickleScan(None, None, references, cut=False)
+    references = merge_references(machine.list_code_references(), nested)
+    return pickle_reader.PickleScan(value, machine.position, references, cut=False)
 
 
 def _load_joblib(data: bytes, file: File, builders: Mapping[str, Builder]) -> LoadedPickle:
@@ -226,8 +226,8 @@ def _load_joblib(data: bytes, file: File, builders: Mapping[str, Builder]) -> Lo
     if machine.position != len(data):
         machine.fail("extra bytes after the end of the pickle", machine.position)
     # What unpickling calls for each array is replaced by the array.
-    asked = (each for each in machine.list_code_references() if each.name != _WRAPPER)
-    return LoadedPickle(value, len(data), file, 0, tuple(asked))
+    references = (reference for reference in machine.list_code_references() if reference.name != _WRAPPER)
+    return LoadedPickle(value, len(data), file, 0, tuple(references))
 
 
 def _joblib_table(nested: list[CodeReference] | None) -> list[pickle_reader.Opcode]:
@@ -262,13 +262,13 @@ def _read_array(
     if not isinstance(kind, PickledDType) or any(type(n) is not int or n < 0 for n in counts):
         machine.fail("an array of joblib has no type or shape", at)
     if kind.code.startswith("O"):
-        found, _ = pickle_signatures.scan_head(
+        scan, _ = pickle_signatures.scan_head(
             lambda length: machine.data[at : at + length], len(machine.data) - at
         )
-        if found.end is None or nested is None:
+        if scan.end is None or nested is None:
             machine.fail("an array of objects", at)
-        nested += found.code_references
-        return at + found.end
+        nested += scan.code_references
+        return at + scan.end
     if state.get(_PADDED) is not None:
         at += 1 + machine.number(at, 1)
     length = int(kind.code[1:]) * (4 if kind.code.startswith("U") else 1) * math.prod(counts)
@@ -301,16 +301,16 @@ def load_pickle(
     inline = _INLINE if file else sys.maxsize
     path = file.path if file else name
     try:
-        found = pickle_reader.parse_pickle(data, builders=builders, inline=inline, file=path, base=base)
+        rows = pickle_reader.parse_pickle(data, builders=builders, inline=inline, file=path, base=base)
     except FormatError as error:
         if file is None:
             # An offset into the decoded bytes would point to the wrong byte of the file.
             error.offset = None
         raise
     requested = (
-        found.code_references if file else tuple(replace(each, offset=None) for each in found.code_references)
+        rows.code_references if file else tuple(replace(row, offset=None) for row in rows.code_references)
     )
-    return LoadedPickle(found.value, len(data), file, base, requested)
+    return LoadedPickle(rows.value, len(data), file, base, requested)
 
 
 def array_source(parts: ArrayContents, pickled: LoadedPickle) -> Source:
@@ -329,10 +329,10 @@ PROTOCOL = 4
 
 def dtype_code(leaf: Leaf, path: Path) -> str:
     """Return NumPy's code of the tensor's type ("f4"); raise UnsupportedError if there is none."""
-    found = dtypes.numpy_code(leaf.dtype)
-    if found is None:
+    code = dtypes.numpy_code(leaf.dtype)
+    if code is None:
         raise UnsupportedError(f"a NumPy array cannot hold a tensor of type {leaf.dtype}", path=display(path))
-    return found
+    return code
 
 
 def encode_array(leaf: Leaf, path: Path) -> PickleObject:
@@ -386,11 +386,11 @@ def _decode_setting(value: Any, setting: str, name: str, file: str, references: 
     except ValueError as error:
         raise FormatError(f"{setting!r} in {name!r} is not base64: {error}") from error
     try:
-        found = load_pickle(pickled, None, name=file)
+        loaded = load_pickle(pickled, None, name=file)
     except FormatError as error:
         raise error.located(path=f"{name}/{setting}") from error.__cause__
-    references += relocate_references(found.code_references, f"{name}/{setting}")
-    return found.value
+    references += relocate_references(loaded.code_references, f"{name}/{setting}")
+    return loaded.value
 
 
 # Allowance for a small pickle: repeated values, and letters in their names.

@@ -82,11 +82,11 @@ class Probe:
         remote folder has too many names, it cannot be used for detection, but its files can still be read.
         """
         try:
-            found = filesystem.listdir(self.folder)
+            names = filesystem.listdir(self.folder)
         except (OSError, LimitError):
             return frozenset()
         return frozenset(
-            found if is_hidden_name(self.name) else (name for name in found if not is_hidden_name(name))
+            names if is_hidden_name(self.name) else (name for name in names if not is_hidden_name(name))
         )
 
     @cached_property

@@ -139,14 +139,14 @@ def assign_slots(tree: Tree) -> Tree:
 
 def _assign_policy_slots(policy: _PolicyVariables, leaves: dict[Path, Leaf | ValueLeaf]) -> None:
     named: dict[str, VariableInfo] = {}
-    for name, place in (*policy.optimizer.items(), *policy.weights.items()):
-        leaf = leaves[place]
+    for name, target in (*policy.optimizer.items(), *policy.weights.items()):
+        leaf = leaves[target]
         if isinstance(leaf, Leaf):
-            leaves[place] = replace(leaf, name=name)
+            leaves[target] = replace(leaf, name=name)
             named[name] = VariableInfo(leaf.dtype, leaf.shape, leaf.source)
-    found = tree_by_name(named)
-    names: Mapping[Path, str] = {p: leaf.key for p, leaf in found.tensors()}
-    for path, slot_names in found.tensors():
+    tree = tree_by_name(named)
+    names: Mapping[Path, str] = {p: leaf.key for p, leaf in tree.tensors()}
+    for path, slot_names in tree.tensors():
         if slot_names.role != "slot" or slot_names.of is None or names[path] not in policy.optimizer:
             continue
         where, of = policy.optimizer[names[path]], policy.weights.get(names.get(slot_names.of, ""))
@@ -195,8 +195,8 @@ def _list_file(location: str) -> tuple[FileListing, list[File]]:
 
 
 def _load_state(file: File, where: str) -> LoadedPickle:
-    found = load_pickle_file(file)
-    return found._replace(code_references=relocate_references(found.code_references, where))
+    loaded = load_pickle_file(file)
+    return loaded._replace(code_references=relocate_references(loaded.code_references, where))
 
 
 def _build_listing(walk: PickleWalk, writer: str, notes: tuple[str, ...] = ()) -> FileListing:
@@ -246,12 +246,12 @@ def _list_folder(location: str) -> tuple[FileListing, list[File]]:
 def _iter_states(location: str, others: list[str]) -> Iterator[tuple[str, Path]]:
     """Yield every pickled state with its path in the tree; states in other forms go to `others`."""
     todo: list[tuple[str, Path]] = [(location, ())]
-    seen, most = 0, limits.current()
+    count, most = 0, limits.current()
     while todo:
         folder, path = todo.pop(0)
         for name in _names(folder):
-            seen += 1
-            if seen > most.folder_files:
+            count += 1
+            if count > most.folder_files:
                 what = "the folder contains too many files for a checkpoint"
                 raise limits.limit_error("folder_files", what, None, file=location)
             full = os.path.join(folder, name)
@@ -311,14 +311,14 @@ def pieces(tree: Tree) -> tuple[OutputFile, ...]:
     rllib/core/rl_module/rl_module.py (`get_ctor_args_and_kwargs`). The pickles name RLlib's classes, and call
     gymnasium's Box with its two arrays.
     """
-    made = tree.get(CLASS)
-    if not isinstance(made, ValueLeaf) or not isinstance(made.value, Record):
+    record = tree.get(CLASS)
+    if not isinstance(record, ValueLeaf) or not isinstance(record.value, Record):
         raise UnsupportedError("an RLlib module can only store an agent")
     state = {path: leaf for path, leaf in tree.tensors() if path[0] != ARGUMENTS}
     for path, leaf in state.items():
         _require_array(leaf, path)
     about = {"class_and_ctor_args_file": _MADE, "state_file": "module_state", "checkpoint_version": _VERSION}
-    arguments = dumps(_encode_arguments(tree, made.value), pickles.PROTOCOL)
+    arguments = dumps(_encode_arguments(tree, record.value), pickles.PROTOCOL)
     text = json.dumps(about).encode("ascii")
     return (
         OutputFile(f"/{_MADE}", lambda stream: _write_data(stream, arguments)),
@@ -342,20 +342,20 @@ def _write(stream: IO[bytes], state: Mapping[Path, Leaf]) -> None:
     stream.write(dumps(arrays, pickles.PROTOCOL))
 
 
-def _encode_arguments(tree: Tree, made: Record) -> dict[str, Any]:
-    found: dict[Any, Any] = {}
+def _encode_arguments(tree: Tree, record: Record) -> dict[str, Any]:
+    arguments: dict[Any, Any] = {}
     values: dict[Path, Any] = {path: leaf.value for path, leaf in tree.plain()}
     # Only a list without entries is a container here.
     values |= dict.fromkeys(tree.containers, ())
     for path, value in values.items():
         if path[:1] == (ARGUMENTS,) and path != CLASS:
-            at = found
+            at = arguments
             for step in path[1:-1]:
                 at = at.setdefault(step.value, {})
             at[path[-1].value] = value
     return {
-        "class": pickles.encode_global(made),
-        "ctor_args_and_kwargs": ((), {name: _encode_argument(value) for name, value in found.items()}),
+        "class": pickles.encode_global(record),
+        "ctor_args_and_kwargs": ((), {name: _encode_argument(value) for name, value in arguments.items()}),
     }
 
 
@@ -367,7 +367,7 @@ def _encode_argument(value: Any) -> Any:
         return []
     if not isinstance(value, dict):
         return value
-    inner = {name: _encode_argument(each) for name, each in value.items()}
+    inner = {name: _encode_argument(item) for name, item in value.items()}
     if inner and all(isinstance(name, int) for name in inner):
         return list(inner.values())
     if inner.keys() == {"low", "high"}:

@@ -107,15 +107,15 @@ def read_header(file: File, at: int = 0) -> tuple[Mapping[str, SafetensorsEntry]
     """
     text = _text(file, at)
     try:
-        found = documents.parse_strict_json(text, "the header", "header_bytes")
+        header = documents.parse_strict_json(text, "the header", "header_bytes")
     except CkpttoolError as error:
         error.offset = at + LENGTH
         raise error.located(file=file.path) from error.__cause__
-    metadata = found.pop(METADATA, {})
+    metadata = header.pop(METADATA, {})
     if not isinstance(metadata, dict) or not all(isinstance(text, str) for text in metadata.values()):
         _fail(file, "the metadata must map names to strings")
     start = at + LENGTH + len(text)
-    entries = {name: _parse_entry(file, name, fields, start) for name, fields in found.items()}
+    entries = {name: _parse_entry(file, name, fields, start) for name, fields in header.items()}
     _require_dense(file, entries, start)
     return entries, metadata
 
@@ -128,10 +128,14 @@ def read_offsets(file: File, texts: Mapping[str, str]) -> Mapping[str, Shape]:
     offsets: dict[str, Shape] = {}
     stated = documents.parse_strict_json(texts.get(_SHARDING, "{}").encode(), _SHARDING, "header_bytes")
     for name, fields in stated.items():
-        each = fields.get(_SAVED_OFFSETS) if isinstance(fields, dict) else None
-        if not isinstance(each, list) or not set(map(type, each)) <= _ONLY_INT or min(each, default=0) < 0:
+        offset = fields.get(_SAVED_OFFSETS) if isinstance(fields, dict) else None
+        if (
+            not isinstance(offset, list)
+            or not set(map(type, offset)) <= _ONLY_INT
+            or min(offset, default=0) < 0
+        ):
             _fail_tensor(file, name, f"has {_SAVED_OFFSETS} that are not a list of positions")
-        offsets[name] = tuple(each)
+        offsets[name] = tuple(offset)
     return offsets
 
 
@@ -161,8 +165,8 @@ def _text(file: File, at: int) -> bytes:
     return text
 
 
-def _fail(file: File, message: str, found: str | None = None) -> NoReturn:
-    raise FormatError(message, file=file.path, offset=LENGTH, found=found)
+def _fail(file: File, message: str, description: str | None = None) -> NoReturn:
+    raise FormatError(message, file=file.path, offset=LENGTH, found=description)
 
 
 def _parse_entry(file: File, name: str, fields: Any, start: int) -> SafetensorsEntry:
@@ -494,15 +498,15 @@ def _is_training(probe: Probe) -> bool:
 
 def _find_index(probe: Probe) -> str | None:
     """Return the only index in a folder; raise UsageError if several match."""
-    found = sorted(n for n in probe.names if n.endswith(_INDEX) and _is_index(_member_probe(probe, n)))
-    if len(found) > 1 and set(found) != {f"{_SAFE}{_INDEX}", f"{_WEIGHTS}{_INDEX}"}:
+    names = sorted(n for n in probe.names if n.endswith(_INDEX) and _is_index(_member_probe(probe, n)))
+    if len(names) > 1 and set(names) != {f"{_SAFE}{_INDEX}", f"{_WEIGHTS}{_INDEX}"}:
         raise UsageError(
             "the folder contains several sharded checkpoints",
             file=probe.path,
-            found=abbreviate_list(found, 5),
-            hint=f"point to one of them, e.g. {os.path.join(probe.path, found[0])}",
+            found=abbreviate_list(names, 5),
+            hint=f"point to one of them, e.g. {os.path.join(probe.path, names[0])}",
         )
-    return os.path.join(probe.path, found[0]) if found else None
+    return os.path.join(probe.path, names[0]) if names else None
 
 
 def _member_probe(probe: Probe, name: str) -> Probe:
@@ -581,13 +585,13 @@ def _list_training(probe: Probe) -> Checkpoint:
 
     parts: dict[str, Checkpoint] = {}
     left = sorted(name for name in probe.names if _LEFT.fullmatch(name))
-    for member, place in _members(probe).items():
+    for member, path in _members(probe).items():
         try:
-            parts[member] = open_checkpoint(place)
+            parts[member] = open_checkpoint(path)
         except CkpttoolError:
             if not member.startswith("scheduler"):
                 raise
-            left.append(os.path.basename(place))
+            left.append(os.path.basename(path))
     names = ", ".join(os.path.basename(one.path) for one in parts.values())
     notes = [f"the folder is read as one checkpoint: {names}"]
     settings: dict[str, Tree] = {}
@@ -604,30 +608,30 @@ def _list_training(probe: Probe) -> Checkpoint:
 
 def _members(probe: Probe) -> dict[str, str]:
     """Return the files of a training folder by the names of their entries; models come first."""
-    found: dict[str, str] = {}
+    members: dict[str, str] = {}
     names = sorted(probe.names)
     index_ = _find_index(probe)
     if index_ is not None:
-        found["model"] = index_
+        members["model"] = index_
     safe = [name for name in names if _MODELS.fullmatch(name) and name.endswith(SUFFIX)]
     # If both forms exist, the libraries load safetensors.
     models = safe or [name for name in names if _MODELS.fullmatch(name)]
     for name in models:
-        found.setdefault(name.partition(".")[0].removeprefix("pytorch_"), os.path.join(probe.path, name))
+        members.setdefault(name.partition(".")[0].removeprefix("pytorch_"), os.path.join(probe.path, name))
     for pattern in (_OPTIMIZERS, _SCHEDULERS):
         for name in names:
             match = pattern.fullmatch(name)
             if match is None or _member_probe(probe, name).kind != "file":
                 continue
-            if match[1] in found:
+            if match[1] in members:
                 raise UsageError(
                     f"the folder contains two {match[1]} files",
                     file=probe.path,
-                    found=", ".join((os.path.basename(found[match[1]]), name)),
-                    hint=f"point to the weights file, e.g. {found['model']}",
+                    found=", ".join((os.path.basename(members[match[1]]), name)),
+                    hint=f"point to the weights file, e.g. {members['model']}",
                 )
-            found[match[1]] = os.path.join(probe.path, name)
-    return found
+            members[match[1]] = os.path.join(probe.path, name)
+    return members
 
 
 def _trainer_state(probe: Probe) -> dict[str, int | float | str | bool | None]:
@@ -665,10 +669,10 @@ def _read_index(file: File) -> tuple[dict[str, str], str | None]:
     if file.size > limits.current().json_bytes:
         raise limits.limit_error("json_bytes", "the index is too large", file.size, file=file.path)
     with locate_errors(file=file.path):
-        found = documents.parse_strict_json(file.read(0, file.size), "the index")
-    metadata = found.get(_METADATA)
+        document = documents.parse_strict_json(file.read(0, file.size), "the index")
+    metadata = document.get(_METADATA)
     record = metadata.get(embedded_tree.KEY) if isinstance(metadata, dict) else None
-    shard_of: Any = found.get(_MAP)
+    shard_of: Any = document.get(_MAP)
     if not isinstance(shard_of, dict) or not shard_of:
         raise FormatError("the index has no weight_map", file=file.path)
     for tensor, name in shard_of.items():
@@ -731,8 +735,8 @@ def _merge_shards(
 
 def _paths(tree: Tree) -> dict[str, Path]:
     """Return the path of every tensor by each of its native names."""
-    found = {alias.key: path for path, others in tree.aliases.items() for alias in others if alias.key}
-    return found | {leaf.key: path for path, leaf in tree.tensors()}
+    paths = {alias.key: path for path, others in tree.aliases.items() for alias in others if alias.key}
+    return paths | {leaf.key: path for path, leaf in tree.tensors()}
 
 
 def plan_shards(tree: Tree, *, stem: str = "model", shard_bytes: int = SHARD_BYTES) -> ShardPlan:
@@ -746,11 +750,11 @@ def plan_shards(tree: Tree, *, stem: str = "model", shard_bytes: int = SHARD_BYT
     names = _assign_names(tree)
     parts = split_by_size(((path, leaf.nbytes) for path, leaf in tree.tensors()), shard_bytes)
     files = [f"-{number:05d}-of-{len(parts):05d}" for number in range(1, len(parts) + 1)]
-    made = []
+    shards = []
     for end, part in zip(files, parts, strict=True):
         tied = {FORMAT: _FRAMEWORK, **_tied_names(tree, names, frozenset(part))}
         layout = _FileLayout.plan(tree, names, part, tied)
-        made.append(Shard(end + SUFFIX, tuple(part), layout.write, f"{end}{_INTERIM}{SUFFIX}"))
+        shards.append(Shard(end + SUFFIX, tuple(part), layout.write, f"{end}{_INTERIM}{SUFFIX}"))
     tied = {FORMAT: _FRAMEWORK, **_tied_names(tree, names, tree)}
     record = _embedded_record(tree, names, tied)
     total = sum(leaf.nbytes for _, leaf in tree.tensors())
@@ -769,7 +773,7 @@ def plan_shards(tree: Tree, *, stem: str = "model", shard_bytes: int = SHARD_BYT
             return OutputFile(_INDEX_SUFFIX, put, indexes=True)
         return OutputFile(_INDEX_SUFFIX, put, meanwhile=_INDEX_SUFFIX, extra=True)
 
-    return ShardPlan(tuple(made), _INDEX_SUFFIX, lambda _: (index(_INTERIM), index("")), _read_shard)
+    return ShardPlan(tuple(shards), _INDEX_SUFFIX, lambda _: (index(_INTERIM), index("")), _read_shard)
 
 
 _INDEX_SUFFIX = SUFFIX + _INDEX

@@ -154,25 +154,25 @@ def _iter_candidates(tree: Tree, step: PathStep) -> Iterator[list[Path]]:
     )
 
 
-def _policy_parameters(tree: Tree, wanted: Callable[[str], bool]) -> list[Path]:
+def _policy_parameters(tree: Tree, accepts: Callable[[str], bool]) -> list[Path]:
     return [
         path
         for path, leaf in tree.tensors()
         if path[0] == _POLICY_STEP
         and len(path) == 2
         and leaf.role == "parameter"
-        and wanted(str(path[1].value))
+        and accepts(str(path[1].value))
     ]
 
 
 def _parameter_numbers(tree: Tree, step: PathStep) -> list[object]:
     """Return the parameter numbers of the only group; none if there are several groups."""
-    found = [
+    numbered = [
         (path[2], leaf.value)
         for path, leaf in tree.plain()
         if path[0] == step and len(path) == 5 and (path[1], path[3]) == (key("param_groups"), key("params"))
     ]
-    return [number for _, number in found] if len({group for group, _ in found}) == 1 else []
+    return [number for _, number in numbered] if len({group for group, _ in numbered}) == 1 else []
 
 
 def _slots(tree: Tree, step: PathStep) -> list[tuple[Path, Leaf, int]]:
@@ -215,24 +215,24 @@ def _list_members(members: Sb3Members) -> FileListing:
     if data is not None:
         walk.add(LoadedPickle(data, members.sources[_SETTINGS].length, None, 0, tuple(text)), (_DATA,))
     system = _read_system_info(members)
-    stems = {key(name.removesuffix(_STATE)): found.tree for name, found in states.items()}
+    stems = {key(name.removesuffix(_STATE)): state.tree for name, state in states.items()}
     tree = assign_agent_slots(_merge_parts(join_trees(stems, _native, Container("dict")), walk, system))
     named = [_SETTINGS, _VERSION, _SYSTEM, *states]
     others = [name for name in members.sources if name not in named]
     notes = (
         *_sb3_policy(data or {}),
         *((f"members not listed: {abbreviate_list(others, 5)}",) if others else ()),
-        *(f"{name}: {note}" for name, found in states.items() for note in found.notes),
+        *(f"{name}: {note}" for name, state in states.items() for note in state.notes),
     )
-    checked = members.packed and all(found.integrity == "crc32" for found in states.values())
-    inner = (relocate_references(found.code_references, name) for name, found in states.items())
+    checked = members.packed and all(state.integrity == "crc32" for state in states.values())
+    inner = (relocate_references(state.code_references, name) for name, state in states.items())
     return FileListing(
         tree,
         _writer(members),
         "crc32" if checked else "none",
         notes,
         code_references=merge_references(walk.code_references, *inner),
-        unjudged=tuple(f"{name}: {each}" for name, found in states.items() for each in found.unjudged),
+        unjudged=tuple(f"{name}: {part}" for name, state in states.items() for part in state.unjudged),
     )
 
 
@@ -248,16 +248,16 @@ def _list_state(name: str, source: Storage) -> FileListing:
             hint="unpack the file and point to the folder, or repack it without compression (zip -0)",
         )
     with locate_errors(path=name):
-        found = torch_legacy.list_embedded(source.file, source.offset, source.length)
+        listing = torch_legacy.list_embedded(source.file, source.offset, source.length)
     # The library opens the member with zipfile, which verifies the checksum of all of it.
-    tree = found.tree
+    tree = listing.tree
     leaves = {
         path: replace(leaf, source=NestedSource(leaf.source, source)) if isinstance(leaf, Leaf) else leaf
         for path, leaf in tree.leaves.items()
     }
     if not any(isinstance(leaf, Leaf) for leaf in leaves.values()):
         source.read()
-    return replace(found, tree=Tree(leaves, tree.aliases, tree.containers))
+    return replace(listing, tree=Tree(leaves, tree.aliases, tree.containers))
 
 
 def _native(step: PathStep, name: str) -> str:
@@ -360,10 +360,10 @@ def pieces(tree: Tree) -> tuple[OutputFile]:
     if importlib.util.find_spec(package) is None:
         from ckpttool.core.installation import install_command, install_extra
 
-        ours = package == "stable_baselines3"
+        is_sb3 = package == "stable_baselines3"
         raise MissingExtraError(
             f"writing a Stable-Baselines3 file requires {package}, which is not installed",
-            hint=install_extra("sb3") if ours else install_command("sb3-contrib"),
+            hint=install_extra("sb3") if is_sb3 else install_command("sb3-contrib"),
         )
     return (OutputFile("", lambda stream: _write_sb3(tree, requested, stream)),)
 
@@ -381,7 +381,7 @@ def build_request(tree: Tree) -> dict[str, Any]:
     kind = _POLICY_CLASSES[name]
     arguments = {n: value for n in _PLAIN_ARGUMENTS if (value := _value(tree, "policy_kwargs", key(n)))}
     sizes = key("net_arch")
-    net_arch: Any = {each: _list_values(tree, "policy_kwargs", sizes, key(each)) for each in kind.networks}
+    net_arch: Any = {net: _list_values(tree, "policy_kwargs", sizes, key(net)) for net in kind.networks}
     return {
         "package": kind.package,
         "algorithm": _algorithm(tree, kind, arguments),
@@ -393,7 +393,9 @@ def build_request(tree: Tree) -> dict[str, Any]:
             **arguments,
         },
         "activation": activation.name.rpartition(".")[2] if isinstance(activation, Record) else None,
-        "counters": {each: found for each in _COUNTERS if (found := _value(tree, each)) is not None},
+        "counters": {
+            counter: setting for counter in _COUNTERS if (setting := _value(tree, counter)) is not None
+        },
     }
 
 
@@ -432,8 +434,8 @@ def _bounds(tree: Tree, end: str) -> list[Any]:
 
 def _list_values(tree: Tree, name: str, *steps: PathStep) -> list[Any]:
     """Return the items of a list in the settings, or a single value as a list."""
-    place = (_DATA, key(name), *steps)
-    return [leaf.value for path, leaf in tree.plain() if path == place or path[:-1] == place]
+    prefix = (_DATA, key(name), *steps)
+    return [leaf.value for path, leaf in tree.plain() if path == prefix or path[:-1] == prefix]
 
 
 def _entries(tree: Tree) -> Iterator[tuple[Path, Leaf | ValueLeaf]]:
@@ -459,8 +461,8 @@ def _write_sb3(tree: Tree, requested: dict[str, Any], stream: IO[bytes]) -> None
                 entries.append(what)
         (folder / "request.json").write_text(json.dumps({**requested, "entries": entries}))
         _run_library(name)
-        with open(folder / "agent.zip", "rb") as made:
-            shutil.copyfileobj(made, stream)
+        with open(folder / "agent.zip", "rb") as archive:
+            shutil.copyfileobj(archive, stream)
 
 
 def _run_library(folder: str) -> None:
@@ -511,8 +513,8 @@ def read_sb2(location: str) -> Checkpoint:
     file = File.stamp(location)
     zipped = file.read(0, min(2, file.size)) == b"PK"
     with locate_errors(file=location):
-        found = list_sb2_zip(file) if zipped else list_sb2_pickle(file)
-    return found.checkpoint(location, SB2_NAME, file)
+        listing = list_sb2_zip(file) if zipped else list_sb2_pickle(file)
+    return listing.checkpoint(location, SB2_NAME, file)
 
 
 # Variables without names are under this step.
@@ -715,15 +717,15 @@ def _variable_name(path: Path) -> str:
 
 def _encode_settings(tree: Tree) -> dict[str, Any]:
     """Return the settings as JSON, with pickles for values that JSON cannot hold."""
-    made: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     for path, leaf in tree.items():
         if path[:1] == (_DATA,) and len(path) > 1:
-            _put_value(made, path[1:], leaf)
-    return {name: _encode_setting(value) for name, value in made.items()}
+            _put_value(settings, path[1:], leaf)
+    return {name: _encode_setting(value) for name, value in settings.items()}
 
 
-def _put_value(made: dict[str, Any], path: Path, leaf: Leaf | ValueLeaf) -> None:
-    at: Any = made
+def _put_value(settings: dict[str, Any], path: Path, leaf: Leaf | ValueLeaf) -> None:
+    at: Any = settings
     for step, after in pairwise(path):
         at = _get_or_add(at, step, [] if after.kind == "index" else {})
     _get_or_add(at, path[-1], leaf.value if isinstance(leaf, ValueLeaf) else pickles.encode_array(leaf, path))

@@ -31,9 +31,9 @@ def main(folder: str) -> None:
         setattr(model, name, value)
     if hasattr(model, "buffer_size"):
         model.buffer_size = _BUFFER
-    made = os.path.join(folder, "dated.zip")
-    model.save(made)
-    _strip_timestamps(made, os.path.join(folder, "agent.zip"))
+    dated = os.path.join(folder, "dated.zip")
+    model.save(dated)
+    _strip_timestamps(dated, os.path.join(folder, "agent.zip"))
 
 
 def _read_states(entries: list[dict[str, Any]], file: str) -> dict[str, Any]:
@@ -53,10 +53,10 @@ def _read_states(entries: list[dict[str, Any]], file: str) -> dict[str, Any]:
             flat = torch.frombuffer(data, dtype=dtype, count=count, offset=entry["offset"])
             value = flat.reshape(entry["shape"]).clone()
         *owners, (_, last) = entry["path"]
-        place = states
+        group = states
         for _, step in owners:
-            place = place.setdefault(step, {})
-        place[last] = value
+            group = group.setdefault(step, {})
+        group[last] = value
     return {name: _restore_lists(state) for name, state in states.items()}
 
 
@@ -102,7 +102,7 @@ def _build_algorithm(request: dict[str, Any], states: dict[str, Any]) -> Any:
     model.observation_space = spaces.Box(-np.inf, np.inf, (request["obs_dim"],), np.float32)
     if all(request["observation_space"]):
         (dtype, least), (_, most) = request["observation_space"]
-        low, high = (np.asarray([float(n) for n in each], dtype) for each in (least, most))
+        low, high = (np.asarray([float(n) for n in bound], dtype) for bound in (least, most))
         if low.shape == high.shape == (request["obs_dim"],):
             model.observation_space = spaces.Box(low, high, dtype=low.dtype.type)
     else:
@@ -113,16 +113,16 @@ def _build_algorithm(request: dict[str, Any], states: dict[str, Any]) -> Any:
     return model
 
 
-def _build_action_space(found: dict[str, Any]) -> Any:
+def _build_action_space(record: dict[str, Any]) -> Any:
     import numpy as np
     from gymnasium import spaces
 
-    if "n" in found:
-        return spaces.Discrete(*found["n"], start=found["start"][0])
-    if "nvec" in found:
-        starts = {"start": found["start"]} if any(found["start"]) else {}
-        return spaces.MultiDiscrete(found["nvec"], **starts)
-    low, high = (np.asarray(found[end], np.float32) for end in ("low", "high"))
+    if "n" in record:
+        return spaces.Discrete(*record["n"], start=record["start"][0])
+    if "nvec" in record:
+        starts = {"start": record["start"]} if any(record["start"]) else {}
+        return spaces.MultiDiscrete(record["nvec"], **starts)
+    low, high = (np.asarray(record[end], np.float32) for end in ("low", "high"))
     return spaces.Box(low, high, dtype=np.float32)
 
 
@@ -146,9 +146,9 @@ def _load_states(model: Any, states: dict[str, Any]) -> None:
         model.ent_coef_optimizer.load_state_dict(states["ent_coef_optimizer"])
 
 
-def _strip_timestamps(made: str, target: str) -> None:
+def _strip_timestamps(archive_path: str, target: str) -> None:
     """Copy an archive member by member, without timestamps and memory addresses of objects."""
-    with zipfile.ZipFile(made) as source, zipfile.ZipFile(target, "w") as archive:
+    with zipfile.ZipFile(archive_path) as source, zipfile.ZipFile(target, "w") as archive:
         for name in source.namelist():
             data = source.read(name)
             # The text next to a serialized object; base64 has no spaces.

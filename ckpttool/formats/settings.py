@@ -92,9 +92,9 @@ def _pairs(node: Any) -> Iterator[tuple[Any, Any]]:
         return
     # - - - name
     #     - value
-    for each in node.value[0].value if node.value and node.value[0].id == "sequence" else ():
-        if each.id == "sequence" and len(each.value) == 2 and each.value[0].id == "scalar":
-            yield each.value[0], each.value[1]
+    for pair in node.value[0].value if node.value and node.value[0].id == "sequence" else ():
+        if pair.id == "sequence" and len(pair.value) == 2 and pair.value[0].id == "scalar":
+            yield pair.value[0], pair.value[1]
 
 
 def _scalar(node: Any, loader: Any) -> Any:
@@ -105,11 +105,11 @@ def _scalar(node: Any, loader: Any) -> Any:
         "float": loader.construct_yaml_float,
     }
     tag = node.tag.removeprefix(_STANDARD)
-    found = plain.get(tag)
-    if found is None:
+    convert = plain.get(tag)
+    if convert is None:
         return str(node.value)
     try:
-        value = found(node)
+        value = convert(node)
         # Python refuses to print numbers with more digits by default.
         return value if not isinstance(value, int) or str(value) else None
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
@@ -154,15 +154,15 @@ def parse_gin(text: str) -> dict[str, Any]:
 
     A reference (`@tf.keras.activations.tanh`) becomes its last name; other non-literals are omitted.
     """
-    found: dict[str, Any] = {}
+    bindings: dict[str, Any] = {}
     for line in re.sub(r"\\\s*\n", " ", text).splitlines():
         match = _BINDING.match(line.partition("#")[0].strip())
         owner, name, value, macro, other = match.groups() if match is not None else (None,) * 5
         plain = _gin_value(str(value if macro is None else other))
-        place = found if macro is not None else found.setdefault(str(owner).rpartition(".")[2], {})
-        if plain is not None and isinstance(place, dict):
-            place[str(macro or name)] = plain
-    return {name: value for name, value in found.items() if value != {}}
+        target = bindings if macro is not None else bindings.setdefault(str(owner).rpartition(".")[2], {})
+        if plain is not None and isinstance(target, dict):
+            target[str(macro or name)] = plain
+    return {name: value for name, value in bindings.items() if value != {}}
 
 
 def _gin_value(text: str) -> Any:

@@ -14,9 +14,9 @@ from ckpttool.core.tree import Leaf, Path, display
 
 def read_exact(leaf: Leaf, path: Path) -> Buffer:
     """Return the tensor's bytes; raise FormatError unless their number matches its shape and type."""
-    found = leaf.read()
-    _require_exact(leaf, path, memoryview(found).nbytes)
-    return found
+    data = leaf.read()
+    _require_exact(leaf, path, memoryview(data).nbytes)
+    return data
 
 
 class ExactPieces(NamedTuple):

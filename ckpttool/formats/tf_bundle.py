@@ -98,10 +98,10 @@ def _prefix_of_file(probe: Probe) -> str | None:
         return base
     if probe.name.endswith(".index"):
         base = probe.name[: -len(".index")]
-        ours = probe.tail.endswith(sstable.MAGIC) or any(
+        is_bundle = probe.tail.endswith(sstable.MAGIC) or any(
             tf_common.v2_base(name) == base for name in probe.names
         )
-        return probe.path[: -len(".index")] if ours and base else None
+        return probe.path[: -len(".index")] if is_bundle and base else None
     return tf_common.location_by_state(probe, 2)
 
 
@@ -218,12 +218,12 @@ class TensorFlowStrings(NamedTuple):
         _require(source.unmask_crc(int.from_bytes(stored, order)), running, self.span)
         _require(self.checksum, source.crc32c(data[at + 4 :], source.crc32c(stored, running)), self.span)
         at += 4
-        found = bytearray()
+        output = bytearray()
         for length in lengths:
-            found += length.to_bytes(8, "little")
-            found += data[at : at + length]
+            output += length.to_bytes(8, "little")
+            output += data[at : at + length]
             at += length
-        return bytes(found)
+        return bytes(output)
 
 
 class TensorFlowVariants(NamedTuple):
@@ -269,8 +269,8 @@ def _lengths_as_words(lengths: array[int], order: Order) -> bytes:
     return small.tobytes()
 
 
-def _require(expected: int, found: int, span: Span) -> None:
-    Checksum("crc32c", expected).require(found, span.length, span.file.path, span.offset)
+def _require(expected: int, checksum: int, span: Span) -> None:
+    Checksum("crc32c", expected).require(checksum, span.length, span.file.path, span.offset)
 
 
 def _span_error(span: Span, message: str) -> FormatError:
@@ -364,16 +364,16 @@ class _BundleReader:
 
     def tensors(self) -> dict[str, VariableInfo]:
         """Return every tensor by key in index order, with slices merged into their tensors."""
-        found = {}
+        tensors = {}
         for key, value in self._raw:
             if key[:1] != b"\0":
-                found[protobuf.as_text(key)] = self._named(key, value)
+                tensors[protobuf.as_text(key)] = self._named(key, value)
         # TensorFlow treats a slice that no tensor lists as a tensor with that name.
         for key, value in self._slices.items():
             if key not in self._used:
-                found[protobuf.as_text(key)] = self._named(key, value)
+                tensors[protobuf.as_text(key)] = self._named(key, value)
         self._require_held()
-        return found
+        return tensors
 
     def _named(self, key: bytes, value: bytes) -> VariableInfo:
         try:
@@ -450,9 +450,9 @@ class _BundleReader:
             )
         parts = []
         for extents in whole.slices:
-            place = tf_common.slice_key(key, extents)
-            self._used.add(place)
-            value = self._slices.get(place)
+            slice_name = tf_common.slice_key(key, extents)
+            self._used.add(slice_name)
+            value = self._slices.get(slice_name)
             if value is None:
                 raise FormatError("a slice of the tensor is missing from the index", found=str(extents))
             entry = parse_entry(value)
@@ -612,19 +612,19 @@ def _add_prefixed(naming: _BundleTreeBuilder) -> list[str]:
     """
     keys = sorted(naming.tensors.keys() - naming.used.keys())
     following = list(range(len(keys) + 1))  # next candidate for an unused key
-    absent, seen = [], set()
+    absent, above = [], set()
     for number, path, attribute in naming.absent:
-        prefix, found = attribute.key, False
-        if prefix and prefix not in seen and attribute.name != tf_object_graph.VALUE:
-            seen.add(prefix)
+        prefix, matched = attribute.key, False
+        if prefix and prefix not in above and attribute.name != tf_object_graph.VALUE:
+            above.add(prefix)
             at = _next_free(following, bisect_left(keys, prefix))
             while at < len(keys) and keys[at].startswith(prefix):
-                found = True
+                matched = True
                 own = path + tf_object_graph.attribute_path(attribute.name, keys[at][len(prefix) :])
                 _put_leaf(naming, number, own, keys[at], attribute.full_name, (), role="other")
                 following[at] = at + 1
                 at = _next_free(following, at)
-        if not found:
+        if not matched:
             absent.append(prefix)
     return absent
 
@@ -760,19 +760,19 @@ def tensor_names(tree: Tree) -> Mapping[Path, str]:
     UnsupportedError for two tensors with the same name, and for names that TensorFlow does not
     accept.
     """
-    found: dict[Path, str] = {}
-    taken: dict[str, Path] = {}
+    names: dict[Path, str] = {}
+    owners: dict[str, Path] = {}
     for path, leaf in tree.tensors():
         name = _tensor_name(tree, path, leaf)
-        if name in taken:
+        if name in owners:
             raise UnsupportedError(
                 "two tensors would have the same name in a TensorFlow 1 checkpoint",
                 path=display(path),
-                found=f"{name}, the name of {display(taken[name])}",
+                found=f"{name}, the name of {display(owners[name])}",
             )
-        found[path] = name
-        taken[name] = path
-    return found
+        names[path] = name
+        owners[name] = path
+    return names
 
 
 def _tensor_name(tree: Tree, path: Path, leaf: Leaf) -> str:
@@ -849,7 +849,7 @@ def plan_shards(
     ]
     count = len(dealt)
     larger = count + 1 if between is None else _free_count(between, count + 1)
-    made = [
+    parts = [
         Shard(
             _shard_suffix(number, count),
             tuple(row.path for row in rows if row.added is None),
@@ -868,7 +868,7 @@ def plan_shards(
         index = OutputFile(_INDEX, partial(_write_index, dealt, recorded, count), indexes=True)
         return (*(extra if between is not None else ()), index)
 
-    return ShardPlan(tuple(made), _INDEX, finish, _read_shard)
+    return ShardPlan(tuple(parts), _INDEX, finish, _read_shard)
 
 
 def stored(tree: Tree, *, graph: bool = True, counter: int | None = None) -> Tree:
@@ -1005,8 +1005,8 @@ def _free_count(prefix: str, least: int) -> int:
     """Return the smallest number of shards, at least `least`, that no file at the prefix uses."""
     folder, name = os.path.split(os.path.abspath(prefix))
     shard = re.compile(re.escape(name) + r"\.data-\d{5}-of-(\d{5})")
-    taken = {int(match[1]) for each in os.listdir(folder) if (match := shard.fullmatch(each)) is not None}
-    return next(count for count in range(least, 10 * MAX_SHARDS) if count not in taken)
+    numbers = {int(match[1]) for name in os.listdir(folder) if (match := shard.fullmatch(name)) is not None}
+    return next(count for count in range(least, 10 * MAX_SHARDS) if count not in numbers)
 
 
 def _write_nothing(stream: IO[bytes]) -> None:

@@ -135,16 +135,16 @@ def plain_facts(settings: Mapping[str, Any]) -> dict[str, Any]:
     class is looked up.
     """
     name = settings.get("name")
-    found: dict[str, Any] = {"layer": name} if isinstance(name, str) and len(name) <= MAX_TEXT else {}
+    facts: dict[str, Any] = {"layer": name} if isinstance(name, str) and len(name) <= MAX_TEXT else {}
     for key, value in settings.items():
         fact = format_object(value) if key.endswith("activation") and value else _plain_fact(value)
         if fact is not None and key not in ("name", "layers") and len(key) <= MAX_TEXT:
-            found[key] = fact
+            facts[key] = fact
             if key.endswith(_REGULARIZER) and (factor := _l2_factor(value)) is not None:
-                found[f"{key}_l2"] = factor
+                facts[f"{key}_l2"] = factor
             if key == _RATE and (first := _initial_rate(value)) is not None:
-                found[f"{key}_initial"] = first
-    return found
+                facts[f"{key}_initial"] = first
+    return facts
 
 
 # Lists of layers that act on a network's inputs, also of layers without variables, which no tensor shows
@@ -164,7 +164,7 @@ def format_object(value: Any) -> str:
     cls, config = class_name(value.get("class_name")), value.get("config")
     if not isinstance(config, Mapping):
         return str(config if isinstance(config, str) else cls)[:MAX_TEXT]
-    arguments = (f"{name}={each}" for name, each in config.items() if name not in _NAMING)
+    arguments = (f"{name}={value}" for name, value in config.items() if name not in _NAMING)
     return f"{cls}({', '.join(arguments)})"[:MAX_TEXT]
 
 
@@ -307,13 +307,13 @@ def _latest_of_state(path: str, folder: str, names: frozenset[str]) -> SaverChec
     within = os.path.normpath(latest)
     if not os.path.isabs(within) and within.split(os.sep)[0] != os.pardir and "\0" not in within:
         candidate = os.path.join(folder, within)
-        found = checkpoint_at(candidate, Probe(os.path.dirname(candidate) or ".").names)
-        if found is not None:
-            return _require_inside(found, path)
+        checkpoint = checkpoint_at(candidate, Probe(os.path.dirname(candidate) or ".").names)
+        if checkpoint is not None:
+            return _require_inside(checkpoint, path)
     base = os.path.basename(within)
-    found = checkpoint_at(os.path.join(folder, base), names)
-    if found is not None:
-        return _require_inside(found, path)
+    checkpoint = checkpoint_at(os.path.join(folder, base), names)
+    if checkpoint is not None:
+        return _require_inside(checkpoint, path)
     if base in names and filesystem.isfile(os.path.join(folder, base)):
         raise FormatError(
             "the state file names this file as a checkpoint, but it is not one",
@@ -328,13 +328,13 @@ def _latest_of_state(path: str, folder: str, names: frozenset[str]) -> SaverChec
     )
 
 
-def _require_inside(found: SaverCheckpoint, state: str) -> SaverCheckpoint:
+def _require_inside(checkpoint: SaverCheckpoint, state: str) -> SaverCheckpoint:
     """Raise UnsupportedError if the checkpoint's files are links out of the state file's folder."""
-    shards = v1_shards(found.location) if found.version == 1 else (f"{found.location}.index",)
-    for file in shards if shards is not None else (found.location,):
+    shards = v1_shards(checkpoint.location) if checkpoint.version == 1 else (f"{checkpoint.location}.index",)
+    for file in shards if shards is not None else (checkpoint.location,):
         if filesystem.lexists(file):
             File.beside(file, state)
-    return found
+    return checkpoint
 
 
 def note_redirection(probe: Probe, location: str) -> str | None:
@@ -345,8 +345,8 @@ def note_redirection(probe: Probe, location: str) -> str | None:
     latest = read_state(state.path).latest
     # No disk access: the name may be anything.
     named = os.path.dirname(filesystem.abspath(os.path.join(state.folder, latest)))
-    taken = os.path.dirname(location) or "."
-    if named in (filesystem.abspath(taken), filesystem.realpath(taken)):
+    folder = os.path.dirname(location) or "."
+    if named in (filesystem.abspath(folder), filesystem.realpath(folder)):
         return None
     return (
         f"the state file names {latest} in another folder; the checkpoint of that name in its own "
@@ -365,13 +365,13 @@ def v1_bases(folder: str, names: frozenset[str]) -> set[str]:
 
     These have a graph (`.meta`) beside them, `ckpt` in their names, or names of shards.
     """
-    found = set()
+    bases = set()
     for name in sorted(names)[:_LOOKED_AT]:
         pattern = v1_pattern(name)
         likely = pattern is not None or f"{name}.meta" in names or "ckpt" in name
         if likely and is_v1_file(os.path.join(folder, name)):
-            found.add(pattern or name)
-    return found
+            bases.add(pattern or name)
+    return bases
 
 
 def several_checkpoints_error(bases: list[str], folder: str) -> UsageError:
@@ -439,7 +439,9 @@ def parse_shape(data: bytes) -> tuple[int, ...]:
 def parse_slice(data: bytes) -> tuple[Extent, ...]:
     """Decode a TensorSliceProto: start and length in each dimension."""
     (extents,) = protobuf.decode(data, _SLICE)
-    return tuple((start, length) for start, length in (protobuf.decode(each, _EXTENT) for each in extents))
+    return tuple(
+        (start, length) for start, length in (protobuf.decode(extent, _EXTENT) for extent in extents)
+    )
 
 
 def slice_key(name: bytes, extents: tuple[Extent, ...]) -> bytes:
@@ -529,8 +531,8 @@ class SlicedTensor(NamedTuple):
                     continue
                 strip = np.empty((min(rows, height - at), *self.shape[1:]), kind)
                 for index, block in zip(columns, blocks, strict=True):
-                    taken = strip[:, *index]
-                    taken[...] = block.reshape(taken.shape)
+                    target = strip[:, *index]
+                    target[...] = block.reshape(target.shape)
                 yield strip.reshape(-1).view(np.uint8).data
 
     def _bands(self) -> dict[tuple[int, int], list[tuple[Box, Source]]]:
@@ -994,5 +996,5 @@ def _count_updates(power: float, beta: float, kind: type[np.floating]) -> int | 
         return None
     # Rounding changes the count by less than this.
     powers = np.multiply.accumulate(np.full(int(about * 1.01) + 8, beta, kind))
-    found = np.flatnonzero(powers == kind(power))
-    return int(found[0]) if len(found) == 1 else None
+    updates = np.flatnonzero(powers == kind(power))
+    return int(updates[0]) if len(updates) == 1 else None

@@ -78,12 +78,12 @@ class GraphFunction:
 
 def read_functions(graph: memoryview, meter: FieldMeter) -> dict[str, GraphFunction]:
     """Return the graph's functions by name: GraphDef.library (2), FunctionDefLibrary.function (1)."""
-    found = {}
-    for held in tf_saved_model_messages.iter_field(2, graph, meter):
-        for function in tf_saved_model_messages.iter_field(1, held, meter):
-            name, made = _parse_function(function, meter)
-            found[name] = made
-    return found
+    functions = {}
+    for library in tf_saved_model_messages.iter_field(2, graph, meter):
+        for function in tf_saved_model_messages.iter_field(1, library, meter):
+            name, parsed = _parse_function(function, meter)
+            functions[name] = parsed
+    return functions
 
 
 def _parse_function(data: memoryview, meter: FieldMeter) -> tuple[str, GraphFunction]:
@@ -115,27 +115,27 @@ def _parse_function(data: memoryview, meter: FieldMeter) -> tuple[str, GraphFunc
 
 def _parse_argument(data: memoryview, meter: FieldMeter) -> dict[int, tuple[int, ...]]:
     """Return an argument's shape by its number, from its attribute `_output_shapes`, a list of one."""
-    place, found = 0, list[tuple[int, ...] | None]()
+    position, sizes = 0, list[tuple[int, ...] | None]()
     for number, value in meter.fields(data, {1: protobuf.NUMBER, 2: _TEXT}):
         if number == 1:
-            place = protobuf.as_int32(value)
+            position = protobuf.as_int32(value)
             continue
-        for _, each in meter.fields(protobuf.as_message(value), {1: _TEXT}):
-            name, inner = tf_saved_model_messages.parse_map_entry(protobuf.as_message(each), meter)
+        for _, entry in meter.fields(protobuf.as_message(value), {1: _TEXT}):
+            name, inner = tf_saved_model_messages.parse_map_entry(protobuf.as_message(entry), meter)
             for _, listed in meter.fields(inner, {1: _TEXT}) if name == "_output_shapes" else ():
                 shapes = meter.fields(protobuf.as_message(listed), {7: _TEXT})
-                found += [
-                    tf_saved_model_messages.partial_shape(protobuf.as_message(each), meter)
-                    for _, each in shapes
+                sizes += [
+                    tf_saved_model_messages.partial_shape(protobuf.as_message(data), meter)
+                    for _, data in shapes
                 ]
-    return {place: found[0]} if len(found) == 1 and found[0] is not None else {}
+    return {position: sizes[0]} if len(sizes) == 1 and sizes[0] is not None else {}
 
 
 def parse_node(data: memoryview, meter: FieldMeter) -> tuple[str, FunctionNode]:
     """Return a NodeDef's name, and the node."""
     name, op, inputs, listed = meter.decode(data, _NODE)
-    attributes = dict(tf_saved_model_messages.parse_map_entry(each, meter) for each in listed)
-    return name, FunctionNode(op, tuple(each for each in inputs if not each.startswith("^")), attributes)
+    attributes = dict(tf_saved_model_messages.parse_map_entry(attribute, meter) for attribute in listed)
+    return name, FunctionNode(op, tuple(value for value in inputs if not value.startswith("^")), attributes)
 
 
 def get_function_name(value: memoryview) -> str:

@@ -344,10 +344,10 @@ def _choose(graph: Graph, tiers: list[list[int]]) -> dict[int, tuple[int, str]]:
                 later[tier].append((child, number, edge))
         fresh += reversed(own)
         while True:
-            found = _next_edge(fresh, later, parents)
-            if found is None:
+            step = _next_edge(fresh, later, parents)
+            if step is None:
                 return parents
-            number, parent, edge = found
+            number, parent, edge = step
             parents[number] = (parent, edge)
             if graph[number].children:
                 break
@@ -359,14 +359,14 @@ def _next_edge(
     parents: dict[int, tuple[int, str]],
 ) -> tuple[int, int, str] | None:
     while fresh:
-        found = fresh.pop()
-        if found[0] not in parents:
-            return found
+        edge = fresh.pop()
+        if edge[0] not in parents:
+            return edge
     for waiting in later:
         while waiting:
-            found = waiting.popleft()
-            if found[0] not in parents:
-                return found
+            edge = waiting.popleft()
+            if edge[0] not in parents:
+                return edge
     return None
 
 
@@ -522,8 +522,8 @@ def module_container(data: bytes) -> Container | None:
     tensorflow/python/util/serialization.py). Later versions keep the constant but write nothing. The JSON is
     only read as data: no class is looked up, and nothing in it is run.
     """
-    found = text.parse_json(data, "the configuration")
-    name, config = class_name(found.get("class_name")), found.get("config")
+    record = text.parse_json(data, "the configuration")
+    name, config = class_name(record.get("class_name")), record.get("config")
     return Container("module", name, plain_facts(config)) if name and isinstance(config, dict) else None
 
 
@@ -641,7 +641,7 @@ def _is_rmsprop(graph: Graph, node: ObjectNode) -> bool:
     """Return whether Keras 3 named the update counter after the class, as in `rm_sprop_1/iteration`."""
     child = node.children.get("_iterations")
     attributes = graph[child].attributes if child is not None else ()
-    return any(each.full_name.replace("_", "").lower().startswith("rmsprop") for each in attributes)
+    return any(attribute.full_name.replace("_", "").lower().startswith("rmsprop") for attribute in attributes)
 
 
 def _settings(graph: Graph, node: ObjectNode) -> Iterable[int]:
@@ -675,10 +675,10 @@ def _slots_by_name(
         if loose and owners is None:
             owners = _unique_names(graph, slots, trained)
         for variable in loose:
-            found = _owner_by_name(graph[variable].attributes[0].full_name, owners or {})
-            if found is not None:
-                kind = slots[variable].kind if variable in slots else found[0]
-                slots[variable] = SlotVariable(kind, found[1], number, listed=True)
+            owner = _owner_by_name(graph[variable].attributes[0].full_name, owners or {})
+            if owner is not None:
+                kind = slots[variable].kind if variable in slots else owner[0]
+                slots[variable] = SlotVariable(kind, owner[1], number, listed=True)
             elif variable not in slots:
                 slots[variable] = SlotVariable("", None, number, listed=True)
 
@@ -729,9 +729,9 @@ def _add_sonnet_slots(graph: Graph, slots: dict[int, SlotVariable], trained: set
                 continue
             walked.add(node.children[edge])
             for variable in _members(graph, node, edge).values():
-                _, found, name = graph[variable].attributes[0].full_name.partition(f"/{scope}/")
+                _, separator, name = graph[variable].attributes[0].full_name.partition(f"/{scope}/")
                 # Two networks may use the same variable names: the slot is certain, its owner is not.
-                if found and name in names:
+                if separator and name in names:
                     slots.setdefault(variable, SlotVariable(kind, owners.get(name), number, listed=True))
 
 
@@ -761,15 +761,15 @@ _SLOT_KEY = ".OPTIMIZER_SLOT"  # tensorflow/python/trackable/trackable_utils.py
 
 def edgeless_slots(tree: Tree) -> dict[Path, Path]:
     """Return the optimizer's path for every slot without an edge."""
-    found = {}
+    paths = {}
     for path, leaf in tree.tensors():
         if leaf.role == "slot" and leaf.of is not None:
             for of in (leaf.of, *(alias.path for alias in tree.aliases.get(leaf.of, ()))):
                 optimizer = path[: len(path) - len(of) - 2]
                 if leaf.of in tree and path == slot_path(optimizer, leaf.slot or "", of):
-                    found[path] = optimizer
+                    paths[path] = optimizer
                     break
-    return {path: made for path, made in found.items() if _owner_of(tree, path) not in found}
+    return {path: target for path, target in paths.items() if _owner_of(tree, path) not in paths}
 
 
 def _owner_of(tree: Tree, path: Path) -> Path | None:
@@ -780,15 +780,15 @@ def _owner_of(tree: Tree, path: Path) -> Path | None:
 def assign_keys(tree: Tree, slots: dict[Path, Path]) -> dict[Path, str]:
     """Return every leaf's key: its own if it belongs to an object's value and is free, else from its path."""
     keys: dict[Path, str] = {}
-    taken: set[str] = set()
+    used: set[str] = set()
     for path, leaf in tree.tensors():
-        if MARK in leaf.key and leaf.key not in taken and not leaf.key.startswith("\0"):
+        if MARK in leaf.key and leaf.key not in used and not leaf.key.startswith("\0"):
             keys[path] = leaf.key
-            taken.add(leaf.key)
+            used.add(leaf.key)
     for path, leaf in tree.tensors():
         if path not in keys:
-            keys[path] = _unused_key(_object_name(path, leaf, slots), taken)
-            taken.add(keys[path])
+            keys[path] = _unused_key(_object_name(path, leaf, slots), used)
+            used.add(keys[path])
     return {path: keys[path] for path, _ in tree.tensors()}
 
 
@@ -803,9 +803,9 @@ def _escaped(path: Path) -> list[str]:
     return [escape_edge(step) for step in path_edges(path)]
 
 
-def _unused_key(name: str, taken: set[str]) -> str:
+def _unused_key(name: str, used: set[str]) -> str:
     key, number = f"{name}{MARK}{VALUE}", 0
-    while key in taken:
+    while key in used:
         number += 1
         key = f"{name}_{number}{MARK}{VALUE}"
     return key
@@ -829,10 +829,10 @@ def leaf_attribute(path: Path, key: str, keys: set[str]) -> tuple[str, str] | No
 def list_position(tree: Tree, path: Path, leaf: Leaf) -> Path:
     """Return the list position of a variable identified by its name (see of_lists); () if none."""
     for alias in tree.aliases.get(path, ()):
-        items, place = alias.path[:-1], alias.path[-1:]
+        items, item = alias.path[:-1], alias.path[-1:]
         name = tuple(attr(part) for part in (leaf.name or "").split("/") if part)
         # The root is not a list: an alias there is another name of the variable, such as Keras's `_kernel`.
-        if name and items and path in ((*items, *name), (*items, *name, *place)):
+        if name and items and path in ((*items, *name), (*items, *name, *item)):
             return alias.path
     return ()
 
@@ -856,11 +856,11 @@ def paths_in_lists(graph: Graph, tree: ObjectTree) -> dict[int, Path]:
     """
     if not graph or is_optimizer(graph[0]):
         return {}
-    found: dict[int, Path] = {}
+    paths: dict[int, Path] = {}
     for number, path in tree.paths.items():
         if graph[number].listlike and (len(path) == 1 or (path and path[-1].value in _LISTS)):
-            found |= _name_members(graph, tree, number, path)
-    return found
+            paths |= _name_members(graph, tree, number, path)
+    return paths
 
 
 def _name_members(graph: Graph, tree: ObjectTree, number: int, path: Path) -> dict[int, Path]:
@@ -1017,11 +1017,11 @@ class _ObjectGraphDraft:
                     self._numbers[child] = len(order)
                     order.append(child)
                     waiting.append(child)
-        for made in tuple(order):
-            for _, _, slot in made.slots:
+        for draft in tuple(order):
+            for _, _, slot in draft.slots:
                 self._numbers[slot] = len(order)
                 order.append(slot)
-        return [self._node(made) for made in order]
+        return [self._node(draft) for draft in order]
 
     def order(self) -> list[Path]:
         """Return the leaves' paths in the order of their object numbers."""
@@ -1031,24 +1031,24 @@ class _ObjectGraphDraft:
         """Return the aliases that a reader would use as the canonical paths of their leaves."""
         chosen = choose_paths(graph)
         paths = chosen.paths | paths_in_lists(graph, chosen)
-        found = set()
-        for made, steps in self._homes.values():
-            path = paths.get(self._numbers[made])
+        homes = set()
+        for draft, steps in self._homes.values():
+            path = paths.get(self._numbers[draft])
             if path is not None and path_edges(path) != steps:
-                found.add(path_edges(path))
-        return found
+                homes.add(path_edges(path))
+        return homes
 
-    def _node(self, made: _DraftObject) -> ObjectNode:
+    def _node(self, draft: _DraftObject) -> ObjectNode:
         numbers = self._numbers
-        children = {edge: numbers[child] for edge, child in made.children.items()}
-        slots = tuple(SlotEntry(numbers[of], kind, numbers[slot]) for of, kind, slot in made.slots)
-        return ObjectNode(children, tuple(made.attributes), slots, is_listlike(children))
+        children = {edge: numbers[child] for edge, child in draft.children.items()}
+        slots = tuple(SlotEntry(numbers[of], kind, numbers[slot]) for of, kind, slot in draft.slots)
+        return ObjectNode(children, tuple(draft.attributes), slots, is_listlike(children))
 
     def _at(self, steps: Steps) -> _DraftObject:
-        made = self._root
+        draft = self._root
         for step in steps:
-            made = made.children.setdefault(step, _DraftObject())
-        return made
+            draft = draft.children.setdefault(step, _DraftObject())
+        return draft
 
     def _add_leaves(self, keys: dict[Path, str], slots: dict[Path, Path]) -> None:
         every = set(keys.values())
@@ -1056,38 +1056,38 @@ class _ObjectGraphDraft:
             if path in slots:
                 continue
             steps, name, key = path_edges(path), VALUE, keys[path]
-            held = leaf_attribute(path, key, every)
-            if held is not None:
-                steps, (name, key) = steps[:-1], held
+            attribute = leaf_attribute(path, key, every)
+            if attribute is not None:
+                steps, (name, key) = steps[:-1], attribute
             elif path[-1:] == _APART and leaf_attribute(path[:-1], keys.get(path[:-1], ""), every):
                 # The reader renames a variable whose name is an attribute of the object that contains it.
                 steps = steps[:-1]
-            made = self._at(path_edges(list_position(self._tree, path, leaf)) or steps)
-            if all(attribute.name != name for attribute in made.attributes):
-                made.attributes.append(ObjectAttribute(name, leaf.name or "", key))
-            elif held is None:
+            draft = self._at(path_edges(list_position(self._tree, path, leaf)) or steps)
+            if all(attribute.name != name for attribute in draft.attributes):
+                draft.attributes.append(ObjectAttribute(name, leaf.name or "", key))
+            elif attribute is None:
                 raise UnsupportedError("two tensors have the same path", path=display(path))
-            self._homes[path] = made, steps
+            self._homes[path] = draft, steps
 
     def _add_aliases(self, slots: dict[Path, Path]) -> None:
         # Shortest first: everything under a shared object is already shared.
-        for steps, made, shared in sorted(self._aliases(slots), key=lambda alias: len(alias[0])):
+        for steps, draft, shared in sorted(self._aliases(slots), key=lambda alias: len(alias[0])):
             parent = self._at(steps[:-1]) if steps else self._root
-            there = parent.children.setdefault(steps[-1], made) if steps else self._root
-            if there is not made and not shared:
+            there = parent.children.setdefault(steps[-1], draft) if steps else self._root
+            if there is not draft and not shared:
                 raise UnsupportedError("two tensors have the same path", path="/".join(steps))
 
     def _aliases(self, slots: dict[Path, Path]) -> Iterator[tuple[Steps, _DraftObject, bool]]:
         for path, others in self._tree.aliases.items():
             if path not in self._homes or path in slots:
                 continue
-            made, own = self._homes[path]
+            draft, own = self._homes[path]
             tail = len(path) - len(own)  # 1 for an attribute that is not a variable's value
             for alias in others:
                 steps = path_edges(alias.path)
                 steps = steps[: len(steps) - tail]
                 if steps not in self._dropped:
-                    yield steps, made, bool(tail)
+                    yield steps, draft, bool(tail)
 
     def _add_twins(self, slots: dict[Path, Path]) -> None:
         for path, leaf in self._tree.tensors():

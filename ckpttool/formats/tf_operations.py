@@ -351,15 +351,15 @@ def audit_graph(data: memoryview, where: str) -> tuple[CodeReference, ...] | Non
 
     Return None if the bytes are none of these.
     """
-    found = []
+    findings = []
     for form in (_GRAPH_DEF, _META_GRAPH_DEF, _SAVED_MODEL):
         try:
             audits = [_Audit(meta, where, None, bare=form == _GRAPH_DEF) for meta in _meta_graphs(data, form)]
             if any(audit.is_graph for audit in audits):
-                found.append(merge_references(*(audit.run() for audit in audits)))
+                findings.append(merge_references(*(audit.run() for audit in audits)))
         except CkpttoolError:
             continue  # bytes of another message
-    return merge_references(*found) if found else None
+    return merge_references(*findings) if findings else None
 
 
 _GRAPH_DEF, _META_GRAPH_DEF, _SAVED_MODEL = "GraphDef", "MetaGraphDef", "SavedModel"
@@ -380,10 +380,10 @@ def _submessages(data: memoryview, number: int) -> Iterator[memoryview]:
 
 def _last(data: memoryview, number: int) -> bytes:
     """Return a string field, of which the last occurrence counts."""
-    found = memoryview(b"")
+    last = memoryview(b"")
     for value in _submessages(data, number):
-        found = value
-    return bytes(found)
+        last = value
+    return bytes(last)
 
 
 def _fields(data: memoryview, schema: protobuf.Schema) -> Iterable[tuple[int, int | memoryview]]:
@@ -409,7 +409,7 @@ class _Node(NamedTuple):
     @property
     def values(self) -> tuple[bytes, ...]:
         """The nodes of the inputs that are tensors."""
-        return tuple(node_name(each) for each in self.inputs if not each.startswith(b"^"))
+        return tuple(node_name(input_) for input_ in self.inputs if not input_.startswith(b"^"))
 
 
 class _NodeLocation(NamedTuple):
@@ -437,24 +437,24 @@ def _map_entry(entry: memoryview) -> tuple[bytes, list[tuple[int, memoryview]]]:
         if number == 1:
             name = bytes(content)
         else:
-            values += [(at, protobuf.as_message(each)) for at, each in protobuf.parse_fields(content, _VALUE)]
+            values += [(at, protobuf.as_message(row)) for at, row in protobuf.parse_fields(content, _VALUE)]
     return name, values
 
 
 def _referenced_functions(node: memoryview) -> Iterator[bytes]:
     """Yield the names of functions in the attributes of a node, and in the attributes of those names."""
-    waiting = [each for _, values in _attributes(node) for each in values]
+    waiting = [value for _, values in _attributes(node) for value in values]
     while waiting:
         number, value = waiting.pop()
         if number == _LIST:
             waiting += [
-                (_FUNCTION_VALUE, protobuf.as_message(each))
-                for at, each in protobuf.parse_fields(value, _VALUES)
+                (_FUNCTION_VALUE, protobuf.as_message(item))
+                for at, item in protobuf.parse_fields(value, _VALUES)
                 if at == 9
             ]
         elif number == _FUNCTION_VALUE:  # NameAttrList: name, attr
-            for at, each in protobuf.parse_fields(value, _TWO):
-                content = protobuf.as_message(each)
+            for at, item in protobuf.parse_fields(value, _TWO):
+                content = protobuf.as_message(item)
                 if at == 1:
                     yield bytes(content)
                 else:
@@ -507,7 +507,7 @@ def _split(meta: memoryview, meter: FieldMeter) -> _Parts:
                 parts.collections.append((name, kind, listed))
         elif number == 5:
             name = _last(content, 1)
-            parts.signatures += [(name, each) for each in _submessages(content, 2)]
+            parts.signatures += [(name, submessage) for submessage in _submessages(content, 2)]
         elif number in (2, 3, 6, 7):
             own = {2: parts.graphs, 3: parts.savers, 6: parts.assets, 7: parts.objects}
             own[number].append(content)
@@ -581,7 +581,7 @@ class _Audit:
     @cached_property
     def references(self) -> list[tuple[bytes, memoryview, list[bytes]]]:
         """The nodes that call functions, each after its own function and before those that it names."""
-        return [(place, node, [*_referenced_functions(node)]) for place, node in self.callers]
+        return [(location, node, [*_referenced_functions(node)]) for location, node in self.callers]
 
     def iter_nodes(self, function: bytes) -> Iterator[memoryview]:
         """Yield the nodes of a function, or of the graph itself (b"")."""
@@ -597,23 +597,23 @@ class _Audit:
             for name in names:
                 if name and name not in self.functions and name not in _PURE:
                     self._add(name, function, "function that the graph does not contain")
-        for place, other in self.others:
-            reason = None if other.op in self.functions else self._judge(place, other, paths)
+        for location, other in self.others:
+            reason = None if other.op in self.functions else self._judge(location, other, paths)
             if reason is not None:
-                self._add(other.op, place.function, reason)
+                self._add(other.op, location.function, reason)
         packed = self._packed_constants() if self._found else ()
         return merge_references(self._found.values(), packed, *self._collections())
 
-    def _judge(self, place: _NodeLocation, node: _Node, paths: _Paths) -> str | None:
+    def _judge(self, location: _NodeLocation, node: _Node, paths: _Paths) -> str | None:
         """Return why an operation that is not on the list does more than compute; None if it does not."""
         op = node.op.decode("utf-8", "surrogateescape")
         try:
             if op in SAVER_OPERATIONS:
-                paths.require_saver(place, node, SAVER_OPERATIONS[op])
+                paths.require_saver(location, node, SAVER_OPERATIONS[op])
             elif op in TABLE_OPERATIONS:
-                paths.require_asset(place, node)
+                paths.require_asset(location, node)
             elif op in CACHE_OPERATIONS:
-                paths.require_empty(place, node)
+                paths.require_empty(location, node)
             elif op in ATTRIBUTE_OPERATIONS:
                 _require_attribute(node, *ATTRIBUTE_OPERATIONS[op])
             else:
@@ -645,26 +645,26 @@ class _Audit:
                 continue
             content = bytes(value)
             if kind == 5:  # google.protobuf.Any: type_url, value
-                content = b"".join(bytes(each) for each in _submessages(value, 2))
+                content = b"".join(bytes(submessage) for submessage in _submessages(value, 2))
             where = f"collection {name.decode('utf-8', 'surrogateescape')}"
             yield self._packed(content, where)
             if content[:1] == b"\x80":
                 scan, _ = scan_head(lambda _, whole=content: whole, len(content), len(content))  # type: ignore[misc]
-                acting = [each for each in scan.code_references if each.verdict == CODE]
+                acting = [reference for reference in scan.code_references if reference.verdict == CODE]
                 yield relocate_references(acting, f"{self._where}, {where}")
 
     def _packed(self, content: bytes, where: str) -> tuple[CodeReference, ...]:
         """Return the operations of a graph inside a string; nothing if it is no graph."""
-        found = []
+        findings = []
         for form in (_GRAPH_DEF, _META_GRAPH_DEF) if self._depth < _DEPTH else ():
             try:
                 for meta in _meta_graphs(memoryview(content), form):
-                    place = f"{self._where}, {where}"
-                    audit = _Audit(meta, place, None, bare=form == _GRAPH_DEF, depth=self._depth + 1)
-                    found += [audit.run()] if audit.is_graph else []
+                    location = f"{self._where}, {where}"
+                    audit = _Audit(meta, location, None, bare=form == _GRAPH_DEF, depth=self._depth + 1)
+                    findings += [audit.run()] if audit.is_graph else []
             except CkpttoolError:
                 continue  # most strings are not graphs
-        return merge_references(*found)
+        return merge_references(*findings)
 
     @property
     def is_graph(self) -> bool:
@@ -713,59 +713,59 @@ class _Paths:
 
     def calls(self, function: bytes) -> list[tuple[_NodeLocation, _Node]]:
         """Return the nodes that name a function."""
-        found = [(place, node) for place, node in self._audit.others if node.op == function]
+        calls = [(location, node) for location, node in self._audit.others if node.op == function]
         for caller, data, names in self._audit.references:
             if function in names:
                 name, node = _parse_node(data)
-                found.append((_NodeLocation(caller, name), node))
-        return found
+                calls.append((_NodeLocation(caller, name), node))
+        return calls
 
     @cached_property
     def concrete(self) -> dict[bytes, list[int]]:
         """The functions that objects of the model offer, with the objects bound to their last arguments."""
-        found: dict[bytes, list[int]] = {}
+        functions: dict[bytes, list[int]] = {}
         for objects in self._audit.parts.objects:
             for entry in _submessages(objects, 2):
                 name = _last(entry, 1)
-                found.setdefault(name, [])
+                functions.setdefault(name, [])
                 for function in _submessages(entry, 2):
                     for _, value in protobuf.parse_fields(function, {2: protobuf.NUMBERS}):
-                        found[name] += map(protobuf.as_int32, protobuf.as_ints(value))
-        return found
+                        functions[name] += map(protobuf.as_int32, protobuf.as_ints(value))
+        return functions
 
     @cached_property
     def assets(self) -> dict[bytes, list[str]]:
         """The file names of the assets, by the node that contains the path."""
         typed = (
-            each
+            submessage
             for name, kind, value in self._audit.parts.collections
             if (name, kind) == (b"saved_model_assets", 5)
-            for each in _submessages(value, 2)
+            for submessage in _submessages(value, 2)
         )
-        found: dict[bytes, list[str]] = {}
+        assets: dict[bytes, list[str]] = {}
         for asset in (*self._audit.parts.assets, *typed):
             tensors = (bytes(name) for info in _submessages(asset, 1) for name in _submessages(info, 1))
             names = [protobuf.as_text(name) for name in _submessages(asset, 2)]
             for tensor in tensors:
-                found.setdefault(node_name(tensor), []).extend(names)
-        return found
+                assets.setdefault(node_name(tensor), []).extend(names)
+        return assets
 
     @cached_property
     def asset_objects(self) -> frozenset[int]:
         """The numbers of the objects that are assets (SavedObject.asset, 5, its asset_file_def_index, 1)."""
         declared = [[protobuf.as_text(name) for name in _submessages(a, 2)] for a in self._audit.parts.assets]
-        found = set()
+        asset_numbers = set()
         for objects in self._audit.parts.objects:
-            for at, each in enumerate(_submessages(objects, 1)):
-                kinds = protobuf.parse_fields(each, dict.fromkeys((*range(4, 11), 12), _MESSAGE))
+            for at, submessage in enumerate(_submessages(objects, 1)):
+                kinds = protobuf.parse_fields(submessage, dict.fromkeys((*range(4, 11), 12), _MESSAGE))
                 if not kinds or kinds[-1][0] != 5:
                     continue
                 numbers = protobuf.parse_fields(protobuf.as_message(kinds[-1][1]), {1: protobuf.NUMBER})
                 index = protobuf.as_int32(numbers[-1][1]) if numbers else 0
                 if 0 <= index < len(declared):
                     self._require_inside(declared[index])
-                    found.add(at)
-        return frozenset(found)
+                    asset_numbers.add(at)
+        return frozenset(asset_numbers)
 
     # What the signatures and the initialization run.
 
@@ -808,14 +808,14 @@ class _Paths:
 
     def _needed(self, names: Iterable[bytes]) -> frozenset[bytes]:
         """Return these nodes and all that they depend on."""
-        graph, found = self.body(b""), set()
+        graph, needed = self.body(b""), set()
         waiting = list(names)
         while waiting:
             name = waiting.pop()
-            if name not in found:
-                found.add(name)
+            if name not in needed:
+                needed.add(name)
                 waiting += map(node_name, graph[name].inputs if name in graph else ())
-        return frozenset(found)
+        return frozenset(needed)
 
     # Requirements; each raises _PathError with the reason if it is not met.
 
@@ -828,7 +828,7 @@ class _Paths:
             return
         if not _TRACED.fullmatch(place.function) or place.function in self.concrete:
             raise _PathError("outside the functions that save and restore the variables")
-        ends = [end for each in inputs for end in self._trace(place.function, each, joins=True)]
+        ends = [end for input_ in inputs for end in self._trace(place.function, input_, joins=True)]
         numbers = {self._argument(end) for end in ends}
         for caller, call in self.calls(place.function):
             if caller.function or call.op not in _CALLS or caller.node not in self.saved:
@@ -841,8 +841,8 @@ class _Paths:
             raise _PathError("run by a signature or by the initialization")
 
     def _require_file_names(self, inputs: Iterable[bytes], saver: bytes) -> None:
-        for each in inputs:
-            for _, name in self._trace(b"", each, joins=True):
+        for input_ in inputs:
+            for _, name in self._trace(b"", input_, joins=True):
                 self._require_file_name(name, saver)
 
     def _require_file_name(self, name: bytes, saver: bytes) -> None:
@@ -875,14 +875,14 @@ class _Paths:
         self._require_asset(place, self._input(node, 1), set())
 
     def _require_asset(
-        self, place: _NodeLocation, tensor: bytes, visited: set[tuple[_NodeLocation, bytes]]
+        self, location: _NodeLocation, tensor: bytes, visited: set[tuple[_NodeLocation, bytes]]
     ) -> None:
-        if (place, tensor) in visited:
+        if (location, tensor) in visited:
             return
-        visited.add((place, tensor))
-        if not place.function and place.node in self.served:
+        visited.add((location, tensor))
+        if not location.function and location.node in self.served:
             raise _PathError("run by a signature, for which no asset is set")
-        for end in self._trace(place.function, tensor):
+        for end in self._trace(location.function, tensor):
             if not end.function:
                 self._require_asset_node(end.node)
                 continue
@@ -929,7 +929,7 @@ class _Paths:
         """Return whether another handle of the graph is the same variable."""
         own = _shared_name(handle, node)
         others = (_parse_node(data) for function, data in self._audit.handles)
-        return sum(_shared_name(name, each) == own for name, each in others) > 1
+        return sum(_shared_name(name, other) == own for name, other in others) > 1
 
     def _require_inside(self, names: list[str]) -> None:
         folder = self._audit.folder
@@ -964,12 +964,12 @@ class _Paths:
     def _trace(self, function: bytes, tensor: bytes, *, joins: bool = False) -> list[_NodeLocation]:
         """Return the origins of a tensor: behind copies and, with `joins`, behind the saver's suffixes."""
         body, arguments = self.body(function), self.arguments(function)
-        ends, waiting, seen = [], [tensor], set()
+        ends, waiting, visited = [], [tensor], set()
         while waiting:
             name = waiting.pop()
-            if name in seen:
+            if name in visited:
                 continue
-            seen.add(name)
+            visited.add(name)
             node = body.get(name)
             if node is None or name in arguments:
                 ends.append(_NodeLocation(function, name))
@@ -993,8 +993,8 @@ class _Paths:
                 choices = [self.body(function).get(name) for name in node.values[1:]]
             else:
                 choices = [node]
-            for each in choices:
-                if not _SUFFIX.fullmatch(_only_string(each) or b""):
+            for choice in choices:
+                if not _SUFFIX.fullmatch(_only_string(choice) or b""):
                     raise _PathError("the path is computed")
 
 

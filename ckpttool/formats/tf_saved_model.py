@@ -95,10 +95,10 @@ def list_assets(folder: str, declared: Sequence[str], notes: list[str]) -> list[
         missing = sorted({name for name in declared if is_inside(name)} - set(present))
         if missing and len(present) < MAX_LISTED:
             notes.append(f"assets missing from {FOLDER}/: {abbreviate_list(missing, _SHOWN)}")
-    found = list(dict.fromkeys([*declared, *present]))
-    if len(found) > MAX_LISTED:
+    names = list(dict.fromkeys([*declared, *present]))
+    if len(names) > MAX_LISTED:
         notes.append(f"only the first {MAX_LISTED:,} assets are listed")
-    return found[:MAX_LISTED]
+    return names[:MAX_LISTED]
 
 
 def _iter_files(top: str) -> Iterator[str]:
@@ -170,10 +170,10 @@ class GraphDetails:
         }
 
     def _take(self, count: int) -> int:
-        taken = min(count, self._room)
-        self._room -= taken
-        self.left_out += count - taken
-        return taken
+        part = min(count, self._room)
+        self._room -= part
+        self.left_out += count - part
+        return part
 
 
 _SIGNATURES = (
@@ -270,15 +270,15 @@ def _fits(leaf: Leaf, variable: tf_saved_model_messages.SavedVariable) -> bool:
     return all(known in (-1, extent) for known, extent in zip(shape, leaf.shape, strict=True))
 
 
-def _unique_names(graph: SavedObjects, taken: Mapping[int, Path]) -> dict[str, int]:
-    found: dict[str, int] = {}
+def _unique_names(graph: SavedObjects, paths: Mapping[int, Path]) -> dict[str, int]:
+    numbers: dict[str, int] = {}
     several = set()
     for number, variable in graph.variables.items():
-        if number not in taken and variable.name:
-            if variable.name in found:
+        if number not in paths and variable.name:
+            if variable.name in numbers:
                 several.add(variable.name)
-            found[variable.name] = number
-    return {name: number for name, number in found.items() if name not in several}
+            numbers[variable.name] = number
+    return {name: number for name, number in numbers.items() if name not in several}
 
 
 def iter_signatures(graph: SavedObjects) -> Iterator[tuple[str, str]]:
@@ -309,8 +309,8 @@ def facts_by_nodes(tree: Tree, meta: MetaGraph, graph: tf_saved_model_messages.G
     """Find each leaf's variables among the graph's nodes: those saved under its key, or with its name."""
     facts = GraphFacts()
     wholes: dict[bytes, list[bytes]] = {}
-    for each in meta.variables.values():
-        wholes.setdefault(each.whole or each.name, []).append(each.name)
+    for info in meta.variables.values():
+        wholes.setdefault(info.whole or info.name, []).append(info.name)
     owners: dict[bytes, Path] = {}
     for path, leaf in tree.tensors():
         key = leaf.key.encode("utf-8", "surrogateescape")
@@ -347,11 +347,11 @@ _KERAS = "_tf_keras_"
 
 def audit_metadata(data: memoryview, meter: FieldMeter) -> ConfigAudit:
     """Audit every configuration in keras_metadata.pb; raise CkpttoolError if it is damaged."""
-    found = []
+    audits = []
     for node in iter_field(1, data, meter):
         texts = map(bytes, iter_field(5, node, meter))
-        found += [keras_config.audit_json(each, METADATA) for each in texts if each]
-    return keras_config.merge_audits(found)
+        audits += [keras_config.audit_json(document, METADATA) for document in texts if document]
+    return keras_config.merge_audits(audits)
 
 
 def audit_object_configs(graph: SavedObjects, where: str) -> ConfigAudit:
@@ -383,9 +383,9 @@ def module_containers(
     class is looked up.
     """
     places = dict(_objects_on_paths(tree, graph))
-    found: dict[Path, Container] = {}
+    containers: dict[Path, Container] = {}
     for number, user in graph.users.items():
-        module = _module(user) if len(found) < MAX_MODULES else None
+        module = _module(user) if len(containers) < MAX_MODULES else None
         if module is None:
             continue
         path = places.get(number)
@@ -393,20 +393,20 @@ def module_containers(
             edges = tf_saved_model_messages.path_to_object(parents, number)
             path = None if edges is None else tuple(PathStep("attr", edge) for edge in edges)
         if path is not None and path not in tree:
-            found.setdefault(path, module)
+            containers.setdefault(path, module)
     for children in graph.children:
         for name in INPUT_LAYERS & children.keys():
             edges = tf_saved_model_messages.path_to_object(parents, children[name])
             if edges is not None:
-                found.setdefault(tuple(PathStep("attr", edge) for edge in edges), Container("list"))
-    return dict(sorted(found.items(), key=lambda item: len(item[0])))
+                containers.setdefault(tuple(PathStep("attr", edge) for edge in edges), Container("list"))
+    return dict(sorted(containers.items(), key=lambda item: len(item[0])))
 
 
 def _objects_on_paths(tree: Tree, graph: SavedObjects) -> Iterator[tuple[int, Path]]:
-    seen: set[Path] = set()
+    visited: set[Path] = set()
     for path, _ in tree.tensors():
-        if path[:-1] not in seen:
-            seen.add(path[:-1])
+        if path[:-1] not in visited:
+            visited.add(path[:-1])
             for depth, number in enumerate(tf_saved_model_messages.follow_path(graph, path[:-1])):
                 yield number, path[:depth]
 
@@ -567,32 +567,34 @@ def _audit_operations(folder: _SavedModelLister, data: memoryview) -> None:
 
 
 def _graph(meta: MetaGraph, meter: FieldMeter) -> _ListedGraph:
-    found = None if meta.objects is None else tf_saved_model_messages.parse_object_graph(meta.objects, meter)
+    objects = (
+        None if meta.objects is None else tf_saved_model_messages.parse_object_graph(meta.objects, meter)
+    )
     # If objects list the captures of functions, the nodes add nothing.
-    has_children = found is not None and bool(found.children)
+    has_children = objects is not None and bool(objects.children)
     graph = (
         tf_saved_model_messages.GraphNodes()
         if meta.nodes is None
         else tf_saved_model_messages.parse_graph_def(meta.nodes, meter, count_only=has_children)
     )
-    return _ListedGraph(meta, graph, found if has_children else None)
+    return _ListedGraph(meta, graph, objects if has_children else None)
 
 
 def _audit_keras(folder: _SavedModelLister, graphs: list[_ListedGraph]) -> None:
     with_objects = [graph.objects for graph in graphs if graph.objects is not None]
-    folder.judged += [audit_object_configs(each, GRAPH) for each in with_objects]
+    folder.judged += [audit_object_configs(object_, GRAPH) for object_ in with_objects]
     _read_keras_metadata(folder, with_objects[0] if with_objects else None)
 
 
-def _read_keras_metadata(folder: _SavedModelLister, found: SavedObjects | None) -> None:
+def _read_keras_metadata(folder: _SavedModelLister, objects: SavedObjects | None) -> None:
     """Audit the layer descriptions in keras_metadata.pb, and add them to the graph's objects."""
     if not filesystem.lexists(folder.inside(METADATA)):
         return
     try:
         data = folder.bytes_of(METADATA)
         folder.judged.append(audit_metadata(data, FieldMeter()))
-        if found is not None:
-            _add_keras_metadata(found, data, FieldMeter())
+        if objects is not None:
+            _add_keras_metadata(objects, data, FieldMeter())
     except CkpttoolError as error:
         folder.notes.append(note_damage(error))
         folder.unjudged.append(f"cannot check {METADATA}: {error.message}")
@@ -649,15 +651,15 @@ class _AnnotatedTree:
 
     def details(self, graphs: list[_ListedGraph]) -> dict[str, Any]:
         """Return the facts as JSON values; add a note if some were omitted."""
-        found = self._details.document([graph.meta for graph in graphs])
+        document = self._details.document([graph.meta for graph in graphs])
         if graphs:
-            found["graph"] = {
+            document["graph"] = {
                 "nodes": sum(graph.nodes.count for graph in graphs),
                 "functions": sum(graph.nodes.functions for graph in graphs),
             }
         if self._details.left_out:
             self._folder.notes.append(f"incomplete graph details: {self._details.left_out:,} entries omitted")
-        return found
+        return document
 
     def add(self, graph: _ListedGraph) -> None:
         """Add the facts from one graph."""

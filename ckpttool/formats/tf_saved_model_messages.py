@@ -56,9 +56,9 @@ class FieldMeter:
         """Yield the fields of a schema; raise LimitError if the file has too many."""
         if len(data) > _SMALL:
             return protobuf.iter_fields(data, schema, self._look)
-        found = protobuf.parse_fields(data, schema)
-        self._look(len(found))
-        return found
+        fields = protobuf.parse_fields(data, schema)
+        self._look(len(fields))
+        return fields
 
     def decode(self, data: memoryview, message: Message) -> list[Any]:
         """Return the values of a message's fields (protobuf.decode); count them."""
@@ -77,8 +77,8 @@ class FieldMeter:
 
 
 def _limit_error(what: str, times: int, left: int) -> LimitError:
-    found = times * limits.current().graph_parts - left
-    return limits.limit_error("graph_parts", f"it has too many {what}", found)
+    count = times * limits.current().graph_parts - left
+    return limits.limit_error("graph_parts", f"it has too many {what}", count)
 
 
 class TensorInfo(NamedTuple):
@@ -140,21 +140,21 @@ def _meta_graph(data: memoryview, meter: FieldMeter) -> MetaGraph:
     information, graph, listed, signatures, assets, objects = meter.decode(data, _META_GRAPH)
     tags, version = meter.decode(_join_parts(information), _INFO)
     collections: dict[str, list[memoryview]] = {}
-    for name, inner in (parse_map_entry(each, meter) for each in listed):
+    for name, inner in (parse_map_entry(entry, meter) for entry in listed):
         if name in _COLLECTIONS or name == _ASSET_COLLECTION:
             collections[name] = list(_collection(inner, meter))
-    assets += [meter.decode(each, _ANY)[0] for each in collections.pop(_ASSET_COLLECTION, ())]
+    assets += [meter.decode(asset, _ANY)[0] for asset in collections.pop(_ASSET_COLLECTION, ())]
     by_collection = {
-        name: [_variable(each, meter) for each in variables] for name, variables in collections.items()
+        name: [_variable(value, meter) for value in variables] for name, variables in collections.items()
     }
-    entries = (parse_map_entry(each, meter) for each in signatures)
+    entries = (parse_map_entry(signature, meter) for signature in signatures)
     return MetaGraph(
         tuple(tags),
         version,
         {name: _signature(inner, meter) for name, inner in entries if name not in _INTERNAL},
         {variable.name: variable for variables in by_collection.values() for variable in variables},
         frozenset(v.name for v in by_collection.get("trainable_variables", ())) if by_collection else None,
-        tuple(dict.fromkeys(filter(None, (meter.decode(each, _ASSET)[0] for each in assets)))),
+        tuple(dict.fromkeys(filter(None, (meter.decode(asset, _ASSET)[0] for asset in assets)))),
         _join_parts(graph) if graph else None,
         _join_parts(objects) if objects else None,
     )
@@ -192,7 +192,7 @@ def _signature(data: memoryview, meter: FieldMeter) -> Signature:
 
 
 def _tensors_by_name(entries: list[memoryview], meter: FieldMeter) -> dict[str, TensorInfo]:
-    named = (parse_map_entry(each, meter) for each in entries)
+    named = (parse_map_entry(entry, meter) for entry in entries)
     return {name: _parse_tensor_info(inner, meter) for name, inner in named}
 
 
@@ -206,7 +206,7 @@ def _parse_tensor_info(data: memoryview, meter: FieldMeter) -> TensorInfo:
     elif number == 5:
         # A composite tensor (ragged, ...): its components are messages of the same type, one level deep.
         components = iter_field(2, encoding, meter)
-        names = [bytes(n) for each in components for n in [*iter_field(1, each, meter)][-1:]]
+        names = [bytes(n) for component in components for n in [*iter_field(1, component, meter)][-1:]]
     return TensorInfo(tuple(names), type_name(kind), partial_shape(shape, meter))
 
 
@@ -279,25 +279,25 @@ def parse_graph_def(data: memoryview, meter: FieldMeter, *, count_only: bool = F
     Field numbers are from tensorflow/core/framework/graph.proto, node_def.proto, attr_value.proto and
     tensor.proto. No operation is run: nodes are names, kinds of operation and inputs.
     """
-    found = GraphNodes()
+    nodes = GraphNodes()
     lists: dict[bytes, memoryview] = {}
     for number, value in meter.fields(data, _GRAPH):
         if number == 1:
-            found.count += 1
+            nodes.count += 1
             if not count_only:
-                _node(found.nodes, lists, protobuf.as_message(value), meter)
+                _node(nodes.nodes, lists, protobuf.as_message(value), meter)
         else:
-            found.functions += sum(1 for _ in meter.fields(protobuf.as_message(value), _LIBRARY))
-    _find_saved(found, lists, meter)
-    return found
+            nodes.functions += sum(1 for _ in meter.fields(protobuf.as_message(value), _LIBRARY))
+    _find_saved(nodes, lists, meter)
+    return nodes
 
 
 def _node(
-    found: dict[bytes, GraphNode], lists: dict[bytes, memoryview], data: memoryview, meter: FieldMeter
+    nodes: dict[bytes, GraphNode], lists: dict[bytes, memoryview], data: memoryview, meter: FieldMeter
 ) -> None:
     name, op, inputs = meter.decode(data, _NODE)
     meter.keep()
-    found[name] = GraphNode(op, tuple(inputs))
+    nodes[name] = GraphNode(op, tuple(inputs))
     if op == b"Const" and name.endswith(b"/tensor_names"):
         lists[name] = data
 
@@ -335,11 +335,11 @@ def _variable_node(graph: GraphNodes, name: bytes) -> bytes | None:
 
 def _strings(node: memoryview, meter: FieldMeter) -> Iterator[bytes]:
     # NodeDef.attr (5) is a map; a Const's "value" is AttrValue.tensor (8), whose string_val is 8 as well.
-    held = memoryview(b"")
+    content = memoryview(b"")
     for attribute in iter_field(5, node, meter):
         name, value = parse_map_entry(attribute, meter)
-        held = value if name == "value" else held
-    tensor = _join_parts(list(iter_field(8, held, meter)))
+        content = value if name == "value" else content
+    tensor = _join_parts(list(iter_field(8, content, meter)))
     for text in iter_field(8, tensor, meter):
         yield bytes(text)
 
@@ -348,21 +348,21 @@ def used_variables(graph: GraphNodes, outputs: Iterable[bytes], inputs: Iterable
     """Return the variables that the outputs depend on, without going back beyond the inputs that are fed."""
     fed = {node_name(name) for name in inputs}
     waiting = [node_name(name) for name in outputs]
-    seen = set(waiting)
-    found: dict[bytes, None] = {}
+    visited = set(waiting)
+    variables: dict[bytes, None] = {}
     while waiting:
         name = waiting.pop()
         node = graph.nodes.get(name)
         if node is None or name in fed:
             continue
         if node.op in _VARIABLES:
-            found[name] = None
+            variables[name] = None
             continue
-        for each in map(node_name, node.inputs):
-            if each not in seen:
-                seen.add(each)
-                waiting.append(each)
-    return found
+        for input_name in map(node_name, node.inputs):
+            if input_name not in visited:
+                visited.add(input_name)
+                waiting.append(input_name)
+    return variables
 
 
 def initializer_op(graph: GraphNodes, name: bytes, assign: bytes) -> str | None:
@@ -374,10 +374,10 @@ def initializer_op(graph: GraphNodes, name: bytes, assign: bytes) -> str | None:
     node = graph.nodes.get(assign or name + b"/Assign")
     if node is None or len(node.inputs) < 2 or not node.op.startswith(b"Assign"):
         return None
-    waiting, seen = [node_name(node.inputs[1])], 0
+    waiting, count = [node_name(node.inputs[1])], 0
     constant: str | None = None
-    while waiting and seen < _MAX_CONE:
-        seen += 1
+    while waiting and count < _MAX_CONE:
+        count += 1
         value = graph.nodes.get(waiting.pop(0))
         if value is None:
             continue
@@ -453,23 +453,23 @@ def parse_object_graph(data: memoryview, meter: FieldMeter) -> SavedObjects:
     Its object numbers differ from those in the bundle's own object graph: the two are joined along edges of
     equal names, as TensorFlow's loader does (tensorflow/python/saved_model/load.py).
     """
-    found = SavedObjects()
+    objects = SavedObjects()
     for number, value in meter.fields(data, _GRAPH):
         if number == 1:
             meter.keep()
-            _parse_object(found, protobuf.as_message(value), meter)
+            _parse_object(objects, protobuf.as_message(value), meter)
         else:
             meter.keep()
             name, inner = parse_map_entry(protobuf.as_message(value), meter)
-            found.captures[name] = tuple(_bound_inputs(inner, meter))
-    _require_known(found)
-    return found
+            objects.captures[name] = tuple(_bound_inputs(inner, meter))
+    _require_known(objects)
+    return objects
 
 
-def _parse_object(found: SavedObjects, data: memoryview, meter: FieldMeter) -> None:
-    at = len(found.children)
+def _parse_object(objects: SavedObjects, data: memoryview, meter: FieldMeter) -> None:
+    at = len(objects.children)
     children: dict[str, int] = {}
-    found.children.append(children)
+    objects.children.append(children)
     registered, kind = "", 0
     parts: list[memoryview] = []
     for number, value in meter.fields(data, _OBJECT):
@@ -482,34 +482,34 @@ def _parse_object(found: SavedObjects, data: memoryview, meter: FieldMeter) -> N
         elif number == 3:
             meter.keep()
             of, name, variable = meter.decode(protobuf.as_message(value), _OBJECT_REFERENCE)
-            found.slots[at, of, name] = variable
+            objects.slots[at, of, name] = variable
         else:
             # An object has a single kind: the last one counts, with its parts merged.
             kind, parts = number, [*(parts if number == kind else ()), protobuf.as_message(value)]
     if kind:
-        _content(found, at, kind, _join_parts(parts), meter)
-    if at in found.users:
-        found.users[at] = found.users[at]._replace(registered=registered)
+        _content(objects, at, kind, _join_parts(parts), meter)
+    if at in objects.users:
+        objects.users[at] = objects.users[at]._replace(registered=registered)
 
 
-def _content(found: SavedObjects, at: int, number: int, data: memoryview, meter: FieldMeter) -> None:
+def _content(objects: SavedObjects, at: int, number: int, data: memoryview, meter: FieldMeter) -> None:
     kind = _KINDS.get(number, "")
     if number == 4:
-        found.users[at] = SavedUserObject(*meter.decode(data, _USER))
-        kind = found.users[at].identifier
+        objects.users[at] = SavedUserObject(*meter.decode(data, _USER))
+        kind = objects.users[at].identifier
     elif number == 7:
         dtype, shape, trainable, name = meter.decode(data, _OBJECT_VARIABLE)
-        found.variables[at] = SavedVariable(
+        objects.variables[at] = SavedVariable(
             name, type_name(dtype), partial_shape(shape, meter), bool(trainable)
         )
     elif number == 9:
         parts = iter_field(1, data, meter)
-        found.constants[at] = next((protobuf.as_text(each) for each in parts), "")
+        objects.constants[at] = next((protobuf.as_text(part) for part in parts), "")
     elif number in (6, 8):
         # A SavedFunction lists its concrete functions in field 1; a bare one has only one name there.
-        found.functions[at] = tuple(map(protobuf.as_text, iter_field(1, data, meter)))
+        objects.functions[at] = tuple(map(protobuf.as_text, iter_field(1, data, meter)))
     if kind:
-        found.kinds[kind] += 1
+        objects.kinds[kind] += 1
 
 
 def _bound_inputs(data: memoryview, meter: FieldMeter) -> Iterator[int]:
@@ -519,9 +519,9 @@ def _bound_inputs(data: memoryview, meter: FieldMeter) -> Iterator[int]:
         yield from map(protobuf.as_int32, protobuf.as_ints(value))
 
 
-def _require_known(found: SavedObjects) -> None:
-    count = len(found.children)
-    for named in _iter_references(found):
+def _require_known(objects: SavedObjects) -> None:
+    count = len(objects.children)
+    for named in _iter_references(objects):
         for number in named:
             if not 0 <= number < count:
                 raise FormatError(
@@ -531,11 +531,11 @@ def _require_known(found: SavedObjects) -> None:
                 )
 
 
-def _iter_references(found: SavedObjects) -> Iterator[Iterable[int]]:
-    for children in found.children:
+def _iter_references(objects: SavedObjects) -> Iterator[Iterable[int]]:
+    for children in objects.children:
         yield children.values()
-    yield from found.captures.values()
-    for (_, of, _), variable in found.slots.items():
+    yield from objects.captures.values()
+    for (_, of, _), variable in objects.slots.items():
         yield of, variable
 
 
@@ -572,14 +572,14 @@ def parent_edges(graph: SavedObjects) -> dict[int, tuple[int, str]]:
 
 def path_to_object(parents: Mapping[int, tuple[int, str]], number: int) -> tuple[str, ...] | None:
     """Return the edges from the root to an object; None without a route that is short enough."""
-    found: list[str] = []
+    edges: list[str] = []
     most = limits.current().graph_depth
     while number in parents:
         parent, edge = parents[number]
         if parent < 0:
-            return tuple(reversed(found))
-        if len(found) == most:
+            return tuple(reversed(edges))
+        if len(edges) == most:
             return None
-        found.append(edge)
+        edges.append(edge)
         number = parent
     return None

@@ -29,8 +29,8 @@ FRAMEWORK = "tensorflow"
 def claims(probe: Probe) -> str | None:
     """Return the file, or the shard pattern (`PREFIX-?????-of-00002`), if the path is a V1 checkpoint."""
     if probe.kind == "missing":
-        found = tf_common.checkpoint_at(probe.path, probe.names)
-        return found.location if found is not None and found.version == 1 else None
+        checkpoint = tf_common.checkpoint_at(probe.path, probe.names)
+        return checkpoint.location if checkpoint is not None and checkpoint.version == 1 else None
     if probe.kind == "folder":
         return _location_of_folder(probe)
     return _location_of_file(probe) if probe.kind == "file" else None
@@ -152,9 +152,9 @@ def _decode_elements(proto: memoryview, dtype: str, elements: int) -> Buffer:
         return _decode_strings(_iter_runs(proto, field, protobuf.DELIMITED), elements)
     if field in _FIXED:
         wire = protobuf.WORDS if _FIXED[field] == 4 else protobuf.LONGS
-        found = _decode_fixed(_iter_runs(proto, field, wire), _FIXED[field])
-        _require_count(len(found), elements * dtypes.BY_NAME[dtype].itemsize)
-        return found
+        data = _decode_fixed(_iter_runs(proto, field, wire), _FIXED[field])
+        _require_count(len(data), elements * dtypes.BY_NAME[dtype].itemsize)
+        return data
     return _decode_integers(_iter_runs(proto, field, protobuf.NUMBERS), dtype, elements)
 
 
@@ -162,33 +162,33 @@ def _iter_runs(proto: memoryview, field: int, wire: int) -> Iterator[int | memor
     return (value for _, value in protobuf.iter_fields(proto, {field: wire}))
 
 
-def _require_count(found: int, expected: int) -> None:
-    if found < expected:
-        raise TruncatedError("the tensor has too few values", expected=f"{expected:,}", found=f"{found:,}")
-    if found > expected:
-        raise FormatError("the tensor has too many values", expected=f"{expected:,}", found=f"{found:,}")
+def _require_count(count: int, expected: int) -> None:
+    if count < expected:
+        raise TruncatedError("the tensor has too few values", expected=f"{expected:,}", found=f"{count:,}")
+    if count > expected:
+        raise FormatError("the tensor has too many values", expected=f"{expected:,}", found=f"{count:,}")
 
 
 def _decode_strings(runs: Iterable[int | memoryview], elements: int) -> Buffer:
     if elements > limits.current().strings:
         raise limits.limit_error("strings", "the tensor has too many strings", elements)
-    found, count = bytearray(), 0
+    strings, count = bytearray(), 0
     for run in runs:
         text = protobuf.as_message(run)
-        found += len(text).to_bytes(8, "little")
-        found += text
+        strings += len(text).to_bytes(8, "little")
+        strings += text
         count += 1
     _require_count(count, elements)
-    return found
+    return strings
 
 
 def _decode_fixed(runs: Iterator[int | memoryview], width: int) -> Buffer:
     first = next(runs, b"")
-    found: bytearray | None = None
+    data: bytearray | None = None
     for run in runs:
-        found = bytearray(_number(first, width)) if found is None else found
-        found += _number(run, width)
-    return _number(first, width) if found is None else found
+        data = bytearray(_number(first, width)) if data is None else data
+        data += _number(run, width)
+    return _number(first, width) if data is None else data
 
 
 def _number(run: int | Buffer, width: int) -> Buffer:
@@ -205,13 +205,13 @@ def _decode_integers(runs: Iterable[int | memoryview], dtype: str, elements: int
         else:
             packed += (np.array(single, np.uint64), _decode_varints(run))
             single = array("Q")
-    found = np.concatenate([*packed, np.array(single, np.uint64)])
-    _require_count(len(found), elements)
+    numbers = np.concatenate([*packed, np.array(single, np.uint64)])
+    _require_count(len(numbers), elements)
     target = np.dtype("<u2") if dtype == "float16" else dtypes.numpy_dtype(dtype)
     if target.itemsize == 8:
-        return found.astype("<u8", copy=False).view(np.uint8).data
+        return numbers.astype("<u8", copy=False).view(np.uint8).data
     # int32 fields store negative numbers as 64-bit ones.
-    signed = found.view(np.int64)
+    signed = numbers.view(np.int64)
     least, most = (0, 1) if dtype == "bool" else (np.iinfo(target).min, np.iinfo(target).max)
     if len(signed) and (signed.min() < least or signed.max() > most):
         worst = signed.max() if signed.max() > most else signed.min()
@@ -234,12 +234,12 @@ def _decode_varints(data: memoryview) -> np.ndarray:
     longest = int(lengths.max())
     if longest > 10 or bool(np.any(digits[ends[lengths == 10]] > 1)):
         raise FormatError("a number in a field has more than 64 bits")
-    found = np.zeros(len(ends), np.uint64)
-    for place in range(longest):
-        here = np.flatnonzero(lengths > place)
-        digit = (digits[starts[here] + place] & 0x7F).astype(np.uint64)
-        found[here] |= digit << np.uint64(7 * place)
-    return found
+    values = np.zeros(len(ends), np.uint64)
+    for index in range(longest):
+        here = np.flatnonzero(lengths > index)
+        digit = (digits[starts[here] + index] & 0x7F).astype(np.uint64)
+        values[here] |= digit << np.uint64(7 * index)
+    return values
 
 
 # TF_CHECKPOINT_VERSION in tensorflow/core/public/release_version.h.

@@ -94,11 +94,11 @@ def read(location: str) -> Checkpoint:
     with locate_errors(file=location):
         files = [File.stamp(os.path.join(location, name)) for name in chosen]
         listing = _DcpTreeBuilder(files[0].path, _merge_rank_metadata([_metadata(file) for file in files]))
-        found = torch_tree.assign_slot_owners(listing.tree())
-        notes = (*listing.notes(), *found.notes)
+        owned = torch_tree.assign_slot_owners(listing.tree())
+        notes = (*listing.notes(), *owned.notes)
     version, references = listing.metadata.version, listing.code_references
     writer = "torch distributed checkpoint" + (f" version {version}" if version else "")
-    listed = FileListing(found.tree, writer, listing.integrity(), notes, code_references=references)
+    listed = FileListing(owned.tree, writer, listing.integrity(), notes, code_references=references)
     shards = (shard for shard in listing.shards.values() if shard is not None)
     return listed.checkpoint(location, NAME, *files, *shards)
 
@@ -157,13 +157,13 @@ def read_metadata(file: File) -> DcpMetadata:
     versions added fields (`storage_meta`, `version`, `transform_descriptors`).
     """
     pickled = pickle_reader.parse_pickle(file.read(0, file.size), builders=BUILDERS, file=file.path)
-    found = _object_fields(pickled.value, "Metadata")
+    record = _object_fields(pickled.value, "Metadata")
     once = _EntryCache()
-    entries = {_text(n): once.entry(v) for n, v in _dict(found.get("state_dict_metadata")).items()}
-    planned = found.get("planner_data")
+    entries = {_text(n): once.entry(v) for n, v in _dict(record.get("state_dict_metadata")).items()}
+    planned = record.get("planner_data")
     paths = {_text(n): _steps(v) for n, v in planned.items()} if isinstance(planned, dict) else {}
-    items = {_index(at): _parse_item(where) for at, where in _dict(found.get("storage_data")).items()}
-    version = found.get("version")
+    items = {_index(at): _parse_item(where) for at, where in _dict(record.get("storage_data")).items()}
+    version = record.get("version")
     return DcpMetadata(
         entries, paths, items, version if isinstance(version, str) else None, pickled.code_references
     )
@@ -208,21 +208,21 @@ class _EntryCache:
     def _entry(self, value: Any) -> DcpTensor | None:
         if _is_torch_object(value, "BytesStorageMetadata"):
             return None
-        found = _object_fields(value, "TensorStorageMetadata")
-        properties = found.get("properties")
+        record = _object_fields(value, "TensorStorageMetadata")
+        properties = record.get("properties")
         # TensorProperties.__getstate__: a tuple starting with the element type.
         state = properties.state if isinstance(properties, PickleObject) else None
         dtype = state[0] if isinstance(state, tuple) and state else None
         if not isinstance(dtype, Global) or dtype.module != "torch":
             _fail("a tensor's properties do not contain its element type")
-        chunks = found.get("chunks")
+        chunks = record.get("chunks")
         if not isinstance(chunks, list):
             _fail("a tensor's chunks are not a list")
         if id(chunks) not in self.chunks:
             # A rank without a part of the tensor stores an empty chunk.
             filled = (chunk for chunk in map(_parse_chunk, chunks) if 0 not in chunk.sizes)
             self.chunks[id(chunks)] = _distinct_chunks(filled)
-        return DcpTensor(dtype.name, _shape(found.get("size")), self.chunks[id(chunks)])
+        return DcpTensor(dtype.name, _shape(record.get("size")), self.chunks[id(chunks)])
 
 
 def _distinct_chunks(chunks: Iterable[DcpChunk]) -> tuple[DcpChunk, ...]:
@@ -236,26 +236,28 @@ def chunk_key(offset: Shape | None) -> str:
 
 
 def _parse_chunk(value: Any) -> DcpChunk:
-    found = _object_fields(value, "ChunkStorageMetadata")
-    return DcpChunk(_shape(found.get("offsets")), _shape(found.get("sizes")))
+    record = _object_fields(value, "ChunkStorageMetadata")
+    return DcpChunk(_shape(record.get("offsets")), _shape(record.get("sizes")))
 
 
 def _index(value: Any) -> tuple[str, str]:
     # `index` is only a hint for the lookup.
-    found = _object_fields(value, "MetadataIndex")
-    offset = found.get("offset")
-    return _text(found.get("fqn")), chunk_key(None if offset is None else _shape(offset))
+    record = _object_fields(value, "MetadataIndex")
+    offset = record.get("offset")
+    return _text(record.get("fqn")), chunk_key(None if offset is None else _shape(offset))
 
 
 def _parse_item(value: Any) -> DcpItem:
-    found = _object_fields(value, "_StorageInfo")
-    name, offset, length = found.get("relative_path"), found.get("offset"), found.get("length")
+    record = _object_fields(value, "_StorageInfo")
+    name, offset, length = record.get("relative_path"), record.get("offset"), record.get("length")
     if not is_file_name(name):
-        _fail("an item refers to a file outside the folder", found=repr(name)[:80])
+        _fail("an item refers to a file outside the folder", description=repr(name)[:80])
     if not isinstance(offset, int) or not isinstance(length, int) or not _count(offset) or not _count(length):
         _fail("an item's offset or length is not a number of bytes")
-    transforms = found.get("transform_descriptors") or ()
-    if not isinstance(transforms, list | tuple) or not all(isinstance(each, str) for each in transforms):
+    transforms = record.get("transform_descriptors") or ()
+    if not isinstance(transforms, list | tuple) or not all(
+        isinstance(transform, str) for transform in transforms
+    ):
         _fail("an item's transforms are not a list of names")
     return DcpItem(name, offset, length, tuple(transforms))
 
@@ -305,8 +307,8 @@ def _count(value: Any) -> bool:
     return type(value) is int and 0 <= value <= _LARGEST
 
 
-def _fail(message: str, *, found: str | None = None) -> NoReturn:
-    raise FormatError(message, found=found)
+def _fail(message: str, *, description: str | None = None) -> NoReturn:
+    raise FormatError(message, found=description)
 
 
 def nested_paths(names: Iterable[str], planned: Mapping[str, Steps]) -> dict[str, Path]:
@@ -315,16 +317,16 @@ def nested_paths(names: Iterable[str], planned: Mapping[str, Steps]) -> dict[str
     Raise FormatError if two names have the same path, or one is nested inside another. Source:
     torch/distributed/checkpoint/_nested_dict.py (flatten_state_dict) and _traverse.py (set_element).
     """
-    found = {name: _nested_path(planned.get(name, (name,))) for name in names}
-    taken = set(found.values())
-    if len(taken) != len(found):
+    paths = {name: _nested_path(planned.get(name, (name,))) for name in names}
+    used_paths = set(paths.values())
+    if len(used_paths) != len(paths):
         raise FormatError("two entries have the same place in the nesting")
-    for path in taken:
-        if any(path[:depth] in taken for depth in range(1, len(path))):
+    for path in used_paths:
+        if any(path[:depth] in used_paths for depth in range(1, len(path))):
             raise FormatError(
                 f"an entry is nested inside another entry: {abbreviate_list([str(s.value) for s in path], 6)}"
             )
-    return found
+    return paths
 
 
 def _nested_path(steps: Steps) -> Path:
@@ -349,8 +351,8 @@ def nested_containers(found: Iterable[Path]) -> tuple[dict[Path, Container], tup
         if missing + len(gaps) > most:
             raise limits.limit_error("list_gaps", "a list has too many missing items", missing + len(gaps))
         gaps += [(*top, index(n)) for n in range(max(numbers) if missing else 0) if n not in numbers]
-    made = {top: Container("dict" if kind == "key" else "list") for top, kind in kinds.items()}
-    return made, tuple(gaps)
+    containers = {top: Container("dict" if kind == "key" else "list") for top, kind in kinds.items()}
+    return containers, tuple(gaps)
 
 
 class DcpSafetensors(NamedTuple):
@@ -382,8 +384,8 @@ class DcpSafetensors(NamedTuple):
                 self.file.path, f"the shard lacks the part of {name[:80]!r} at {list(chunk.offsets)}"
             )
         if (entry.code, entry.shape) != (row.safetensors, chunk.sizes):
-            wanted = f"{row.safetensors}{list(chunk.sizes)}"
-            raise _other_tensor(self.file, entry.offset, wanted, f"{entry.code}{list(entry.shape)}")
+            expected = f"{row.safetensors}{list(chunk.sizes)}"
+            raise _other_tensor(self.file, entry.offset, expected, f"{entry.code}{list(entry.shape)}")
         return Span(self.file, entry.offset, entry.nbytes)
 
 
@@ -413,14 +415,14 @@ class DcpSavedTensor(NamedTuple):
     def _saved(self) -> Leaf:
         saved = torch_legacy.list_embedded(self.file, self.offset, self.length).tree.get(())
         if not isinstance(saved, Leaf) or (saved.dtype, saved.shape) != (self.dtype, self.shape):
-            found = f"{saved.dtype}{list(saved.shape)}" if isinstance(saved, Leaf) else "no tensor"
-            raise _other_tensor(self.file, self.offset, f"{self.dtype}{list(self.shape)}", found)
+            description = f"{saved.dtype}{list(saved.shape)}" if isinstance(saved, Leaf) else "no tensor"
+            raise _other_tensor(self.file, self.offset, f"{self.dtype}{list(self.shape)}", description)
         return saved
 
 
-def _other_tensor(file: File, offset: int, expected: str, found: str) -> FormatError:
+def _other_tensor(file: File, offset: int, expected: str, description: str) -> FormatError:
     message = "an item is not the tensor described in the metadata"
-    return FormatError(message, file=file.path, offset=offset, expected=expected, found=found)
+    return FormatError(message, file=file.path, offset=offset, expected=expected, found=description)
 
 
 def _metadata(file: File) -> DcpMetadata:
@@ -537,18 +539,18 @@ class _DcpTreeBuilder:
             why = f"in {item.file}, which is missing" if shard is None else "stored with a transform"
             self.leaves[path] = ValueLeaf(Record("value", why))
             return
-        held = torch_legacy.list_embedded(shard, item.offset, item.length)
-        self._said |= dict.fromkeys(held.notes)
+        listing = torch_legacy.list_embedded(shard, item.offset, item.length)
+        self._said |= dict.fromkeys(listing.notes)
         self.code_references = merge_references(
-            self.code_references, relocate_references(held.code_references, item.file)
+            self.code_references, relocate_references(listing.code_references, item.file)
         )
-        for at, leaf in held.tree.items():
+        for at, leaf in listing.tree.items():
             full = _name(name, at)
             of = (*path, *leaf.of) if isinstance(leaf, Leaf) and leaf.of is not None else None
             self.leaves[*path, *at] = replace(leaf, key=full, of=of) if isinstance(leaf, Leaf) else leaf
-        for at, others in held.tree.aliases.items():
+        for at, others in listing.tree.aliases.items():
             self.aliases[*path, *at] = tuple(Alias((*path, *a.path), _name(name, a.path)) for a in others)
-        self.containers |= {(*path, *at): kind for at, kind in held.tree.containers.items()}
+        self.containers |= {(*path, *at): kind for at, kind in listing.tree.containers.items()}
 
     def _item(self, name: str, offset: tuple[int, ...] | None, *, single: bool) -> DcpItem:
         item = self.metadata.items.get((name, chunk_key(offset)))
@@ -719,8 +721,8 @@ def _list_entries(tree: Tree) -> list[_DcpEntry]:
                 )
             below = tuple(_list_below(node, len(node.path)))
             inside = {
-                path[len(node.path) :]: each
-                for path, each in plan.containers.items()
+                path[len(node.path) :]: container
+                for path, container in plan.containers.items()
                 if path[: len(node.path)] == node.path
             }
             entries[name] = _DcpEntry(name, steps, below, inside)

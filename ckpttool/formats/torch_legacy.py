@@ -54,8 +54,8 @@ def read(location: str) -> Checkpoint:
     """
     file = File.stamp(location)
     with locate_errors(file=location):
-        found = list_legacy(file, 0, file.size)
-    return found.checkpoint(location, NAME, file)
+        listing = list_legacy(file, 0, file.size)
+    return listing.checkpoint(location, NAME, file)
 
 
 PROTOCOL = 1001
@@ -80,19 +80,19 @@ def list_legacy(file: File, offset: int, length: int) -> FileListing:
     rest = stream.end - stream.at
     follow = format_count(rest, "byte follows", "bytes follow")
     beyond = (f"{follow} the last storage, unused",) if rest else ()
-    found = torch_tree.list_pickle(
+    listing = torch_tree.list_pickle(
         pickled,
         f"torch stream protocol {PROTOCOL}",
         notes=(*names.classes.notes(), *beyond),
         details=names.classes.details(),
     )
-    return _add_code_behind(found, {"": stream})
+    return _add_code_behind(listing, {"": stream})
 
 
-def _add_code_behind(found: FileListing, streams: Mapping[str, ByteStream]) -> FileListing:
+def _add_code_behind(listing: FileListing, streams: Mapping[str, ByteStream]) -> FileListing:
     """Return the listing with what follows the streams, by member: a second call of pickle.load reads it."""
     # Not a top-level import: nearly always nothing follows.
-    references, unjudged = list(found.code_references), list(found.unjudged)
+    references, unjudged = list(listing.code_references), list(listing.unjudged)
     for name, stream in streams.items():
         if stream.at < stream.end:
             from ckpttool.formats.detect import scan_behind
@@ -101,8 +101,10 @@ def _add_code_behind(found: FileListing, streams: Mapping[str, ByteStream]) -> F
             references += (
                 relocate_references(behind.code_references, name) if name else behind.code_references
             )
-            unjudged += [f"{name}: {each}" if name else each for each in (*behind.unread, *behind.ambiguous)]
-    return replace(found, code_references=merge_references(references), unjudged=tuple(unjudged))
+            unjudged += [
+                f"{name}: {content}" if name else content for content in (*behind.unread, *behind.ambiguous)
+            ]
+    return replace(listing, code_references=merge_references(references), unjudged=tuple(unjudged))
 
 
 def read_storage(file: File, offset: int, length: int, references: list[CodeReference]) -> Storage:
@@ -113,12 +115,12 @@ def read_storage(file: File, offset: int, length: int, references: list[CodeRefe
     stream = ByteStream(file, offset, offset + length)
     _check_start(stream)
     names = _LegacyStorages(file)
-    found = stream.pickle(LONG, names.persistent).value
+    storage = stream.pickle(LONG, names.persistent).value
     names.place(stream, stream.pickle(LONG).value)
     references += stream.code_references
-    if not isinstance(found, Storage):
+    if not isinstance(storage, Storage):
         raise FormatError("the bytes of a storage contain something else", file=file.path, offset=offset)
-    return found
+    return storage
 
 
 def _check_start(stream: ByteStream) -> None:
@@ -177,9 +179,13 @@ class _LegacyStorages:
         if key in self.storages.known:
             # torch would use the other one, whichever of the two the pickle names first.
             raise FormatError(f"a view of storage {root.key!r} has the key of another storage")
-        made = _StorageView(part, root, offset * width)
-        known = self.views.setdefault(key, made)
-        if (known.root, known.start, known.storage.nbytes) != (root, made.start, made.storage.nbytes):
+        storage_view = _StorageView(part, root, offset * width)
+        known = self.views.setdefault(key, storage_view)
+        if (known.root, known.start, known.storage.nbytes) != (
+            root,
+            storage_view.start,
+            storage_view.storage.nbytes,
+        ):
             raise FormatError(f"storage {key!r} is defined as two different views")
         return known.storage
 
@@ -197,18 +203,18 @@ class _LegacyStorages:
             places[storage.key] = storage.bytes.offset
         if waiting:
             _fail(f"storage {next(iter(waiting))!r} is missing from the file", stream)
-        for made, root, start in self.views.values():
-            made.bytes = Span(self.file, places[root.key] + start, made.nbytes)
+        for view, root, start in self.views.values():
+            view.bytes = Span(self.file, places[root.key] + start, view.nbytes)
 
 
 def _read_storage(storage: Storage, stream: ByteStream) -> Span:
     (count,) = stream.numbers(1)
-    wanted = storage.nbytes // storage_itemsize(storage.dtype)
-    if count != wanted:
+    expected = storage.nbytes // storage_itemsize(storage.dtype)
+    if count != expected:
         _fail(
             f"the size of storage {storage.key!r} does not match the pickle",
             stream,
-            expected=f"{wanted:,} elements",
+            expected=f"{expected:,} elements",
             found=f"{count:,}",
         )
     return stream.span(storage.nbytes)
@@ -241,8 +247,8 @@ def read_tar(location: str) -> Checkpoint:
     """
     file = File.stamp(location)
     with locate_errors(file=location):
-        found = list_tar(file)
-    return found.checkpoint(location, TAR_NAME, file)
+        listing = list_tar(file)
+    return listing.checkpoint(location, TAR_NAME, file)
 
 
 PYTORCH_TAR = FormatDefinition(
@@ -282,7 +288,7 @@ def list_tar(file: File) -> FileListing:
     requested = merge_references(
         *(relocate_references(member.code_references, name) for name, member in members.items())
     )
-    found = torch_tree.list_pickle(
+    listing = torch_tree.list_pickle(
         pickled._replace(code_references=requested),
         f"torch tar archive protocol {TAR_PROTOCOL}",
         notes=(
@@ -291,7 +297,7 @@ def list_tar(file: File) -> FileListing:
         ),
         details=names.classes.details(),
     )
-    return _add_code_behind(found, {name: members[name] for name in TAR_MEMBERS if name in members})
+    return _add_code_behind(listing, {name: members[name] for name in TAR_MEMBERS if name in members})
 
 
 def _check_machine(system: object, file: File) -> None:
@@ -333,8 +339,8 @@ class _TarStorages:
     def _empty(self, key: str, kind: object, stream: ByteStream) -> Storage:
         if key in self.storages or not isinstance(kind, Global):
             _fail_tar("two storages have the same key, or one has no class", stream)
-        made = self.storages[key] = Storage(key, storage_dtype(kind), 0, Span(self.file, 0, 0))
-        return made
+        empty = self.storages[key] = Storage(key, storage_dtype(kind), 0, Span(self.file, 0, 0))
+        return empty
 
     def _add_view(self, view: object, stream: ByteStream) -> None:
         if not isinstance(view, tuple) or len(view) != 4 or tuple(map(type, view[2:])) != (int, int):
@@ -351,8 +357,8 @@ class _TarStorages:
             _fail_tar(
                 f"storage {key!r} extends past the end of storage {root.key!r}, of which it is a view", stream
             )
-        place = Span(self.file, _span(root).offset + start, nbytes)
-        self.storages[key] = Storage(key, root.dtype, nbytes, place, part=True)
+        span = Span(self.file, _span(root).offset + start, nbytes)
+        self.storages[key] = Storage(key, root.dtype, nbytes, span, part=True)
 
     def add_tensors(self, stream: ByteStream) -> None:
         """Read the tensors: each names its storage, followed by rank, sizes, strides and offset."""
@@ -388,10 +394,10 @@ class _TarStorages:
         if isinstance(pid, tuple) and len(pid) == 3:
             return self.classes.named(pid)
         key = str(pid) if type(pid) in (str, int) else ""
-        found = self.tensors.get(key) or self.storages.get(key)
-        if found is None:
+        value = self.tensors.get(key) or self.storages.get(key)
+        if value is None:
             raise FormatError(f"the pickle refers to {key[:40]!r}, which is missing from the archive")
-        return found
+        return value
 
     def rebuilt(self, args: tuple[Any, ...]) -> object:
         """Return the tensor of a hand-made file, which names its storage in the call, unlike any release."""
@@ -399,10 +405,10 @@ class _TarStorages:
         return BUILDERS[_REBUILD]((*named, *args[1:]))
 
     def _place(self, key: str, nbytes: int) -> Span:
-        found = self.storages.get(key)
-        if found is None or found.nbytes != nbytes:
+        storage = self.storages.get(key)
+        if storage is None or storage.nbytes != nbytes:
             raise FormatError(f"storage {key!r} is missing from the archive, or has another size there")
-        return _span(found)
+        return _span(storage)
 
 
 def _span(storage: Storage) -> Span:
@@ -454,8 +460,8 @@ def read_pickle(location: str) -> Checkpoint:
     """
     file = File.stamp(location)
     with locate_errors(file=location):
-        found = _list_pickle(file)
-    return found.checkpoint(location, PICKLE_NAME, file)
+        listing = _list_pickle(file)
+    return listing.checkpoint(location, PICKLE_NAME, file)
 
 
 def _list_pickle(file: File) -> FileListing:
@@ -497,30 +503,30 @@ class EmbeddedStorages:
     def _storage(self, args: tuple[Any, ...]) -> object:
         data = args[0] if len(args) == 1 else None
         if isinstance(data, StoredBytes):
-            made = read_storage(self.file, data.at, data.length, self.code_references)
+            storage = read_storage(self.file, data.at, data.length, self.code_references)
         elif isinstance(data, bytes):
-            made = self._held(data)
+            storage = self._held(data)
         else:
             return NotImplemented
         self.found += 1
         # Its own key was an address, and addresses are reused.
-        made.key = f"{self.found}"
-        return made
+        storage.key = f"{self.found}"
+        return storage
 
     def _held(self, data: bytes) -> Storage:
         """Return the storage of a stream that protocols below 3 store as text (Lib/pickle.py, save_bytes)."""
         stream = MemoryFile(self.file.path, len(data), 0, 0)
         stream.data = data
         try:
-            made = read_storage(stream, 0, len(data), self.code_references)
+            storage = read_storage(stream, 0, len(data), self.code_references)
         except FormatError as error:
             # A position in the decoded bytes would be the wrong byte of the file.
             error.offset = None
             raise
-        span = made.bytes
+        span = storage.bytes
         if isinstance(span, Span):
-            made.bytes = Inline(data[span.offset : span.offset + span.length])
-        return made
+            storage.bytes = Inline(data[span.offset : span.offset + span.length])
+        return storage
 
 
 def list_embedded(file: File, offset: int, length: int) -> FileListing:
@@ -582,7 +588,7 @@ class ByteStream:
         while True:
             length = min(window, self.end - self.at)
             try:
-                found = pickle_reader.parse_pickle(
+                contents = pickle_reader.parse_pickle(
                     self._ahead(length),
                     persistent=persistent,
                     builders=builders,
@@ -595,24 +601,24 @@ class ByteStream:
                     raise
                 window *= _GROWTH
             else:
-                self.at += found.end
-                if found.code_references:
-                    self.code_references = merge_references(self.code_references, found.code_references)
-                return found
+                self.at += contents.end
+                if contents.code_references:
+                    self.code_references = merge_references(self.code_references, contents.code_references)
+                return contents
 
     def numbers(self, count: int) -> tuple[int, ...]:
         """Read `count` signed 64-bit numbers, little-endian on every machine."""
         self._require(8 * count)
-        found = struct.unpack(f"<{count}q", self._ahead(8 * count))
+        numbers = struct.unpack(f"<{count}q", self._ahead(8 * count))
         self.at += 8 * count
-        return found
+        return numbers
 
     def span(self, length: int) -> Span:
         """Skip `length` bytes; raise TruncatedError if there are fewer."""
         self._require(length)
-        taken = Span(self.file, self.at, length)
+        span = Span(self.file, self.at, length)
         self.at += length
-        return taken
+        return span
 
     def _require(self, length: int) -> None:
         if length > self.end - self.at:

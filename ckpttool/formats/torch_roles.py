@@ -34,13 +34,13 @@ def find_optimizers(paths: Iterable[Path]) -> frozenset[Path]:
     Also handle those that torch.distributed.checkpoint.state_dict flattened into names like
     `state.l1.weight.exp_avg`.
     """
-    found: dict[Path, set[str]] = {}
+    groups: dict[Path, set[str]] = {}
     for path in paths:
         for depth, step in enumerate(path):
             first = str(step.value).partition(".")[0]
             if step.kind == "key" and first in ("state", "param_groups"):
-                found.setdefault(path[:depth], set()).add(first)
-    return frozenset(top for top, names in found.items() if len(names) == 2)
+                groups.setdefault(path[:depth], set()).add(first)
+    return frozenset(top for top, names in groups.items() if len(names) == 2)
 
 
 def tensor_role(path: Path, known: Collection[Path]) -> TorchTensorRole:

@@ -51,7 +51,7 @@ class ClassSources:
         """
         kind, file, text = lines
         if not isinstance(kind, Global | PickleObject) or not all(
-            isinstance(each, str | bytes | None) for each in lines[1:]
+            isinstance(line, str | bytes | None) for line in lines[1:]
         ):
             raise FormatError("a persistent id does not contain a class and its source")
         if text:
@@ -355,10 +355,10 @@ class CompositeTensor(StatefulTensor):
 
     def as_parameter(self, *, requires_grad: bool) -> CompositeTensor:
         """Return a copy with the elements marked as a parameter."""
-        found = self.parts[self.main]
-        if not isinstance(found, Tensor):
+        main = self.parts[self.main]
+        if not isinstance(main, Tensor):
             return self
-        marked = replace(found, parameter=True, requires_grad=requires_grad)
+        marked = replace(main, parameter=True, requires_grad=requires_grad)
         return replace(self, parts={**self.parts, self.main: marked})
 
 
@@ -416,10 +416,10 @@ def _check_axis(whole: Tensor, parts: Mapping[str, Any], *, lists: bool) -> None
     ):
         fail("the types of a quantised tensor's scales and zero points do not match")
     for name in ("scales", "zero_points"):
-        each = parts[name]
+        part = parts[name]
         # torch converts lists to float64 and int64, or to float32 if they are not listed as they are used.
-        numbers = lists and type(each) is list and _is_numbers(each, whole=name == "zero_points")
-        count = each.count if isinstance(each, Tensor) else len(each) if numbers else -1
+        numbers = lists and type(part) is list and _is_numbers(part, whole=name == "zero_points")
+        count = part.count if isinstance(part, Tensor) else len(part) if numbers else -1
         if count != whole.shape[axis]:
             fail(
                 f"expected one entry in {name} per channel of a quantised tensor",
@@ -431,7 +431,7 @@ def _check_axis(whole: Tensor, parts: Mapping[str, Any], *, lists: bool) -> None
 def _is_numbers(value: object, *, whole: bool = True) -> bool:
     """Return whether the value is a list or a tuple of (whole) numbers, the only alternative to a tensor."""
     kinds = (int,) if whole else (int, float)
-    return isinstance(value, list | tuple) and all(type(each) in kinds for each in value)
+    return isinstance(value, list | tuple) and all(type(item) in kinds for item in value)
 
 
 # Parts stored by each layout, in pickle order.
@@ -458,7 +458,7 @@ def _sparse_tensor(args: tuple[Any, ...]) -> object:
     if len(args[1]) not in (len(names), 3 if names[:1] == ("indices",) else -1):
         fail("a sparse tensor has parts that torch does not write")
     parts = dict(zip(names, args[1], strict=False))
-    if not all(isinstance(each, Tensor) for name, each in parts.items() if name not in _PLAIN):
+    if not all(isinstance(part, Tensor) for name, part in parts.items() if name not in _PLAIN):
         fail("a sparse tensor's indices and values are not tensors")
     if not _is_numbers(parts["size"]) or type(parts.get("is_coalesced")) not in (type(None), bool):
         fail("a sparse tensor's size is not made of numbers")
@@ -480,7 +480,7 @@ def _layout(args: tuple[Any, ...]) -> object:
 def _nested_tensor(args: tuple[Any, ...]) -> object:
     names = ("values", "sizes", "strides", "storage_offsets")
     _require(args, 4, "a nested tensor")
-    if not all(isinstance(each, Tensor) for each in (args[0], args[1], args[2])):
+    if not all(isinstance(argument, Tensor) for argument in (args[0], args[1], args[2])):
         return NotImplemented
     if not isinstance(args[3], Tensor) and not _is_numbers(args[3]):
         fail("a nested tensor's offsets are not numbers")
@@ -586,17 +586,17 @@ def _from_type(args: tuple[Any, ...]) -> object:
     if not isinstance(args[0], Global) or not isinstance(args[2], tuple):
         return NotImplemented
     build = COMPOSITE_BUILDERS.get(args[0].full) or TENSOR_BUILDERS.get(args[0].full)
-    made = build(args[2]) if build is not None and build is not _from_type else NotImplemented
+    tensor = build(args[2]) if build is not None and build is not _from_type else NotImplemented
     state = args[3]
     check_attributes(state)
-    if state and getattr(made, "state", None):
+    if state and getattr(tensor, "state", None):
         raise UnsupportedError("a tensor has attributes from two sources")
-    if isinstance(made, Tensor | CompositeTensor | ArrayBackedTensor) and state:
-        made = replace(made, state=state)
+    if isinstance(tensor, Tensor | CompositeTensor | ArrayBackedTensor) and state:
+        tensor = replace(tensor, state=state)
     kind = args[1].full if isinstance(args[1], Global) else ""
-    if kind == _PARAMETERS[0] and isinstance(made, Tensor) and not made.parameter:
-        made = replace(made, parameter=True)
-    return made
+    if kind == _PARAMETERS[0] and isinstance(tensor, Tensor) and not tensor.parameter:
+        tensor = replace(tensor, parameter=True)
+    return tensor
 
 
 COMPOSITE_BUILDERS: dict[str, Builder] = {
@@ -711,16 +711,16 @@ def _tensor_source(tensor: Tensor, nbytes: int, *, big: bool) -> Source:
         where = tensor.storage.bytes
         file = where.file.path if isinstance(where, Span) else None
         return UnreadableSource(file, f"torch misreads {tensor.dtype} in an untyped big-endian storage")
-    found = _stored_source(tensor, nbytes, width)
+    source = _stored_source(tensor, nbytes, width)
     dtype, shape = tensor.dtype, tensor.shape
     halves = dtype == "complex32"
     if halves:
         dtype, shape = "float16", (*shape, 2)
     if tensor.conj:
-        found = TransformedSource(found, dtype, shape, ArrayOperation("conj halves" if halves else "conj"))
+        source = TransformedSource(source, dtype, shape, ArrayOperation("conj halves" if halves else "conj"))
     if tensor.neg:
-        found = TransformedSource(found, dtype, shape, ArrayOperation("neg halves" if halves else "neg"))
-    return found
+        source = TransformedSource(source, dtype, shape, ArrayOperation("neg halves" if halves else "neg"))
+    return source
 
 
 def _stored_source(tensor: Tensor, nbytes: int, width: int) -> Source:
@@ -738,12 +738,12 @@ def _stored_source(tensor: Tensor, nbytes: int, width: int) -> Source:
 def array_source(parts: pickle_values.ArrayContents) -> Source:
     """Return a pickled NumPy array's bytes in C order, little-endian."""
     name = parts.type.name or ""
-    found: Source = Inline(bytes(parts.data))
+    source: Source = Inline(bytes(parts.data))
     if parts.type.big and dtypes.BY_NAME[name].itemsize > 1:
-        found = TransformedSource(found, name, parts.shape, ArrayOperation("byteswap"))
+        source = TransformedSource(source, name, parts.shape, ArrayOperation("byteswap"))
     if parts.fortran and len(parts.shape) > 1:
-        found = TransformedSource(found, name, parts.shape[::-1], ArrayOperation("reverse"))
-    return found
+        source = TransformedSource(source, name, parts.shape[::-1], ArrayOperation("reverse"))
+    return source
 
 
 def cast_source(found: Source, stored: str, shape: Shape, dtype: str) -> Source:

@@ -98,14 +98,14 @@ def assign_slot_owners(tree: Tree) -> OwnedTree:
     networks = _find_networks(tree, optimizers.keys())
     leaves, notes = dict(tree.items()), []
     for top, optimizer in optimizers.items() if len(networks) <= _MOST else ():
-        found = _find_network(tree, optimizer, networks)
-        if found is None:
+        owner = _find_network(tree, optimizer, networks)
+        if owner is None:
             continue
-        network, order, how = found
+        network, order, how = owner
         for step, slots in optimizer.slots.items():
             leaves |= {path: replace(leaf, of=order[step]) for path, leaf in slots.items()}
-        mine, theirs = display(top) or "the optimizer", display(network) or "the weights"
-        notes.append(f"{mine}: optimizer state matched to {theirs} by parameter {how}")
+        mine, network_name = display(top) or "the optimizer", display(network) or "the weights"
+        notes.append(f"{mine}: optimizer state matched to {network_name} by parameter {how}")
     return OwnedTree(Tree(leaves, tree.aliases, tree.containers) if notes else tree, tuple(notes))
 
 
@@ -142,7 +142,7 @@ def _shapes_agree(tree: Tree, optimizer: _OptimizerState, order: Mapping[str, Pa
 
 def _find_optimizer_states(tree: Tree) -> dict[Path, _OptimizerState]:
     """Return the optimizers that have slots, by path; each leaf is visited once."""
-    found: dict[Path, _OptimizerState] = {}
+    states: dict[Path, _OptimizerState] = {}
     for path, leaf in tree.tensors():
         if leaf.slot is None:
             continue
@@ -153,30 +153,30 @@ def _find_optimizer_states(tree: Tree) -> dict[Path, _OptimizerState]:
             top, owner = path[:-1], last[len(_FLAT) : -len(leaf.slot) - 1]
         else:
             continue
-        found.setdefault(top, _OptimizerState()).slots.setdefault(owner, {})[path] = leaf
-    for path, value in tree.plain() if found else ():
+        states.setdefault(top, _OptimizerState()).slots.setdefault(owner, {})[path] = leaf
+    for path, value in tree.plain() if states else ():
         # `param_groups`, a group, `params` or `param_names`, a position.
-        if len(path) < 4 or path[-4] != _GROUPS or path[:-4] not in found:
+        if len(path) < 4 or path[-4] != _GROUPS or path[:-4] not in states:
             continue
-        optimizer = found[path[:-4]]
+        optimizer = states[path[:-4]]
         if path[-2] == _PARAMS:
             optimizer.groups.add(path[-3])
             optimizer.numbers.append(str(value.value))
         elif path[-2] == _NAMES and isinstance(value.value, str):
             optimizer.names.append(value.value)
-    return found
+    return states
 
 
 def _find_networks(tree: Tree, optimizers: Collection[Path]) -> dict[Path, dict[str, Path]]:
     """Return the parameters by name of every dict that contains tensors by name, except optimizers."""
-    found: dict[Path, dict[str, Path]] = {}
+    networks: dict[Path, dict[str, Path]] = {}
     depths = {len(top) for top in optimizers}
     for path, leaf in tree.tensors():
         if leaf.role != "parameter" or not path or path[-1].kind != "key":
             continue
         if isinstance(path[-1].value, str) and not any(path[:n] in optimizers for n in depths):
-            found.setdefault(path[:-1], {})[path[-1].value] = path
-    return found
+            networks.setdefault(path[:-1], {})[path[-1].value] = path
+    return networks
 
 
 def is_state_dict(value: dict[Any, Any]) -> bool:
@@ -207,13 +207,13 @@ def number_slots(state: dict[str, Any]) -> dict[Any, Any]:
     if type(next(iter(slots), None)) is not Tensor:
         return slots
     groups = [group.get("params") for group in state["param_groups"] if isinstance(group, dict)]
-    order = (each for group in groups if isinstance(group, list) for each in group)
-    numbers = {id(each): number for number, each in enumerate(order)}
-    if not all(id(each) in numbers for each in slots):
+    order = (parameter for group in groups if isinstance(group, list) for parameter in group)
+    numbers = {id(parameter): number for number, parameter in enumerate(order)}
+    if not all(id(slot) in numbers for slot in slots):
         return slots
-    made: dict[Any, Any] = Dict(slots.name) if isinstance(slots, Dict) else {}
-    made.update((numbers[id(each)], value) for each, value in slots.items())
-    return made
+    numbered: dict[Any, Any] = Dict(slots.name) if isinstance(slots, Dict) else {}
+    numbered.update((numbers[id(parameter)], value) for parameter, value in slots.items())
+    return numbered
 
 
 _GENERATOR = "torch._C.Generator"
@@ -287,13 +287,13 @@ class TorchWalk(PickleTraversal[Place]):
 
     def below(self, value: Any, place: Place) -> Below[Place]:
         """Return the context of entries: in an optimizer's state_dict, among a module's buffers."""
-        made = isinstance(value, PickleObject)
-        attribute = self._attributes(value) if made else _plain_place
-        entries = (value.entries or {}) if made else value
+        is_object = isinstance(value, PickleObject)
+        attribute = self._attributes(value) if is_object else _plain_place
+        entries = (value.entries or {}) if is_object else value
         optimizer = isinstance(entries, dict) and is_state_dict(entries)
-        made_of: Place = "settings" if made and value.name == _GENERATOR else "plain"
-        items: Place = "settings" if place in ("settings", "slots") and not made else made_of
-        others: Place = "plain" if made else "slots" if place == "state" else place
+        made_of: Place = "settings" if is_object and value.name == _GENERATOR else "plain"
+        items: Place = "settings" if place in ("settings", "slots") and not is_object else made_of
+        others: Place = "plain" if is_object else "slots" if place == "state" else place
 
         def standing(step: PathStep, via: Via) -> Place:
             if via == "entry":
@@ -347,7 +347,7 @@ class TorchWalk(PickleTraversal[Place]):
         else:
             self.leaves[path] = ValueLeaf(inert_record(value))
 
-    def _tensor(self, tensor: Tensor, path: Path, place: Place, named: Path) -> None:
+    def _tensor(self, tensor: Tensor, path: Path, context: Place, named: Path) -> None:
         """Add the tensor; `named` is the path that determines its name and role (its own, or the whole's)."""
         row = dtypes.BY_NAME.get(tensor.dtype)
         if row is None or not row.itemsize or tensor.dtype in dtypes.PACKED:
@@ -360,7 +360,7 @@ class TorchWalk(PickleTraversal[Place]):
             return
         nbytes = count * row.itemsize
         first = self._use(tensor.storage, nbytes)
-        role, slot = _tensor_role(named, place)
+        role, slot = _tensor_role(named, context)
         self.leaves[path] = Leaf(
             dtype=tensor.dtype,
             shape=tensor.shape,
@@ -368,7 +368,7 @@ class TorchWalk(PickleTraversal[Place]):
             key=native_name(named),
             role=role,
             slot=slot,
-            trainable=_is_trainable(tensor) if tensor.parameter or place == "parameters" else None,
+            trainable=_is_trainable(tensor) if tensor.parameter or context == "parameters" else None,
         )
         self._own(tensor.state, path, named)
 
@@ -391,22 +391,22 @@ class TorchWalk(PickleTraversal[Place]):
         self.alias(first, path, native_name(named or path))
         return True
 
-    def _parts(self, whole: CompositeTensor, path: Path, place: Place) -> None:
+    def _parts(self, whole: CompositeTensor, path: Path, context: Place) -> None:
         """Add the parts under the path; the one with the elements has the name of the whole."""
         self.containers[path] = Container("record", whole.kind)
         for name, part in whole.parts.items():
             at = (*path, attr(name))
             if name == whole.main:
-                self._tensor(part, at, place, path)
+                self._tensor(part, at, context, path)
             else:
                 self.value(part, at, "settings")
         self._own(whole.state, path, path)
 
-    def _backed(self, backed: ArrayBackedTensor, path: Path, place: Place) -> None:
+    def _backed(self, backed: ArrayBackedTensor, path: Path, context: Place) -> None:
         parts = backed.array.parts()
         assert parts is not None  # noqa: S101 - a Backed is made of none else
         assert parts.type.name is not None  # noqa: S101
-        role, slot = _tensor_role(path, place)
+        role, slot = _tensor_role(path, context)
         self.leaves[path] = Leaf(
             dtype=backed.dtype,
             shape=parts.shape,
@@ -460,8 +460,8 @@ class TorchWalk(PickleTraversal[Place]):
             shown = f"{parts.type.code}{list(parts.shape)}" if parts else ""
             self.leaves[path] = ValueLeaf(Record("numpy.ndarray", shown))
         elif not self._again_at(("array", id(array)), path):
-            found = array_source(parts)
-            self.leaves[path] = Leaf(parts.type.name, parts.shape, found, native_name(path), "other")
+            source = array_source(parts)
+            self.leaves[path] = Leaf(parts.type.name, parts.shape, source, native_name(path), "other")
 
 
 def _plain_place(step: PathStep) -> Place:  # noqa: ARG001 - whatever the attribute
@@ -520,17 +520,17 @@ def _text(value: Any) -> str:
     return inert_record(value).name if type(value) not in PLAIN else repr(value)[:200]
 
 
-def _value_role(path: Path, place: Place) -> Role:
-    return "counter" if place == "slots" and path[-1].value == "step" else "other"
+def _value_role(path: Path, context: Place) -> Role:
+    return "counter" if context == "slots" and path[-1].value == "step" else "other"
 
 
-def _tensor_role(path: Path, place: Place) -> tuple[Role, str | None]:
-    if place == "slots":
+def _tensor_role(path: Path, context: Place) -> tuple[Role, str | None]:
+    if context == "slots":
         name = str(path[-1].value)
         return ("counter", None) if name == "step" else ("slot", name)
-    if place == "settings":
+    if context == "settings":
         return "other", None
-    return torch_roles.role_by_module_name(path) or ("buffer" if place == "buffers" else "parameter"), None
+    return torch_roles.role_by_module_name(path) or ("buffer" if context == "buffers" else "parameter"), None
 
 
 class _PlainStates:
@@ -545,9 +545,11 @@ class _PlainStates:
         if isinstance(value, list | tuple | dict):
             self.left -= 1 + len(value)
         if depth and self.left > 0 and isinstance(value, Dict | dict):
-            made: dict[Any, Any] = OrderedDict() if getattr(value, "name", "").endswith("OrderedDict") else {}
-            made.update((k, self.of(v, depth - 1)) for k, v in value.items() if type(k) in PLAIN)
-            return made
+            plain: dict[Any, Any] = (
+                OrderedDict() if getattr(value, "name", "").endswith("OrderedDict") else {}
+            )
+            plain.update((k, self.of(v, depth - 1)) for k, v in value.items() if type(k) in PLAIN)
+            return plain
         if depth and self.left > 0 and type(value) in (list, tuple):
             return type(value)(self.of(item, depth - 1) for item in value)
         return value if type(value) in PLAIN else None
@@ -575,12 +577,12 @@ def list_pickle(
         classes: parameters and buffers of some classes.
     """
     walk = TorchWalk(big=big, size=pickled.end, classes=classes)
-    found = assign_slot_owners(walk.tree(pickled.value))
-    all_notes = (*_notes(walk), *found.notes, *notes)
+    owned = assign_slot_owners(walk.tree(pickled.value))
+    all_notes = (*_notes(walk), *owned.notes, *notes)
     facts = dict(details or {})
     if walk.attributes:
         facts["attributes"] = walk.attributes
-    return FileListing(found.tree, writer, integrity, all_notes, facts, pickled.code_references)
+    return FileListing(owned.tree, writer, integrity, all_notes, facts, pickled.code_references)
 
 
 def _notes(walk: TorchWalk) -> tuple[str, ...]:
@@ -614,14 +616,14 @@ def find_top_folder(members: Mapping[str, object], file: str) -> str:
     Source: caffe2/serialize/inline_container.cc (PyTorchStreamReader): the first member's folder is the
     archive's, and member lookup ignores case (miniz, mz_zip_reader_locate_file).
     """
-    found = [name for name in members if _PICKLE.fullmatch(name)]
-    if len(found) != 1:
+    pickles = [name for name in members if _PICKLE.fullmatch(name)]
+    if len(pickles) != 1:
         raise FormatError(
             "expected exactly one data.pkl in the archive",
             file=file,
-            found=", ".join(map(_printable_name, found[:_SHOWN])) or "none",
+            found=", ".join(map(_printable_name, pickles[:_SHOWN])) or "none",
         )
-    folder = found[0].removesuffix("/data.pkl")
+    folder = pickles[0].removesuffix("/data.pkl")
     first = next(iter(members)).partition("/")[0]
     if first != folder:
         raise FormatError(
@@ -648,9 +650,9 @@ _WANTED = (
 
 
 def _require_one_case(members: Collection[str], folder: str, file: str) -> None:
-    wanted = {f"{folder}/{name}".lower(): f"{folder}/{name}" for name in _WANTED.split()}
+    exact_names = {f"{folder}/{name}".lower(): f"{folder}/{name}" for name in _WANTED.split()}
     for name in members:
-        exact = wanted.get(name.lower(), name)
+        exact = exact_names.get(name.lower(), name)
         if exact != name:
             raise FormatError(
                 "a member's name differs only in case from a name that torch looks up",
@@ -659,9 +661,9 @@ def _require_one_case(members: Collection[str], folder: str, file: str) -> None:
                 found=_printable_name(name),
             )
     source = tuple(f"{folder}/{name}" for name in _SOURCE)
-    seen: dict[str, str] = {}
+    names: dict[str, str] = {}
     for name in members:
-        other = seen.setdefault(name.lower(), name)
+        other = names.setdefault(name.lower(), name)
         if other is not name and not name.startswith(source):
             raise FormatError(
                 "two members' names differ only in case, which torch ignores",
@@ -685,7 +687,7 @@ def note_unused_members(members: Collection[str], folder: str, used: Collection[
         for name in members
         if name not in used
         and not name.endswith("/")
-        and not (name.startswith(start) and any(each.fullmatch(name, len(start)) for each in known))
+        and not (name.startswith(start) and any(pattern.fullmatch(name, len(start)) for pattern in known))
     ]
     if not unread:
         return ()

@@ -72,18 +72,18 @@ def read(location: str) -> Checkpoint:
     """
     with locate_errors(file=location):
         opened = _open_archive(location)
-        found = list_archive(opened)
+        listing = list_archive(opened)
     files = opened.opened.values() if isinstance(opened, UnpackedArchive) else (opened.file,)
-    return found.checkpoint(location, NAME, *files)
+    return listing.checkpoint(location, NAME, *files)
 
 
 def _open_archive(location: str) -> archives.ZipArchive | UnpackedArchive:
     if not filesystem.isdir(location):
         return archives.read_zip(File.stamp(location))
-    held = find_data_folder(location, frozenset(filesystem.listdir(location)))
-    if held is None:
+    folder = find_data_folder(location, frozenset(filesystem.listdir(location)))
+    if folder is None:
         raise NotFoundError("data.pkl is missing from the folder", file=location)
-    return read_folder(held)
+    return read_folder(folder)
 
 
 _SMALL = 64
@@ -123,10 +123,10 @@ def list_archive(archive: TorchArchive) -> FileListing:
     _require_small(archive, top)
     _require_numbers(archive, top)
     used: set[str] = set()
-    found = (_list_script if is_script(archive.members, top) else _list_plain)(archive, top, used)
-    references = merge_references(audit_programs(archive.members, top), found.code_references)
-    notes = (*found.notes, *torch_tree.note_unused_members(archive.members, top, used))
-    return replace(found, notes=notes, code_references=references)
+    listing = (_list_script if is_script(archive.members, top) else _list_plain)(archive, top, used)
+    references = merge_references(audit_programs(archive.members, top), listing.code_references)
+    notes = (*listing.notes, *torch_tree.note_unused_members(archive.members, top, used))
+    return replace(listing, notes=notes, code_references=references)
 
 
 def _list_plain(
@@ -165,8 +165,8 @@ def _list_script(archive: TorchArchive, top: str, used: set[str]) -> FileListing
         details=script_facts(members, top, archive.source),
         classes=script_classes(members, top, archive.source),
     )
-    found = add_constants(module, _list_plain(archive, top, used, "constants"))
-    return replace(found, code_references=(*audit_script(members, top), *found.code_references))
+    listing = add_constants(module, _list_plain(archive, top, used, "constants"))
+    return replace(listing, code_references=(*audit_script(members, top), *listing.code_references))
 
 
 def traced_inputs(archive: TorchArchive, top: str) -> tuple[Leaf, ...]:
@@ -177,8 +177,8 @@ def traced_inputs(archive: TorchArchive, top: str) -> tuple[Leaf, ...]:
     if f"{top}/traced_inputs.pkl" not in archive.members:
         return ()
     storages = StorageTable(lambda _, nbytes: Span(archive.file, 0, nbytes))
-    found = _unpickle(archive, top, "traced_inputs", storages)
-    tree = torch_tree.list_pickle(found, "").tree
+    contents = _unpickle(archive, top, "traced_inputs", storages)
+    tree = torch_tree.list_pickle(contents, "").tree
     return tuple(leaf for path, leaf in tree.tensors() if path and path[0].value == "forward")
 
 
@@ -209,14 +209,14 @@ def _unpickle(
 ) -> pickle_reader.PickleContents:
     # TorchScript has two pickles, each with its own folder for its storages.
     source = archive.source(f"{top}/{name}.pkl")
-    found = pickle_reader.parse_pickle(
+    data = pickle_reader.parse_pickle(
         bytes(source.read()),
         persistent=storages.persistent,
         builders=BUILDERS,
         file=archive.file.path,
         base=(source.base if isinstance(source, DeflatedSpan) else source).offset,
     )
-    return found._replace(code_references=relocate_references(found.code_references, f"{top}/{name}.pkl"))
+    return data._replace(code_references=relocate_references(data.code_references, f"{top}/{name}.pkl"))
 
 
 def _storage_source(archive: TorchArchive, folder: str, key: str, nbytes: int) -> Storage:
@@ -292,8 +292,8 @@ def stored(tree: Tree) -> Tree:
         node = waiting.pop()
         kind = (plan.containers.get(node.path) or infer_container(node)).kind
         for step, child in node.children.items():
-            place = PathStep("key", step.value) if kind in ("dict", "OrderedDict") else step
-            moved[child.path] = (*moved[node.path], place)
+            stored_step = PathStep("key", step.value) if kind in ("dict", "OrderedDict") else step
+            moved[child.path] = (*moved[node.path], stored_step)
             waiting.append(child)
     leaves = {moved[path]: leaf for path, leaf in tree.items()}
     if len(leaves) != len(tree):
@@ -390,25 +390,25 @@ class PicklePlan:
         return tuple(items) if kind.kind == "tuple" else items
 
     def _dict(self, node: NestedNode, kind: Container) -> dict[Any, Any]:
-        made: dict[Any, Any] = {}
+        items: dict[Any, Any] = {}
         if kind.kind == "OrderedDict":
-            made = Dict(_ORDERED)
-            made.state = kind.state
+            items = Dict(_ORDERED)
+            items.state = kind.state
         for step, child in node.children.items():
-            made[step.value] = self.value(child)
-        if len(made) != len(node.children):
+            items[step.value] = self.value(child)
+        if len(items) != len(node.children):
             _raise_unsupported("two entries have keys that Python treats as equal", node.path)
-        return made
+        return items
 
     def _tensor(self, leaf: Leaf, node: NestedNode) -> PickleObject:
         row = dtypes.BY_NAME[leaf.dtype]
         if row.torch is None or not row.itemsize or row.torch.startswith(("qint", "quint")):
             _raise_unsupported(f"tensors of type {leaf.dtype} cannot be written to a PyTorch file", node.path)
         number = self.stored.setdefault(node.canonical, len(self.stored))
-        made = _rebuild_call(leaf, row, str(number))
+        call = _rebuild_call(leaf, row, str(number))
         if leaf.trainable is None:
-            return made
-        return PickleObject(_BUILD_PARAMETER, (made, leaf.trainable, Dict(_ORDERED)), 0)
+            return call
+        return PickleObject(_BUILD_PARAMETER, (call, leaf.trainable, Dict(_ORDERED)), 0)
 
 
 def _rebuild_call(leaf: Leaf, row: dtypes.DType, key: str) -> PickleObject:
@@ -455,10 +455,10 @@ def infer_container(node: NestedNode) -> Container:
 
 def order_entries(node: NestedNode) -> list[NestedNode]:
     """Return the items of a list in order; raise UnsupportedError if one is missing."""
-    found = {step.value: child for step, child in node.children.items()}
-    if any(position not in found for position in range(len(found))):
+    items = {step.value: child for step, child in node.children.items()}
+    if any(position not in items for position in range(len(items))):
         _raise_unsupported("a list's items are not numbered consecutively from 0", node.path)
-    return [found[position] for position in range(len(found))]
+    return [items[position] for position in range(len(items))]
 
 
 TOP = "archive"
@@ -556,10 +556,10 @@ def script_classes(
     Sources: torch/csrc/jit/serialization/export_module.cpp (ScriptModuleSerializer: `data.pkl`,
     `constants.pkl`, `code/`, `bytecode.pkl`), python_print.cpp (`__parameters__`, `__buffers__`).
     """
-    found: dict[str, ClassMembers] = {}
+    classes: dict[str, ClassMembers] = {}
     for module, code in _iter_code(members, top, source, _FILE, _ALL):
-        _read_classes(code, module, found)
-    return found
+        _read_classes(code, module, classes)
+    return classes
 
 
 def _iter_code(
@@ -574,7 +574,7 @@ def _iter_code(
             yield module, bytes(code.read()).decode("utf-8", "replace")
 
 
-def _read_classes(text: str, module: str, found: dict[str, ClassMembers]) -> None:
+def _read_classes(text: str, module: str, classes: dict[str, ClassMembers]) -> None:
     name = ""
     for line in text.splitlines():
         begins = _CLASS.match(line)
@@ -583,8 +583,8 @@ def _read_classes(text: str, module: str, found: dict[str, ClassMembers]) -> Non
         names = _NAMES.match(line) if name else None
         if names is not None:
             class_names = frozenset(_QUOTED.findall(names[2]))
-            before = found.get(name, ClassMembers(frozenset(), None))
-            found[name] = before._replace(**{names[1]: class_names})
+            before = classes.get(name, ClassMembers(frozenset(), None))
+            classes[name] = before._replace(**{names[1]: class_names})
 
 
 def _code_files(members: Collection[str], top: str) -> list[str]:
@@ -593,13 +593,13 @@ def _code_files(members: Collection[str], top: str) -> list[str]:
 
 def script_facts(members: Collection[str], top: str, source: Callable[[str], Storage]) -> dict[str, Any]:
     """Return `code` and `extra`, the names and sizes of files, for a checkpoint's details."""
-    found = {}
+    facts = {}
     for kind in ("code", "extra"):
         names = [name for name in members if name.startswith(f"{top}/{kind}/")]
-        found[kind] = [
+        facts[kind] = [
             {"name": name.removeprefix(f"{top}/"), "nbytes": source(name).length} for name in sorted(names)
         ]
-    return found
+    return facts
 
 
 def note_script(members: Collection[str], top: str) -> tuple[str, ...]:
@@ -745,17 +745,17 @@ def set_stored(tree: Tree) -> Tree:
 
 def _members(tree: Tree) -> Mapping[str, Tree]:
     """Return the files' trees by member name, in the order of `_MEMBERS`."""
-    found = {str(path[0].value) if len(path) > 1 else display(path): path[0] for path in tree if path}
-    strange = [name for name in found if name not in _MEMBERS]
-    if strange or not _is_set(found):
+    steps = {str(path[0].value) if len(path) > 1 else display(path): path[0] for path in tree if path}
+    strange = [name for name in steps if name not in _MEMBERS]
+    if strange or not _is_set(steps):
         raise UnsupportedError(
             "a set of files can only contain an actor, its critic, their targets and their optimizers",
-            found=", ".join(map(repr, strange or found)),
+            found=", ".join(map(repr, strange or steps)),
         )
     for path, others in tree.aliases.items():
         if any(alias.path[:1] != path[:1] for alias in others):
             raise UnsupportedError("two files cannot share a tensor", path=display(path))
-    return {member: tree.below((found[member],)) for member in _MEMBERS if member in found}
+    return {member: tree.below((steps[member],)) for member in _MEMBERS if member in steps}
 
 
 def _is_set(members: Iterable[str]) -> bool:
@@ -773,13 +773,13 @@ def _find_only_set(folder: str, names: frozenset[str]) -> str | None:
 def _member_files(prefix: str, names: frozenset[str]) -> dict[str, str]:
     """Return the set's files by member: regular files only, so that no folder can contain itself."""
     folder, stem = os.path.split(prefix)
-    found = {
+    files = {
         member: os.path.join(folder, f"{stem}_{member}{suffix}")
         for member in _MEMBERS
         for suffix in reversed(_SUFFIXES)
         if f"{stem}_{member}{suffix}" in names
     }
-    return {member: file for member, file in found.items() if filesystem.isfile(file)}
+    return {member: file for member, file in files.items() if filesystem.isfile(file)}
 
 
 PYTORCH_SET = WritingFormatDefinition(
