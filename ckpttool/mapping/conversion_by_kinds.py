@@ -144,7 +144,7 @@ def variable_label(name: Name) -> Label:
 
 def _convert_layers(
     tree: Tree,
-    found: tuple[Layer, ...],
+    layers: tuple[Layer, ...],
     framework: str,
     naming: Callable[[tuple[Layer, ...]], Callable[[Layer, str], Name]],
 ) -> TreeConversion:
@@ -152,11 +152,11 @@ def _convert_layers(
     refused: list[str] = []
     not_done: set[Path] = set()
     requested: dict[LayerRefusal, list[str]] = {}
-    found = decide_kinds(tree, found, ordered=not is_by_name(tree, found))
-    found, images = decide_images(tree, found)
-    named = naming(found)
-    unknown = find_unknown_orders(tree, found)
-    for layer in found:
+    layers = decide_kinds(tree, layers, ordered=not is_by_name(tree, layers))
+    layers, images = decide_images(tree, layers)
+    named = naming(layers)
+    unknown = find_unknown_orders(tree, layers)
+    for layer in layers:
         if layer.title in unknown:
             refused.append(unknown[layer.title])
             not_done.update(layer.tensors.values())
@@ -170,7 +170,7 @@ def _convert_layers(
             requested.setdefault(reason, []).append(layer.title)
             not_done.update(layer.tensors.values())
     refused += [reason.sentence(titles) for reason, titles in requested.items()]
-    left = [tree.names[path] for _, made, _ in done for path in made.left]
+    left = [tree.names[path] for _, conversion, _ in done for path in conversion.left]
     sentences = (*describe_leftovers(left), *describe_kinds(layer for layer, _, _ in done))
     oriented = describe_assumed_classes([(layer, layer.group(tree)) for layer, _, _ in done])
     converted_ = tuple(layer for layer, _, _ in done)
@@ -192,10 +192,10 @@ def _find_conversions(
     for kind in layer.kinds:
         try:
             target = framework_kind(tree, layer, kind, framework)
-            made = plan_reordering(tree, layer, kind, NO_FACTS, frameworks)
-            facts = layer.facts._replace(flatten=made.flatten)
-            done = convert_layer(tree, layer._replace(facts=facts), kind, target, facts, made.rules)
-            done = done._replace(assumed=(*done.assumed, *made.assumed))
+            reordering = plan_reordering(tree, layer, kind, NO_FACTS, frameworks)
+            facts = layer.facts._replace(flatten=reordering.flatten)
+            done = convert_layer(tree, layer._replace(facts=facts), kind, target, facts, reordering.rules)
+            done = done._replace(assumed=(*done.assumed, *reordering.assumed))
         except MappingError as error:
             why.append(refusal_from_error(error))
             continue

@@ -68,13 +68,13 @@ class AssumedParts(NamedTuple):
 _MOST_PARTS = 4
 
 
-def _possible_orders(sizes: Sequence[int], theirs: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+def _possible_orders(sizes: Sequence[int], stated: Sequence[int]) -> tuple[tuple[int, ...], ...]:
     """Return the orders of parts of these sizes that give the source's sizes, where these are known."""
     if len(sizes) > _MOST_PARTS or 0 in sizes:
         return ()
-    known = list(theirs) if sorted(theirs) == sorted(sizes) else None
+    known = list(stated) if sorted(stated) == sorted(sizes) else None
     orders = permutations(range(len(sizes)))
-    return tuple(each for each in orders if known is None or [sizes[part] for part in each] == known)
+    return tuple(order for order in orders if known is None or [sizes[part] for part in order] == known)
 
 
 def plan_reordering(
@@ -94,36 +94,38 @@ def plan_reordering(
         frameworks: the source's and the target's.
     """
     axes = LAYER_TYPES[kind.name].features if kind.name in LAYER_TYPES else {}
-    found = {name: leaf.shape for name, leaf in canonical_tensors(tree, layer, kind).items() if name in axes}
+    shapes = {name: leaf.shape for name, leaf in canonical_tensors(tree, layer, kind).items() if name in axes}
     ranks = _RANKS
     if kind.name == "convolution":
         # Only a pixel shuffle before or after it is evidence; a padded input is not.
         layer, ours = layer._replace(facts=drop_unknown_orders(layer.facts)), drop_unknown_orders(ours)
-        ranks = {"kernel": len(found["kernel"])}
+        ranks = {"kernel": len(shapes["kernel"])}
         axes = {**axes, "kernel": {side: ranks["kernel"] + at for side, at in axes["kernel"].items()}}
     rules: dict[str, list[Rule]] = {}
     assumed: list[str] = []
     flatten: Shape | None = () if layer.facts.flatten == () else None
     for side in ("takes", "makes"):
-        places = [(name, axes[name][side]) for name in found if side in axes[name]]
-        lengths = {found[name][axis] for name, axis in places if axis < len(found[name])}
-        if len(lengths) != 1 or any(len(found[name]) != ranks.get(name, 1) for name, _ in places):
+        places = [(name, axes[name][side]) for name in shapes if side in axes[name]]
+        lengths = {shapes[name][axis] for name, axis in places if axis < len(shapes[name])}
+        if len(lengths) != 1 or any(len(shapes[name]) != ranks.get(name, 1) for name, _ in places):
             continue
-        made = _FeatureSide(layer, side, lengths.pop(), ours, frameworks).meeting()
-        if made is None:
+        orders_of_both = _FeatureSide(layer, side, lengths.pop(), ours, frameworks).meeting()
+        if orders_of_both is None:
             continue
-        theirs, target, sentence = made
+        source, target, sentence = orders_of_both
         assumed += sentence
-        if theirs.positions == target.positions:
+        if source.positions == target.positions:
             continue
-        single = side == "takes" and kind.name == "dense" and len(theirs.parts) == 1
-        if single and (theirs, target) == tuple(framework_order(theirs.parts, each) for each in frameworks):
-            flatten = layer.facts.flatten or theirs.parts[0]
+        single = side == "takes" and kind.name == "dense" and len(source.parts) == 1
+        if single and (source, target) == tuple(
+            framework_order(source.parts, framework) for framework in frameworks
+        ):
+            flatten = layer.facts.flatten or source.parts[0]
             continue
         for name, axis in places:
-            rules.setdefault(name, []).append(_order_rule(axis, theirs, target))
+            rules.setdefault(name, []).append(_order_rule(axis, source, target))
     return FeatureReordering(
-        {name: chain_rules(*each) for name, each in rules.items()}, flatten, tuple(assumed)
+        {name: chain_rules(*pair) for name, pair in rules.items()}, flatten, tuple(assumed)
     )
 
 
@@ -179,7 +181,7 @@ def arrange_parts(
     return made._replace(rules=rules, assumed=(*made.assumed, *assumed), assumed_parts=tuple(parts))
 
 
-def _are_told_apart(facts: LayerFacts, theirs: Parts, ours: LayerFacts) -> bool:
+def _are_told_apart(facts: LayerFacts, parts: Parts, target_facts: LayerFacts) -> bool:
     """Return whether each part is known to be the same in both models, which record the same images.
 
     A part is known by its origin, or as the only image of its size; the recorded orders arrange the
@@ -188,12 +190,12 @@ def _are_told_apart(facts: LayerFacts, theirs: Parts, ours: LayerFacts) -> bool:
     images = facts.takes.parts if facts.takes is not None else ()
     if facts.flatten:
         images = ((prod(facts.flatten[:-1]), facts.flatten[-1]),)
-    target = ours.takes.parts if ours.takes is not None else ()
+    target = target_facts.takes.parts if target_facts.takes is not None else ()
     if facts.takes is None and not facts.flatten and len(target) == 1 and 1 not in target[0]:
         images = target  # One image: the source's order of its entries is assumed, not that of parts.
     if not images or images != target:
         return False
-    sides = [[*_parts_by_image(parts, images)] for parts in (theirs, ours.parts)]
+    sides = [[*_parts_by_image(parts, images)] for parts in (parts, target_facts.parts)]
     return len(sides[0]) == len(sides[1]) > 0 and all(
         _is_same_part(one, other, image if image == same and images.count(image) == 1 else None)
         for (one, image), (other, same) in zip(*sides, strict=True)
@@ -269,31 +271,31 @@ class _FeatureSide:
 
     def meeting(self) -> tuple[AxisOrder, AxisOrder, tuple[str, ...]] | None:
         """Return the orders of the source and of the target, None if no reordering is needed."""
-        theirs, ours = self.theirs, self.ours
-        if theirs is None and ours is None:
+        source, target = self.theirs, self.ours
+        if source is None and target is None:
             return None
-        if self.stated and theirs is not None and theirs.is_plain:
+        if self.stated and source is not None and source.is_plain:
             return None
-        if UNKNOWN in (theirs, ours):
-            known = theirs if ours == UNKNOWN else ours
+        if UNKNOWN in (source, target):
+            known = source if target == UNKNOWN else target
             if known is not None and known.is_plain and known != UNKNOWN:
                 return None
             raise self._error("cannot be followed through the model", known)
-        if theirs is None:
-            assert ours is not None  # noqa: S101 - one is known
-            usual = [framework_order(ours.parts, framework) for framework in self.frameworks]
-            if ours not in usual and not ours.is_plain:
-                raise self._error("is specific to the target, and the source's order is not recorded", ours)
-            return self._assumed(ours, 0), ours, self._sentence(ours, 0)
-        if ours is None:
-            sentences = () if self.stated else self._sentence(theirs, 1)
-            return theirs, self._assumed(theirs, 1), sentences
-        if theirs.is_plain and ours.is_plain:
+        if source is None:
+            assert target is not None  # noqa: S101 - one is known
+            usual = [framework_order(target.parts, framework) for framework in self.frameworks]
+            if target not in usual and not target.is_plain:
+                raise self._error("is specific to the target, and the source's order is not recorded", target)
+            return self._assumed(target, 0), target, self._sentence(target, 0)
+        if target is None:
+            sentences = () if self.stated else self._sentence(source, 1)
+            return source, self._assumed(source, 1), sentences
+        if source.is_plain and target.is_plain:
             return None
-        if theirs.parts != ours.parts:
-            said_ = f"is {_describe_order(theirs)} in the source and {_describe_order(ours)} in the target"
-            raise self._error(said_, ours)
-        return theirs, ours, ()
+        if source.parts != target.parts:
+            said_ = f"is {_describe_order(source)} in the source and {_describe_order(target)} in the target"
+            raise self._error(said_, target)
+        return source, target, ()
 
     def _assumed(self, known: AxisOrder, side: int) -> AxisOrder:
         """Return the order of the unknown side: images in its framework's own order."""
@@ -336,7 +338,7 @@ class _FeatureSide:
 
 
 def _shift_indices(index: Iterable[int], start: int) -> list[int]:
-    return [start + each for each in index]
+    return [start + number for number in index]
 
 
 def _describe_order(order: AxisOrder) -> str:
@@ -346,12 +348,12 @@ def _describe_order(order: AxisOrder) -> str:
     )
 
 
-def _order_rule(axis: int, theirs: AxisOrder, ours: AxisOrder) -> Rule:
+def _order_rule(axis: int, source: AxisOrder, target: AxisOrder) -> Rule:
     """Return the rule that changes an axis from one order to the other."""
-    forms = framework_order(theirs.parts, "tensorflow"), framework_order(theirs.parts, "torch")
-    if (theirs, ours) == forms:
-        return ChannelOrder(axis, _FIRST, theirs.parts)
-    if (ours, theirs) == forms:
-        return ChannelOrder(axis, _LAST, theirs.parts)
-    at = {place: position for position, place in enumerate(theirs.positions)}
-    return BlockOrder(axis, tuple(at[place] for place in ours.positions))
+    forms = framework_order(source.parts, "tensorflow"), framework_order(source.parts, "torch")
+    if (source, target) == forms:
+        return ChannelOrder(axis, _FIRST, source.parts)
+    if (target, source) == forms:
+        return ChannelOrder(axis, _LAST, source.parts)
+    at = {number: position for position, number in enumerate(source.positions)}
+    return BlockOrder(axis, tuple(at[number] for number in target.positions))

@@ -90,7 +90,7 @@ class MatchSide(NamedTuple):
     @property
     def signatures(self) -> frozenset[Signature]:
         """The possible kinds and shapes of all candidates."""
-        return frozenset(signature for each in self.candidates for signature in each.signatures)
+        return frozenset(signature for candidate in self.candidates for signature in candidate.signatures)
 
     def title(self, number: int) -> str:
         """Return the displayed name of a layer or tensor."""
@@ -191,14 +191,14 @@ def _is_saved_by_place(tree: Tree, layer: Layer, keys: Sequence[str]) -> bool:
     return all("/vars/" in key for key in own)
 
 
-def _class_ranks(tree: Tree, found: tuple[Layer, ...]) -> dict[int, int]:
+def _class_ranks(tree: Tree, layers: tuple[Layer, ...]) -> dict[int, int]:
     """Return the order of the layers that a `.weights.h5` of Keras numbers by class, as in the model's list.
 
     The groups of the file are numbered in that order, the layers' own names in the order of creation
     (keras/src/saving/saving_lib.py, _save_container_state).
     """
     stored: list[tuple[tuple[tuple[int, ...], ...], int]] = []
-    for number, layer in enumerate(found):
+    for number, layer in enumerate(layers):
         leaf = tree[next(iter(layer.tensors.values()))]
         if not isinstance(leaf, Leaf) or "/vars/" not in leaf.key:
             return {}
@@ -211,17 +211,17 @@ def layer_signature(tree: Tree, layer: Layer, kind: LayerKind) -> Signature | No
     if kind.refused is not None:
         return None
     try:
-        found = canonical_tensors(tree, layer, kind)
+        tensors = canonical_tensors(tree, layer, kind)
     except MappingError:
         return None
-    shapes = {n: leaf.shape for n, leaf in found.items() if n not in _SMALL and not n.endswith("_bias")}
+    shapes = {n: leaf.shape for n, leaf in tensors.items() if n not in _SMALL and not n.endswith("_bias")}
     if kind.name == "depthwise" and "kernel" in shapes:
         # Channels times multiplier: only one framework records the two factors.
         *space, channels, multiplier = shapes["kernel"]
         return kind.name, (*space, channels * multiplier)
     if kind.name in _NORMS:
         # A norm may lack its scale or its offset; either one identifies it.
-        return kind.name, next((leaf.shape for leaf in found.values()), ())
+        return kind.name, next((leaf.shape for leaf in tensors.values()), ())
     return kind.name, *sorted(shapes.items())
 
 
@@ -273,9 +273,9 @@ class Skeleton:
         for part in self.parts:
             above = tuple(map(attr, part.name))
             containers[above] = Container("module", part.cls, dict(part.settings))
-            for name, place in part.tensors.items():
-                leaves[(*above, attr(name))] = self.tree[place]
-                places[(*above, attr(name))] = place
+            for name, path in part.tensors.items():
+                leaves[(*above, attr(name))] = self.tree[path]
+                places[(*above, attr(name))] = path
         return Tree(leaves, containers=containers), places
 
     def layers(
@@ -291,8 +291,8 @@ class Skeleton:
         See layers.layers for `given`, `classes` and `composed`.
         """
         parts = {part.name: part for part in self.parts}
-        found = find_layers(tree, self.framework, given, classes=classes, composed=composed)
-        return tuple(_add_module_facts(layer, tree, parts) for layer in found)
+        layers = find_layers(tree, self.framework, given, classes=classes, composed=composed)
+        return tuple(_add_module_facts(layer, tree, parts) for layer in layers)
 
 
 def _add_module_facts(layer: Layer, tree: Tree, parts: Mapping[Name, ModelModule]) -> Layer:
@@ -375,40 +375,44 @@ def fill(source: FillSource, skeleton: Skeleton, options: MatchOptions) -> FillR
 
 def _fill_by_layers(source: FillSource, skeleton: Skeleton, options: MatchOptions) -> FillResult:
     tree, (target, places) = source.tree, skeleton.named()
-    theirs, ours, by_outputs = _add_calls(
+    source_side, target_side, by_outputs = _add_calls(
         *_build_sides(source, options.choices, target, skeleton), source, skeleton
     )
     solution = solve(
-        theirs.candidates,
-        ours.candidates,
+        source_side.candidates,
+        target_side.candidates,
         in_order=source.in_order,
         given=(*options.pairs, *options.decided),
         accept_order=options.accept_order,
     )
-    solution = solution._replace(pairs=tuple(p for p in solution.pairs if not _by_length(p, theirs, ours)))
+    solution = solution._replace(
+        pairs=tuple(p for p in solution.pairs if not _by_length(p, source_side, target_side))
+    )
     if options.decided:
-        solution = _name_decided(solution, theirs, ours, {*options.decided})
+        solution = _name_decided(solution, source_side, target_side, {*options.decided})
     misfits = [
         Misfit(
-            theirs.title(pair.source),
-            ours.title(pair.target),
-            theirs.spelled(pair.source),
-            ours.spelled(pair.target),
+            source_side.title(pair.source),
+            target_side.title(pair.target),
+            source_side.spelled(pair.source),
+            target_side.spelled(pair.target),
         )
         for pair in solution.misfits
     ]
     if misfits and options.strict:
         raise misfits[0].error
-    made = _FillBuilder(theirs, ours, places, (source.framework, skeleton.framework), options.part_orders)
-    for pair in made.known(solution.pairs):
-        made.add(pair)
-    needs = made.describe_layers()
-    different = list(made.different_settings())
+    builder = _FillBuilder(
+        source_side, target_side, places, (source.framework, skeleton.framework), options.part_orders
+    )
+    for pair in builder.known(solution.pairs):
+        builder.add(pair)
+    needs = builder.describe_layers()
+    different = list(builder.different_settings())
     if different and options.strict:
         raise different[0].error
-    filled, unfit = _apply_moves(tree, skeleton.tree, made, strict=options.strict, cast=options.cast)
-    reached = ({move.target for move in made.moves} | made.added.keys()) - unfit.keys()
-    used = {move.source for move in made.moves} | made.left
+    filled, unfit = _apply_moves(tree, skeleton.tree, builder, strict=options.strict, cast=options.cast)
+    reached = ({move.target for move in builder.moves} | builder.added.keys()) - unfit.keys()
+    used = {move.source for move in builder.moves} | builder.left
     linked = set(places.values())
     unfilled = [path for path in skeleton.tree if path in linked and path not in reached]
     unused = [path for path, leaf in tree.tensors() if leaf.role in STATES and path not in used]
@@ -416,12 +420,12 @@ def _fill_by_layers(source: FillSource, skeleton: Skeleton, options: MatchOption
     left = {**dict(_own_tables(tree, unused)), **dict(_copies(tree, unused, used))}
     return FillResult(
         filled,
-        tuple(made.moves),
-        tuple(made.matched),
+        tuple(builder.moves),
+        tuple(builder.matched),
         tuple(
             Ambiguity(
-                tuple(map(theirs.title, group.sources)),
-                tuple(map(ours.title, group.targets)),
+                tuple(map(source_side.title, group.sources)),
+                tuple(map(target_side.title, group.targets)),
                 group.ordered,
                 group.differ,
             )
@@ -430,16 +434,16 @@ def _fill_by_layers(source: FillSource, skeleton: Skeleton, options: MatchOption
         tuple(path for path in unfilled if path not in own),
         tuple(path for path in unused if path not in left),
         (
-            *_describe_assumptions(theirs, ours, solution),
+            *_describe_assumptions(source_side, target_side, solution),
             *(("both models return their outputs in the same order",) if by_outputs else ()),
-            *dict.fromkeys(made.assumed),
+            *dict.fromkeys(builder.assumed),
             *(f"{skeleton.tree.names[path]}: {what}, kept from the model" for path, what in own.items()),
             *(f"{tree.names[path]}: {what}, left out" for path, what in left.items()),
         ),
-        (*made.notes, *needs, *_describe_unmatched(theirs, ours, solution, source.framework)),
+        (*builder.notes, *needs, *_describe_unmatched(source_side, target_side, solution, source.framework)),
         (*misfits, *different, *unfit.values()),
-        made.evidence,
-        tuple(made.assumed_parts),
+        builder.evidence,
+        tuple(builder.assumed_parts),
     )
 
 
@@ -492,24 +496,26 @@ def _copies(tree: Tree, unused: Iterable[Path], used: Iterable[Path]) -> Iterato
                 yield path, f"same numbers as {tree.names[other]}"
 
 
-def _by_length(pair: LayerPair, theirs: MatchSide, ours: MatchSide) -> bool:
+def _by_length(pair: LayerPair, source: MatchSide, target: MatchSide) -> bool:
     """Return whether only their length pairs two vectors in different axes: no name, no place in calls."""
-    one, other = theirs.candidates[pair.source], ours.candidates[pair.target]
+    one, other = source.candidates[pair.source], target.candidates[pair.target]
     if pair.by != "only fit" or not (one.lone and other.lone):
         return False
-    bare = theirs.bare[pair.source - len(theirs.layers)], ours.bare[pair.target - len(ours.layers)]
-    shapes = {getattr(side.tree[path], "shape", ()) for side, path in zip((theirs, ours), bare, strict=True)}
+    bare = source.bare[pair.source - len(source.layers)], target.bare[pair.target - len(target.layers)]
+    shapes = {
+        getattr(side.tree[path], "shape", ()) for side, path in zip((source, target), bare, strict=True)
+    }
     placed = any(name == PLACE for name, _ in one.settings & other.settings)
     return len(shapes) > 1 and not (placed or name_tokens(one.name) & name_tokens(other.name))
 
 
 def _name_decided(
-    solution: Solution, theirs: MatchSide, ours: MatchSide, decided: Collection[tuple[str, str]]
+    solution: Solution, source: MatchSide, target: MatchSide, decided: Collection[tuple[str, str]]
 ) -> Solution:
     """Return the solution with the evidence of the pairs that outputs decided."""
     pairs = (
         pair._replace(by="outputs")
-        if pair.by == "given" and (theirs.title(pair.source), ours.title(pair.target)) in decided
+        if pair.by == "given" and (source.title(pair.source), target.title(pair.target)) in decided
         else pair
         for pair in solution.pairs
     )
@@ -517,18 +523,20 @@ def _name_decided(
 
 
 def _add_calls(
-    theirs: MatchSide, ours: MatchSide, source: FillSource, skeleton: Skeleton
+    source_side: MatchSide, target_side: MatchSide, source: FillSource, skeleton: Skeleton
 ) -> tuple[MatchSide, MatchSide, bool]:
     """Return both sides with the positions of their layers in the calls of their models.
 
     The third result is whether the order of the models' outputs decides some of them.
     """
     if source.listed:
-        theirs = theirs._replace(candidates=tuple(one._replace(listed=True) for one in theirs.candidates))
+        source_side = source_side._replace(
+            candidates=tuple(one._replace(listed=True) for one in source_side.candidates)
+        )
     calls = {part.name: part.call for part in skeleton.parts if part.call.number >= 0}
     # A recurrent module calls its layers one after the other, each separately.
     depths: dict[Name, set[int]] = {}
-    for layer in ours.layers:
+    for layer in target_side.layers:
         depths.setdefault(layer.name, set()).add(part_depth(layer.part))
     stride = 1 + max((call.number for call in calls.values()), default=0)
     inner = {
@@ -536,25 +544,30 @@ def _add_calls(
         for name, call in calls.items()
         if depths.get(name, {0}) != {0}
     }
-    wanting = list(ours.candidates)
-    for n, layer in enumerate(ours.layers):
+    wanting = list(target_side.candidates)
+    for n, layer in enumerate(target_side.layers):
         if (call := calls.get(layer.name, NO_CALL)) is not NO_CALL:
             depth, after = part_depth(layer.part), call.after
             for number, bits in inner.items():
                 after |= bits if number != call.number and after >> number & 1 else 0
-            after |= sum(1 << call.number + each * stride for each in depths[layer.name] if each < depth)
+            after |= sum(
+                1 << call.number + offset * stride for offset in depths[layer.name] if offset < depth
+            )
             wanting[n] = wanting[n]._replace(call=CallPlace(call.number + depth * stride, after, call.leads))
     # A lone tensor is used where its module is called, if the module has no other parts.
     owners = {
         path: part for part in skeleton.parts if part.call.number >= 0 for path in part.tensors.values()
     }
     inner_names = {part.name[:-1] for part in skeleton.parts if part.name}
-    for n, path in enumerate(ours.bare, start=len(ours.layers)):
+    for n, path in enumerate(target_side.bare, start=len(target_side.layers)):
         if (owner := owners.get(path)) is not None and owner.name not in inner_names:
             wanting[n] = wanting[n]._replace(call=owner.call)
-    having, wanting, by_outputs = add_call_places(theirs.candidates, wanting)
-    theirs, ours = theirs._replace(candidates=tuple(having)), ours._replace(candidates=tuple(wanting))
-    return theirs, ours, by_outputs
+    having, wanting, by_outputs = add_call_places(source_side.candidates, wanting)
+    source_side, target_side = (
+        source_side._replace(candidates=tuple(having)),
+        target_side._replace(candidates=tuple(wanting)),
+    )
+    return source_side, target_side, by_outputs
 
 
 def _build_sides(
@@ -566,25 +579,29 @@ def _build_sides(
     convolution with a window of one place a dense layer.
     """
     foreign, described = source.framework != skeleton.framework, source.described
-    mine, wanted = _find_both(source, choices, target, skeleton)
-    theirs, ours = source.side(mine), build_side(target, wanted)
+    mine, target_layers = _find_both(source, choices, target, skeleton)
+    source_side, target_side = source.side(mine), build_side(target, target_layers)
 
     def changed(change: Callable[[MatchSide, MatchSide], tuple[Layer, ...]]) -> tuple[MatchSide, MatchSide]:
-        mine, wanted = change(theirs, ours), change(ours, theirs)
+        mine, target_layers = change(source_side, target_side), change(target_side, source_side)
         return (
-            theirs if mine == theirs.layers else source.side(mine),
-            ours if wanted == ours.layers else build_side(target, wanted),
+            source_side if mine == source_side.layers else source.side(mine),
+            target_side if target_layers == target_side.layers else build_side(target, target_layers),
         )
 
-    theirs, ours = changed(_drop_name_only_layers)
-    theirs, ours = changed(_drop_lone_vectors)
+    source_side, target_side = changed(_drop_name_only_layers)
+    source_side, target_side = changed(_drop_lone_vectors)
     if source.framework == "tensorflow" and foreign:
-        theirs = source.side(_identify_numbered(theirs, ours, described))
+        source_side = source.side(_identify_numbered(source_side, target_side, described))
     if foreign:
-        theirs, ours = changed(_drop_bare_embeddings)
-    theirs, ours = changed(_use_alternative_forms)
-    theirs, ours = changed(_split_separable)
-    return (_use_vectors(theirs, ours), _use_vectors(ours, theirs)) if foreign else (theirs, ours)
+        source_side, target_side = changed(_drop_bare_embeddings)
+    source_side, target_side = changed(_use_alternative_forms)
+    source_side, target_side = changed(_split_separable)
+    return (
+        (_use_vectors(source_side, target_side), _use_vectors(target_side, source_side))
+        if foreign
+        else (source_side, target_side)
+    )
 
 
 def _find_both(
@@ -601,21 +618,21 @@ def _find_both(
     def find_own(composed: Iterable[str] = ()) -> tuple[Layer, ...]:
         return skeleton.layers(target, own, classes=classes, composed=composed)
 
-    mine, wanted = find(), find_own()
-    names, others = _kind_names(mine), _kind_names(wanted)
+    mine, target_layers = find(), find_own()
+    names, others = _kind_names(mine), _kind_names(target_layers)
     if more := (others - names) & _SEVERAL:
         with contextlib.suppress(UsageError):
             mine = find(more)
     if more := (names - others) & _SEVERAL:
-        wanted = find_own(more)
+        target_layers = find_own(more)
     if more := _SEVERAL - names - others:
         # Neither side has a single layer for it: two ways to build it from several layers may differ. A layer
         # named by the user stays separate.
         with contextlib.suppress(UsageError):
             both = find(more), find_own(more)
-            one, other = (_tensor_name_sets(found, more) for found in both)
-            mine, wanted = both if one and other and one != other else (mine, wanted)
-    return mine, wanted
+            one, other = (_tensor_name_sets(layers, more) for layers in both)
+            mine, target_layers = both if one and other and one != other else (mine, target_layers)
+    return mine, target_layers
 
 
 def _split_choices(
@@ -629,50 +646,50 @@ def _split_choices(
         return choices, ()
     mine = [layer.title for layer in find_layers(tree, framework)]
     # For the model, only options that its class leaves open.
-    wanted = [layer.title for layer in skeleton.layers(target) if all(kind.refused for kind in layer.kinds)]
-    own = [choice for choice in choices if choice.kind and any(map(choice.fits, wanted))]
+    titles = [layer.title for layer in skeleton.layers(target) if all(kind.refused for kind in layer.kinds)]
+    own = [choice for choice in choices if choice.kind and any(map(choice.fits, titles))]
     return [choice for choice in choices if choice not in own or any(map(choice.fits, mine))], own
 
 
 def _identify_numbered(
-    theirs: MatchSide, ours: MatchSide, described: Mapping[Path, ModuleInfo] | None
+    source: MatchSide, target: MatchSide, described: Mapping[Path, ModuleInfo] | None
 ) -> tuple[Layer, ...]:
     """Return the source's layers, including those of numbered variables that match layers of the model.
 
     A single vector stays as it is if the model has such a tensor outside of layers.
     """
-    wanted = ours.signatures
-    known = {layer.name for layer in theirs.layers}
-    found = list(theirs.layers)
-    for module in find_modules(theirs.tree, "tensorflow", {}, described):
-        group = module.group(theirs.tree)
+    target_signatures = target.signatures
+    known = {layer.name for layer in source.layers}
+    layers = list(source.layers)
+    for module in find_modules(source.tree, "tensorflow", {}, described):
+        group = module.group(source.tree)
         numbered = bool(group) and all(name.startswith("vars/") for name in group)
         if not numbered or module.name in known or module.about.cls:
             continue
         first = next(iter(group.values()))
-        if len(group) == 1 and (BARE, first.shape) in wanted:
+        if len(group) == 1 and (BARE, first.shape) in target_signatures:
             continue
         able = []
         for kind in NUMBERED:
             layer = module._replace(kinds=(kind,))
-            if kind.fits(group) and layer_signature(theirs.tree, layer, kind) in wanted:
+            if kind.fits(group) and layer_signature(source.tree, layer, kind) in target_signatures:
                 able.append(kind)
         if able:
-            found.append(module._replace(kinds=tuple(able)))
-    places = {path: n for n, path in enumerate(theirs.tree)}
-    return tuple(sorted(found, key=lambda layer: min(places[path] for path in layer.tensors.values())))
+            layers.append(module._replace(kinds=tuple(able)))
+    places = {path: n for n, path in enumerate(source.tree)}
+    return tuple(sorted(layers, key=lambda layer: min(places[path] for path in layer.tensors.values())))
 
 
 _SEVERAL = frozenset(("attention", "separable"))
 
 
-def _kind_names(found: Sequence[Layer]) -> frozenset[str]:
-    return frozenset(kind.name for layer in found for kind in layer.kinds)
+def _kind_names(layers: Sequence[Layer]) -> frozenset[str]:
+    return frozenset(kind.name for layer in layers for kind in layer.kinds)
 
 
-def _tensor_name_sets(found: Sequence[Layer], names: Collection[str]) -> frozenset[frozenset[str]]:
+def _tensor_name_sets(layers: Sequence[Layer], names: Collection[str]) -> frozenset[frozenset[str]]:
     """Return the tensor names of the layers of these kinds, without duplicates."""
-    return frozenset(frozenset(layer.tensors) for layer in found if _kind_names([layer]) <= frozenset(names))
+    return frozenset(frozenset(layer.tensors) for layer in layers if _kind_names([layer]) <= frozenset(names))
 
 
 def _drop_bare_embeddings(one: MatchSide, other: MatchSide) -> tuple[Layer, ...]:
@@ -699,11 +716,11 @@ def _use_alternative_forms(one: MatchSide, other: MatchSide) -> tuple[Layer, ...
     A convolution with a window of one place may be a dense layer, a depthwise one a grouped
     convolution.
     """
-    made, there = [], other.signatures
+    alternatives, there = [], other.signatures
     for layer, candidate in zip(one.layers, one.candidates, strict=False):
         names, framework = _kind_names([layer]), layer.kinds[0].framework
         if candidate.signatures & there or layer.kinds[0].refused or layer.given:
-            made.append(layer)
+            alternatives.append(layer)
             continue
         if names == {"convolution"}:
             able = [k for k in selectable_kinds(layer.group(one.tree), framework) if k.form == POINTWISE]
@@ -712,8 +729,8 @@ def _use_alternative_forms(one: MatchSide, other: MatchSide) -> tuple[Layer, ...
             # Keras's Conv2D(groups=channels) has one kernel per group, like PyTorch's.
             able = [k for k in candidate_kinds(layer.group(one.tree), framework) if k.name == "convolution"]
             layer = layer._replace(kinds=(*layer.kinds, *able))
-        made.append(layer)
-    return tuple(made)
+        alternatives.append(layer)
+    return tuple(alternatives)
 
 
 def _drop_name_only_layers(one: MatchSide, other: MatchSide) -> tuple[Layer, ...]:
@@ -726,8 +743,8 @@ def _drop_name_only_layers(one: MatchSide, other: MatchSide) -> tuple[Layer, ...
 
     def is_same(path: Path, leaf: Leaf) -> bool:
         name = one.tree.names[path]
-        found = bare.get(name) or bare.get(name.rpartition("/")[2])
-        return isinstance(found, Leaf) and found.shape == leaf.shape and len(leaf.shape) == 1
+        other = bare.get(name) or bare.get(name.rpartition("/")[2])
+        return isinstance(other, Leaf) and other.shape == leaf.shape and len(leaf.shape) == 1
 
     return tuple(
         layer
@@ -770,12 +787,12 @@ def _use_vectors(one: MatchSide, other: MatchSide) -> MatchSide:
     vectors = frozenset(map(_as_vector, there))
     return one._replace(
         candidates=tuple(
-            each._replace(signatures=frozenset(map(_as_vector, each.signatures)))
-            if each.lone
-            and each.signatures.isdisjoint(there)
-            and not vectors.isdisjoint(map(_as_vector, each.signatures))
-            else each
-            for each in one.candidates
+            candidate._replace(signatures=frozenset(map(_as_vector, candidate.signatures)))
+            if candidate.lone
+            and candidate.signatures.isdisjoint(there)
+            and not vectors.isdisjoint(map(_as_vector, candidate.signatures))
+            else candidate
+            for candidate in one.candidates
         )
     )
 
@@ -785,12 +802,12 @@ def _split_separable(one: MatchSide, other: MatchSide) -> tuple[Layer, ...]:
 
     Only TensorFlow has one layer for both; PyTorch modules that form one may have any names.
     """
-    made: list[Layer] = []
+    halves: list[Layer] = []
     there = other.signatures
     for layer, candidate in zip(one.layers, one.candidates, strict=False):
         separable = _kind_names([layer]) == {"separable"} and layer.tensors.keys() >= _PARTS
         if not separable or candidate.signatures & there:
-            made.append(layer)
+            halves.append(layer)
             continue
         framework = layer.kinds[0].framework
         for part in ("depthwise", "pointwise"):
@@ -798,10 +815,10 @@ def _split_separable(one: MatchSide, other: MatchSide) -> tuple[Layer, ...]:
             if part == "pointwise" and "bias" in layer.tensors:
                 tensors["bias"] = layer.tensors["bias"]
             half = layer._replace(name=(*layer.name, part), tensors=tensors)
-            wanted = "convolution" if part == "pointwise" else "depthwise"
-            fitting = [k for k in candidate_kinds(half.group(one.tree), framework) if k.name == wanted]
-            made.append(half._replace(kinds=tuple(fitting)))
-    return tuple(made)
+            kind_name = "convolution" if part == "pointwise" else "depthwise"
+            fitting = [k for k in candidate_kinds(half.group(one.tree), framework) if k.name == kind_name]
+            halves.append(half._replace(kinds=tuple(fitting)))
+    return tuple(halves)
 
 
 _PARTS = frozenset(("depthwise_kernel", "pointwise_kernel"))
@@ -818,17 +835,17 @@ def _fill_by_rules(
     shape.
     """
     tree = source.tree
-    found = user_rules.apply_rules(rules, tree)
-    moves = list(_rule_moves(skeleton, rules, found.ways))
-    held = Tree(_checked_values(tree, skeleton, moves), skeleton.tree.aliases, skeleton.tree.containers)
+    outcome = user_rules.apply_rules(rules, tree)
+    moves = list(_rule_moves(skeleton, rules, outcome.ways))
+    partial = Tree(_checked_values(tree, skeleton, moves), skeleton.tree.aliases, skeleton.tree.containers)
     filled = {move.target for move in moves}
     parts = [
         replace(part, tensors={n: path for n, path in part.tensors.items() if path not in filled})
         for part in skeleton.parts
     ]
-    rest = Tree({path: tree[path] for path in found.rest}, {}, tree.containers)
+    rest = Tree({path: tree[path] for path in outcome.rest}, {}, tree.containers)
     by_layers = replace(source, tree=rest if rules.rest == "kinds" else Tree({}, {}, {}))
-    other = _fill_by_layers(by_layers, Skeleton(skeleton.framework, held, parts), options)
+    other = _fill_by_layers(by_layers, Skeleton(skeleton.framework, partial, parts), options)
     left = () if rules.rest == "kinds" else tuple(p for p, leaf in rest.tensors() if leaf.role in STATES)
     matched = [LayerMatch(tree.names[m.source], skeleton.tree.names[m.target], BARE, "given") for m in moves]
     return replace(
@@ -851,8 +868,8 @@ def _rule_moves(
     }
     places = {**names, **own}
     for source, name, rule in ways:
-        place = places.get(name) or places.get(name.replace(".", "/"))
-        if place is None:
+        target = places.get(name) or places.get(name.replace(".", "/"))
+        if target is None:
             near = difflib.get_close_matches(name.replace(".", "/"), places, 1)
             raise MappingError(
                 "the model has no tensor with this name",
@@ -862,25 +879,25 @@ def _rule_moves(
                 if near
                 else f"choose from {abbreviate_list(sorted(names), 6)}",
             )
-        yield Move(source, place, rule)
+        yield Move(source, target, rule)
 
 
 def _checked_values(tree: Tree, skeleton: Skeleton, moves: Sequence[Move]) -> dict[Path, Leaf | ValueLeaf]:
     """Return the model's leaves with the moved tensors; raise MappingError if type or shape differs."""
     leaves = dict(skeleton.tree.leaves)
     for path, leaf in apply_plan(tree, Plan(tuple(moves))).tensors():
-        place = skeleton.tree[path]
-        assert isinstance(place, Leaf)  # noqa: S101  # the modules' tensors
-        if (leaf.dtype, leaf.shape) != (place.dtype, place.shape):
-            shown = [f"{each.dtype}{list(each.shape)}" for each in (leaf, place)]
+        target = skeleton.tree[path]
+        assert isinstance(target, Leaf)  # noqa: S101  # the modules' tensors
+        if (leaf.dtype, leaf.shape) != (target.dtype, target.shape):
+            shown = [f"{tensor.dtype}{list(tensor.shape)}" for tensor in (leaf, target)]
             error = Misfit(_format_sources(tree, moves, path), skeleton.tree.names[path], *shown).error
             error.hint = "the pair comes from a rule in your rule file"
             raise error
-        leaves[path] = replace(place, source=leaf.source)
+        leaves[path] = replace(target, source=leaf.source)
     return leaves
 
 
-def _describe_assumptions(theirs: MatchSide, ours: MatchSide, solution: Solution) -> Iterator[str]:
+def _describe_assumptions(source: MatchSide, target: MatchSide, solution: Solution) -> Iterator[str]:
     """Yield a sentence for pairs based on order, and for those based on a framework's numbering."""
     accepted = [pair for pair in solution.pairs if pair.by == "order"]
     for reason, pairs in (
@@ -891,25 +908,25 @@ def _describe_assumptions(theirs: MatchSide, ours: MatchSide, solution: Solution
         ("batch norms are paired as the layers of which they have the name or the place", solution.normed),
     ):
         if pairs:
-            named = [f"{theirs.title(pair.source)} -> {ours.title(pair.target)}" for pair in pairs]
+            named = [f"{source.title(pair.source)} -> {target.title(pair.target)}" for pair in pairs]
             yield f"{reason}: {abbreviate_list(named, _SAID)}"
 
 
 def _describe_unmatched(
-    theirs: MatchSide, ours: MatchSide, solution: Solution, framework: str
+    source: MatchSide, target: MatchSide, solution: Solution, framework: str
 ) -> Iterator[str]:
     """Yield a sentence for each target layer that no source layer fits."""
-    taken = {pair.source for pair in solution.pairs} | {n for g in solution.ambiguous for n in g.sources}
+    matched = {pair.source for pair in solution.pairs} | {n for g in solution.ambiguous for n in g.sources}
     filled = {pair.target for pair in solution.pairs} | {n for g in solution.ambiguous for n in g.targets}
-    left = [n for n in range(len(theirs.candidates)) if n not in taken]
-    named = abbreviate_list([f"{theirs.title(n)} ({theirs.spelled(n)})" for n in left], _SHOWN) or "nothing"
-    open_ = [n for n in range(len(ours.candidates)) if n not in filled]
+    left = [n for n in range(len(source.candidates)) if n not in matched]
+    named = abbreviate_list([f"{source.title(n)} ({source.spelled(n)})" for n in left], _SHOWN) or "nothing"
+    open_ = [n for n in range(len(target.candidates)) if n not in filled]
     for number in open_[:_SHOWN]:
-        spelled = ours.spelled(number).replace(WEIGHT_NORM, _NORMED)
-        sentence = f"{ours.title(number)} ({spelled})"
+        spelled = target.spelled(number).replace(WEIGHT_NORM, _NORMED)
+        sentence = f"{target.title(number)} ({spelled})"
         yield f"{NO_SOURCE_LAYER} {sentence}; unused source layers: {named}"
-    bare = [theirs.bare[n - len(theirs.layers)] for n in left if n >= len(theirs.layers)]
-    if open_ and (options := propose_options(theirs.tree, framework, bare)):
+    bare = [source.bare[n - len(source.layers)] for n in left if n >= len(source.layers)]
+    if open_ and (options := propose_options(source.tree, framework, bare)):
         yield f"tensors outside any layer: use {' '.join(options[:_OPTIONS])} to treat them as layers"
 
 
@@ -959,18 +976,18 @@ class _FillBuilder:
         if not self._foreign:
             return list(pairs)
         own: dict[str, str] = {}
-        for pair in (each for each in pairs if each.source < len(self._layers)):
+        for pair in (pair for pair in pairs if pair.source < len(self._layers)):
             layer, target = self._layers[pair.source], self.ours.layers[pair.target]
             source_kind, _ = self._kinds(layer, target)
             if target.facts.takes is None and target.facts.makes is None:
                 # For a model that was not called, sizes show what has to be determined.
                 layer = self._layers[pair.source] = layer._replace(facts=drop_unknown_orders(layer.facts))
             try:
-                made = plan_reordering(self.theirs.tree, layer, source_kind, target.facts, self._frameworks)
+                order = plan_reordering(self.theirs.tree, layer, source_kind, target.facts, self._frameworks)
             except MappingError as error:
                 own[layer.title] = error.message
                 continue
-            self._reordered[pair.source] = self._arrange_parts(pair, made, pairs)
+            self._reordered[pair.source] = self._arrange_parts(pair, order, pairs)
             # Order observed in a call of the target, so that the source need not record it.
             takes = layer.facts.takes or target.facts.takes
             makes = layer.facts.makes or target.facts.makes
@@ -981,29 +998,31 @@ class _FillBuilder:
         return [pair for pair in pairs if self.theirs.title(pair.source) not in requested]
 
     def _arrange_parts(
-        self, pair: LayerPair, made: FeatureReordering, pairs: Sequence[LayerPair]
+        self, pair: LayerPair, reordering: FeatureReordering, pairs: Sequence[LayerPair]
     ) -> FeatureReordering:
         """Return the reordering with that of parts which the two models join in different orders."""
         layer, target = self._layers[pair.source], self.ours.layers[pair.target]
         kind, _ = self._kinds(layer, target)
         if not self._partners:
             self._partners.update(self._calls_of_partners(pairs))
-        theirs = tuple(
+        facts_of_parts = tuple(
             part._replace(number=self._partners.get(part.number, -1)) if part.origin == "call" else part
             for part in layer.facts.parts
         )
         shapes = {name: leaf.shape for name, leaf in canonical_tensors(self.theirs.tree, layer, kind).items()}
         if "kernel" not in shapes:
-            return made
-        found = feature_orders.arrange_parts(layer, kind, made, theirs, target.facts, shapes["kernel"])
+            return reordering
+        arranged = feature_orders.arrange_parts(
+            layer, kind, reordering, facts_of_parts, target.facts, shapes["kernel"]
+        )
         for parts, order in self._part_orders:
-            if parts in found.assumed_parts:
+            if parts in arranged.assumed_parts:
                 numbers = ", ".join(str(part + 1) for part in order)
                 what = f"{layer.title} {parts.side} the model's parts {numbers} in this order"
                 self.notes.append(f"by outputs: {what}")
-                found = _with_parts_in_order(found, parts, order, shapes)
-        self.assumed_parts += found.assumed_parts
-        return found
+                arranged = _with_parts_in_order(arranged, parts, order, shapes)
+        self.assumed_parts += arranged.assumed_parts
+        return arranged
 
     def _calls_of_partners(self, pairs: Sequence[LayerPair]) -> Iterator[tuple[int, int]]:
         """Yield the calls of the source's layers, each with that of the paired layer in the target."""
@@ -1021,12 +1040,12 @@ class _FillBuilder:
             return
         layer, target = self._layers[pair.source], self.ours.layers[pair.target]
         source_kind, target_kind = self._kinds(layer, target)
-        made = self._reordered.get(pair.source, FeatureReordering())
-        facts = target.facts._replace(flatten=made.flatten)
+        order = self._reordered.get(pair.source, FeatureReordering())
+        facts = target.facts._replace(flatten=order.flatten)
         # Only one framework's shapes show how a depthwise kernel is divided.
-        layer = layer._replace(facts=layer.facts._replace(flatten=made.flatten, wanted=target.facts.wanted))
-        done = convert_layer(self.theirs.tree, layer, source_kind, target_kind, facts, made.rules)
-        self.assumed += made.assumed
+        layer = layer._replace(facts=layer.facts._replace(flatten=order.flatten, wanted=target.facts.wanted))
+        done = convert_layer(self.theirs.tree, layer, source_kind, target_kind, facts, order.rules)
+        self.assumed += order.assumed
         self.turned |= (
             not self._foreign
             and source_kind.form != target_kind.form
@@ -1036,17 +1055,19 @@ class _FillBuilder:
         self.both.append((self.done[-1], target._replace(kinds=(target_kind,))))
         self.matched.append(LayerMatch(layer.title, target.title, source_kind.name, pair.by))
         stored = {name: self.places[path] for name, path in target.tensors.items()}
-        wanted = [Move(source, stored[name], rule) for source, name, rule in done.moves if name in stored]
+        named_moves = [
+            Move(source, stored[name], rule) for source, name, rule in done.moves if name in stored
+        ]
         # Tensors that only this framework has, such as a batch norm's count of batches.
         own = {} if self._foreign else {n: layer.tensors[n] for n in done.added if n in layer.tensors}
-        wanted += [Move(source, stored[name], KEEP) for name, source in own.items() if name in stored]
+        named_moves += [Move(source, stored[name], KEEP) for name, source in own.items() if name in stored]
         mine: dict[Path, list[Move]] = {}
-        for move in wanted:
+        for move in named_moves:
             mine.setdefault(move.target, []).append(move)
-        for place, moves in mine.items():
-            if self._is_first(place, moves):
+        for path, moves in mine.items():
+            if self._is_first(path, moves):
                 self.moves += moves
-                self.evidence[place] = pair.by
+                self.evidence[path] = pair.by
         self.added |= {
             stored[name]: leaf for name, leaf in done.added.items() if name in stored and name not in own
         }
@@ -1066,8 +1087,8 @@ class _FillBuilder:
         if self._foreign:
             self.assumed += describe_image_sized_inputs(tree, tuple(done))
             self.assumed += describe_pixel_shuffles(tree, tuple(done))
-            ours = [target for _, target in self.both]
-            self.assumed += kind_notes.describe_assumed_products(ours, self.ours.tree)
+            targets = [target for _, target in self.both]
+            self.assumed += kind_notes.describe_assumed_products(targets, self.ours.tree)
         self.assumed += kind_notes.describe_differences(self.both, foreign=self._foreign)
         self.assumed += kind_notes.describe_own_calls(target for _, target in self.both)
         return tuple(needs)
@@ -1075,24 +1096,26 @@ class _FillBuilder:
     def different_settings(self) -> Iterator[Misfit]:
         """Yield the recorded settings in which a layer and its match differ."""
         for source, target in self.both:
-            for name, found, wanted in kind_notes.recorded_differences(source, target):
-                yield Misfit(source.title, target.title, found, wanted, name)
+            for name, source_value, target_value in kind_notes.recorded_differences(source, target):
+                yield Misfit(source.title, target.title, source_value, target_value, name)
 
     def _kinds(self, layer: Layer, target: Layer) -> tuple[LayerKind, LayerKind]:
         """Return the kinds for reading and writing; the target decides if the source is ambiguous."""
-        for theirs in layer.kinds:
-            wanted = layer_signature(self.theirs.tree, layer, theirs)
-            for ours in target.kinds:
-                if wanted is not None and wanted == layer_signature(self.ours.tree, target, ours):
-                    return theirs, ours
+        for source_kind in layer.kinds:
+            signature = layer_signature(self.theirs.tree, layer, source_kind)
+            for target_kind in target.kinds:
+                if signature is not None and signature == layer_signature(
+                    self.ours.tree, target, target_kind
+                ):
+                    return source_kind, target_kind
         raise AssertionError("the solver pairs what fits")
 
-    def _is_first(self, place: Path, moves: list[Move]) -> bool:
+    def _is_first(self, path: Path, moves: list[Move]) -> bool:
         """Return whether the place is still empty; raise MappingError if it was filled with other values."""
-        before = self._owners.setdefault(place, moves)
+        before = self._owners.setdefault(path, moves)
         if before is moves:
             return True
-        one, other = (_read_value(self.theirs.tree, each) for each in (before, moves))
+        one, other = (_read_value(self.theirs.tree, move) for move in (before, moves))
         if one != other:
             raise MappingError(
                 "the model has one shared tensor where the source has two different ones",
@@ -1104,34 +1127,37 @@ class _FillBuilder:
 
     def _add_bare(self, pair: LayerPair) -> None:
         source = self.theirs.bare[pair.source - len(self._layers)]
-        place = self.places[self.ours.bare[pair.target - len(self.ours.layers)]]
+        path = self.places[self.ours.bare[pair.target - len(self.ours.layers)]]
         leaf, name = self.theirs.tree[source], self.theirs.title(pair.source)
         self.matched.append(LayerMatch(name, self.ours.title(pair.target), BARE, pair.by))
         own = self.ours.tree[self.ours.bare[pair.target - len(self.ours.layers)]]
-        move = Move(source, place, KEEP)
+        move = Move(source, path, KEEP)
         if self._foreign and isinstance(leaf, Leaf) and isinstance(own, Leaf) and leaf.shape != own.shape:
             self.assumed.append(f"{name}: a vector, {list(leaf.shape)} here, {list(own.shape)} in the model")
-            move = Move(source, place, Reshape(own.shape))
+            move = Move(source, path, Reshape(own.shape))
         elif self._foreign and isinstance(leaf, Leaf) and len(leaf.shape) > 1:
             self.assumed.append(f"{name}: not part of a known layer, so its axes stay as they are")
-        if self._is_first(place, [move]):
+        if self._is_first(path, [move]):
             self.moves.append(move)
-            self.evidence[place] = pair.by
+            self.evidence[path] = pair.by
 
 
 def _with_parts_in_order(
-    made: FeatureReordering, parts: AssumedParts, order: Sequence[int], shapes: Mapping[str, tuple[int, ...]]
+    reordering: FeatureReordering,
+    parts: AssumedParts,
+    order: Sequence[int],
+    shapes: Mapping[str, tuple[int, ...]],
 ) -> FeatureReordering:
     """Return the reordering with that of parts whose order in the source is known."""
-    rank, rules = len(shapes["kernel"]), dict(made.rules)
+    rank, rules = len(shapes["kernel"]), dict(reordering.rules)
     places = {"kernel": rank - 2} if parts.side == "takes" else {"kernel": rank - 1, "bias": 0}
     for name, axis in places.items():
         if name in shapes:
             rules[name] = chain_rules(*filter(None, (rules.get(name),)), parts.rule(order, axis))
-    return made._replace(
+    return reordering._replace(
         rules=rules,
-        assumed=tuple(each for each in made.assumed if each != parts.sentence),
-        assumed_parts=tuple(each for each in made.assumed_parts if each != parts),
+        assumed=tuple(assumption for assumption in reordering.assumed if assumption != parts.sentence),
+        assumed_parts=tuple(part for part in reordering.assumed_parts if part != parts),
     )
 
 
@@ -1141,7 +1167,7 @@ def _read_value(tree: Tree, moves: list[Move]) -> bytes:
 
 
 def _apply_moves(
-    tree: Tree, skeleton: Tree, made: _FillBuilder, *, strict: bool, cast: bool
+    tree: Tree, skeleton: Tree, builder: _FillBuilder, *, strict: bool, cast: bool
 ) -> tuple[Tree, Mapping[Path, Misfit]]:
     """Return the skeleton with the source's values, and the places where they do not fit.
 
@@ -1152,49 +1178,49 @@ def _apply_moves(
     casts: dict[Path, Cast] = {}
     leaves = dict(skeleton.leaves)
     unfit: dict[Path, Misfit] = {}
-    added: Mapping[Path, Leaf | ValueLeaf] = made.added
-    for moves in _split_shared_sources(made.moves):
+    added: Mapping[Path, Leaf | ValueLeaf] = builder.added
+    for moves in _split_shared_sources(builder.moves):
         for path, leaf in apply_plan(tree, Plan(moves, added)).tensors():
-            place = skeleton[path]
-            if not isinstance(place, Leaf):
+            target = skeleton[path]
+            if not isinstance(target, Leaf):
                 continue
-            if strict and place.shape == leaf.shape and dtypes.same_family(place.dtype, leaf.dtype):
-                exact = dtypes.is_widening(leaf.dtype, place.dtype)
-                if place.dtype != leaf.dtype and (exact or cast):
-                    casts[path] = Cast(place.dtype, rounded=not exact)
+            if strict and target.shape == leaf.shape and dtypes.same_family(target.dtype, leaf.dtype):
+                exact = dtypes.is_widening(leaf.dtype, target.dtype)
+                if target.dtype != leaf.dtype and (exact or cast):
+                    casts[path] = Cast(target.dtype, rounded=not exact)
                     leaf = _cast_leaf(leaf, casts[path])
-            same = place.dtype == leaf.dtype or (not strict and dtypes.same_family(place.dtype, leaf.dtype))
-            if same and place.shape == leaf.shape:
-                leaves[path] = replace(place, dtype=leaf.dtype, source=leaf.source)
+            same = target.dtype == leaf.dtype or (not strict and dtypes.same_family(target.dtype, leaf.dtype))
+            if same and target.shape == leaf.shape:
+                leaves[path] = replace(target, dtype=leaf.dtype, source=leaf.source)
                 continue
-            names = _format_sources(tree, made.moves, path), skeleton.names[path]
-            unfit[path] = Misfit(*names, *(f"{each.dtype}{list(each.shape)}" for each in (leaf, place)))
+            names = _format_sources(tree, builder.moves, path), skeleton.names[path]
+            unfit[path] = Misfit(*names, *(f"{leaf.dtype}{list(leaf.shape)}" for leaf in (leaf, target)))
             if strict:
-                wide = place.shape == leaf.shape and dtypes.same_family(place.dtype, leaf.dtype)
+                wide = target.shape == leaf.shape and dtypes.same_family(target.dtype, leaf.dtype)
                 error = unfit[path].error
                 error.hint = "use --cast to round to the model's type" if wide else error.hint
                 raise error
         added = {}
     if casts:
-        made.moves[:] = [
+        builder.moves[:] = [
             move
             if move.target not in casts
             else Move(move.source, move.target, chain_rules(move.rule, casts[move.target]))
-            for move in made.moves
+            for move in builder.moves
         ]
         for rule in dict.fromkeys(casts.values()):
-            reached = [skeleton.names[path] for path, each in casts.items() if each == rule]
+            reached = [skeleton.names[path] for path, dtype in casts.items() if dtype == rule]
             what = "rounded" if rule.rounded else "exactly"
-            made.notes.append(
+            builder.notes.append(
                 f"{rule.name} ({what}), the type in the model: {abbreviate_list(reached, _SHOWN)}"
             )
     return Tree(leaves, skeleton.aliases, skeleton.containers), unfit
 
 
 def _cast_leaf(leaf: Leaf, rule: Cast) -> Leaf:
-    made = rule.leaf(leaf)
-    assert isinstance(made, Leaf)  # noqa: S101  # a tensor stays one
-    return made
+    converted = rule.leaf(leaf)
+    assert isinstance(converted, Leaf)  # noqa: S101  # a tensor stays one
+    return converted
 
 
 def _format_sources(tree: Tree, moves: Sequence[Move], target: Path) -> str:
@@ -1209,8 +1235,8 @@ def _split_shared_sources(moves: Sequence[Move]) -> Iterator[tuple[Move, ...]]:
     early: list[Move] = []
     late: list[Move] = []
     for move in moves:
-        place = first.setdefault((move.source, move.rule.name), move.target)
-        (early if place == move.target else late).append(move)
+        target = first.setdefault((move.source, move.rule.name), move.target)
+        (early if target == move.target else late).append(move)
     yield tuple(early)
     for move in late:
         yield (move,)

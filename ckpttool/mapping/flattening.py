@@ -71,7 +71,7 @@ def find_unknown_orders(tree: Tree, found: tuple[Layer, ...]) -> Mapping[str, st
                 waiting.append(layer)
             elif images is not None:
                 inputs = _input_width(tree, layer)
-                known = outputs | {each.channels for each in every}
+                known = outputs | {output.channels for output in every}
                 open_ = pending and _is_input_unknown(layer) and _is_multiple(inputs, images.channels)
                 mixed = inputs not in produced and _is_mixed(layer, inputs, every)
                 if (
@@ -125,18 +125,18 @@ def decide_images(tree: Tree, found: tuple[Layer, ...]) -> tuple[tuple[Layer, ..
     ends = _untaken_images(tree, found)
     inputs = {at: _input_width(tree, layer) for at, layer in enumerate(found) if _takes_vector(layer)}
     produced = _vector_widths(tree, found)
-    dense = _vector_widths(tree, (each for each in found if not each.kind_names & _CONVOLUTIONS))
+    dense = _vector_widths(tree, (layer for layer in found if not layer.kind_names & _CONVOLUTIONS))
     vectors = dense - set(inputs.values())
     able: dict[int, _ConvolutionOutput] = {}
     for at, width in inputs.items():
-        fitting = [each for each in ends if _has_image_size(width, each)]
-        joined = any(_has_image_size(width - vector, each) for each in fitting for vector in vectors)
+        fitting = [end for end in ends if _has_image_size(width, end)]
+        joined = any(_has_image_size(width - vector, image) for image in fitting for vector in vectors)
         if width not in produced and len(fitting) == 1 and not joined:
             able[at] = fitting[0]
     for images, count in ends.items():
-        sizes = {inputs[at] for at, each in able.items() if each == images}
+        sizes = {inputs[at] for at, image in able.items() if image == images}
         if len(sizes) > count or images.channels in set(inputs.values()) - dense:
-            able = {at: each for at, each in able.items() if each != images}
+            able = {at: image for at, image in able.items() if image != images}
     layers, sentences = list(found), []
     for at, images in able.items():
         shape = (*_places(inputs[at], images), images.channels)
@@ -161,25 +161,25 @@ def _takes_vector(layer: Layer) -> bool:
     return _is_input_unknown(layer) and (names == {"dense"} or names <= RECURRENT_KIND_NAMES)
 
 
-def _untaken_images(tree: Tree, found: tuple[Layer, ...]) -> Counter[_ConvolutionOutput]:
+def _untaken_images(tree: Tree, layers: tuple[Layer, ...]) -> Counter[_ConvolutionOutput]:
     """Return the outputs of convolutions that no convolution takes; none if one may be transposed."""
-    given: Counter[_ConvolutionOutput] = Counter()
-    taken: Counter[int] = Counter()
-    for at, layer in enumerate(found):
+    outputs: Counter[_ConvolutionOutput] = Counter()
+    input_counts: Counter[int] = Counter()
+    for at, layer in enumerate(layers):
         if layer.kind_names & _CONVOLUTIONS:
             images = _convolution_output(tree, layer)
-            norm = found[at + 1] if at + 1 < len(found) else layer
+            norm = layers[at + 1] if at + 1 < len(layers) else layer
             if len(set(images.either)) > 1 and norm.kind_names == {"batch_norm"}:
                 width = _norm_width(tree, norm)
                 images = images._replace(channels=width, either=(width,) if width in images.either else ())
             if len(set(images.either)) != 1:
                 return Counter()
-            given[images] += 1
+            outputs[images] += 1
             inputs = set(_input_channels(tree, layer)) - {images.channels}
-            taken.update(inputs or {images.channels})
-    for images in list(given):
-        given[images] -= taken[images.channels]
-    return +given
+            input_counts.update(inputs or {images.channels})
+    for images in list(outputs):
+        outputs[images] -= input_counts[images.channels]
+    return +outputs
 
 
 def _has_image_size(count: int, images: _ConvolutionOutput) -> bool:
@@ -218,16 +218,16 @@ def is_by_name(tree: Tree, found: Sequence[Layer]) -> bool:
     return keras or titles == sorted(titles)
 
 
-def _last_images(tree: Tree, found: Iterable[Layer]) -> Counter[int]:
+def _last_images(tree: Tree, layers: Iterable[Layer]) -> Counter[int]:
     """Return the output channels of convolutions that are more than all convolutions take."""
-    given: Counter[int] = Counter()
-    taken: Counter[int] = Counter()
-    for layer in found:
+    outputs: Counter[int] = Counter()
+    inputs: Counter[int] = Counter()
+    for layer in layers:
         if layer.kind_names & _CONVOLUTIONS:
             with contextlib.suppress(MappingError):  # refused because of its kind
-                given[_convolution_output(tree, layer).channels] += 1
-                taken.update(_input_channels(tree, layer))
-    return given - taken
+                outputs[_convolution_output(tree, layer).channels] += 1
+                inputs.update(_input_channels(tree, layer))
+    return outputs - inputs
 
 
 def _select_images(
@@ -241,20 +241,20 @@ def _select_images(
 
     `images` is the one before the layer. Images that other convolutions take are candidates only if all are.
     """
-    able = {each: title for each, title in every.items() if _is_multiple(count, each.channels)}
-    ends = {each: title for each, title in able.items() if each.channels in last}
+    able = {image: title for image, title in every.items() if _is_multiple(count, image.channels)}
+    ends = {image: title for image, title in able.items() if image.channels in last}
     if by_name or (ends and images.channels not in last):
         return ends or able
     return {images: every.get(images, "")}
 
 
 def _refuse_other_images(
-    tree: Tree, found: Iterable[Layer], every: Mapping[_ConvolutionOutput, str], last: Counter[int]
+    tree: Tree, layers: Iterable[Layer], every: Mapping[_ConvolutionOutput, str], last: Counter[int]
 ) -> dict[str, str]:
     """Return why a stated image is refused: another convolution takes it, and no layer the last one's."""
     read: set[int] = set()
     stated: list[tuple[Layer, int]] = []
-    for layer in found:
+    for layer in layers:
         names = layer.kind_names
         if names == {"dense"} and layer.facts.flatten:
             stated.append((layer, layer.facts.flatten[-1]))
@@ -268,13 +268,13 @@ def _refuse_other_images(
     for layer, channels in stated:
         inputs = _input_width(tree, layer)
         ends = {e: t for e, t in every.items() if e.channels in last and _is_multiple(inputs, e.channels)}
-        taken = channels not in last and any(channels == each.channels for each in every)
-        if taken and ends and not read & {each.channels for each in ends}:
+        is_output = channels not in last and any(channels == image.channels for image in every)
+        if is_output and ends and not read & {image.channels for image in ends}:
             stated_ = ",".join(map(str, layer.facts.flatten or ()))
             refused[layer.title] = (
                 f"{layer.title} cannot take {stated_}: a convolution takes these {channels:,} channels, and "
                 f"no layer would take those of {' and '.join(ends.values())} "
-                f"({' or '.join(_flatten_option(layer, inputs, each) for each in ends)})"
+                f"({' or '.join(_flatten_option(layer, inputs, image) for image in ends)})"
             )
     return refused
 
@@ -284,10 +284,10 @@ def _takes_image(layer: Layer) -> bool:
     return bool(layer.facts.flatten) or (takes is not None and not takes.is_plain)
 
 
-def _vector_widths(tree: Tree, found: Iterable[Layer]) -> set[int]:
+def _vector_widths(tree: Tree, layers: Iterable[Layer]) -> set[int]:
     """Return the output sizes of layers that are not images: of vectors, and channels."""
     widths: set[int] = set()
-    for layer in found:
+    for layer in layers:
         names = layer.kind_names
         with contextlib.suppress(MappingError):  # refused because of its kind
             if names & _CONVOLUTIONS:
@@ -322,37 +322,37 @@ def describe_image_sized_inputs(tree: Tree, found: tuple[Layer, ...]) -> Iterato
             )
 
 
-def _refuse_shuffled(tree: Tree, found: tuple[Layer, ...]) -> dict[str, str]:
+def _refuse_shuffled(tree: Tree, layers: tuple[Layer, ...]) -> dict[str, str]:
     """Return why convolutions are refused whose channels may become places, or the reverse.
 
     One outputs 4, 9 or 16 times the input channels of another, and no layer has an input of that
     size, or the other way round. The frameworks order the channels of a pixel shuffle differently.
     """
-    sides = _image_sides(tree, found)
+    sides = _image_sides(tree, layers)
     refused: dict[str, str] = {}
     if any(takes is None or gives is None for _, takes, gives in sides):
         return refused
     dense = {
-        _input_width(tree, each) for each in found if each.kind_names <= {"dense", *RECURRENT_KIND_NAMES}
+        _input_width(tree, layer) for layer in layers if layer.kind_names <= {"dense", *RECURRENT_KIND_NAMES}
     }
-    depthwise = list(_depthwise_sides(tree, found))
-    taken = {*(takes for _, takes, _ in sides), *(takes for takes, _ in depthwise)}
-    given = [*(gives for _, _, gives in sides), *(gives for _, gives in depthwise)]
+    depthwise = list(_depthwise_sides(tree, layers))
+    inputs = {*(takes for _, takes, _ in sides), *(takes for takes, _ in depthwise)}
+    outputs = [*(gives for _, _, gives in sides), *(gives for _, gives in depthwise)]
     for layer, takes, gives in sides:
         assert takes is not None and gives is not None  # noqa: S101, PT018 - as checked above
-        used = gives in taken or any(count % gives == 0 for count in dense)
+        used = gives in inputs or any(count % gives == 0 for count in dense)
         for square in _SQUARES:
-            made = gives // square if gives % square == 0 else 0
-            if made > 1 and made in taken and not used and layer.facts.makes is None:
+            channels = gives // square if gives % square == 0 else 0
+            if channels > 1 and channels in inputs and not used and layer.facts.makes is None:
                 refused.setdefault(
                     layer.title,
                     f"{layer.title} outputs {gives:,} channels: either a pixel shuffle turns them into "
-                    f"{made:,}, which the two frameworks order differently (--unflatten "
-                    f"'{layer.title}={square},{made}'), or not (--unflatten '{layer.title}=no')",
+                    f"{channels:,}, which the two frameworks order differently (--unflatten "
+                    f"'{layer.title}={square},{channels}'), or not (--unflatten '{layer.title}=no')",
                 )
             before = takes // square if takes % square == 0 else 0
-            joined = before > 1 and before in given and takes not in given and before not in taken
-            if joined and given.count(before) < square and _is_input_unknown(layer):
+            joined = before > 1 and before in outputs and takes not in outputs and before not in inputs
+            if joined and outputs.count(before) < square and _is_input_unknown(layer):
                 refused.setdefault(
                     layer.title,
                     f"{layer.title} has {takes:,} input channels: either they are the places of "
@@ -369,39 +369,39 @@ def describe_pixel_shuffles(tree: Tree, found: tuple[Layer, ...]) -> Iterator[st
     many times the input channels of the first.
     """
     sides = _image_sides(tree, found)
-    taken, given = {takes for _, takes, _ in sides}, {gives for _, _, gives in sides}
-    if None in taken | given or not sides:
+    inputs, values = {takes for _, takes, _ in sides}, {gives for _, _, gives in sides}
+    if None in inputs | values or not sides:
         return
     colours = {3, *(takes for _, takes, _ in sides if takes is not None and 1 < takes < _COLOURS)}
     for layer, takes, gives in sides:
         for square in _SQUARES:
-            if takes is not None and takes not in given and takes == 3 * square and _is_input_unknown(layer):
+            if takes is not None and takes not in values and takes == 3 * square and _is_input_unknown(layer):
                 yield (
                     f"the {takes:,} input channels of {layer.title} have the same order on both sides (if "
                     f"they are places of a 3-channel image: --flatten '{layer.title}={square},3')"
                 )
-            made = gives // square if gives is not None and gives % square == 0 else 0
-            if made in colours and gives not in taken and layer.facts.makes is None:
+            channels = gives // square if gives is not None and gives % square == 0 else 0
+            if channels in colours and gives not in inputs and layer.facts.makes is None:
                 yield (
                     f"the {gives:,} output channels of {layer.title} have the same order on both sides "
-                    f"(if they become places of an image of {made} channels: --unflatten "
-                    f"'{layer.title}={square},{made}')"
+                    f"(if they become places of an image of {channels} channels: --unflatten "
+                    f"'{layer.title}={square},{channels}')"
                 )
 
 
-def _depthwise_sides(tree: Tree, found: Iterable[Layer]) -> Iterator[tuple[int, int]]:
+def _depthwise_sides(tree: Tree, layers: Iterable[Layer]) -> Iterator[tuple[int, int]]:
     """Yield the input and output channels of depthwise convolutions, one for each in PyTorch."""
-    for layer in found:
+    for layer in layers:
         if layer.kind_names == {"depthwise"}:
             channels, multiplier = canonical_tensors(tree, layer, layer.kinds[0])["kernel"].shape[-2:]
             several = layer.kinds[0].framework == "tensorflow"
             yield (channels if several else channels * multiplier), channels * multiplier
 
 
-def _image_sides(tree: Tree, found: Iterable[Layer]) -> list[tuple[Layer, int | None, int | None]]:
+def _image_sides(tree: Tree, layers: Iterable[Layer]) -> list[tuple[Layer, int | None, int | None]]:
     """Return the input and output channels of each convolution, None for both if ambiguous."""
     sides: list[tuple[Layer, int | None, int | None]] = []
-    for layer in found:
+    for layer in layers:
         if layer.kind_names != {"convolution"}:
             continue
         leaves = canonical_tensors(tree, layer, layer.kinds[0])
@@ -421,19 +421,19 @@ _SQUARES = (4, 9, 16)
 
 
 def _refuse_untaken_images(
-    tree: Tree, found: tuple[Layer, ...], every: Iterable[_ConvolutionOutput]
+    tree: Tree, layers: tuple[Layer, ...], every: Iterable[_ConvolutionOutput]
 ) -> dict[str, str]:
     """Return why dense layers are refused whose input may be an image that no other layer reads."""
-    taken: set[int] = set()
-    for layer in found:
+    input_widths: set[int] = set()
+    for layer in layers:
         names = layer.kind_names
         if names & _CONVOLUTIONS:
-            taken |= set(_input_channels(tree, layer))
+            input_widths |= set(_input_channels(tree, layer))
         elif names == {"dense"} or names <= RECURRENT_KIND_NAMES:
-            taken.add(_input_width(tree, layer))
+            input_widths.add(_input_width(tree, layer))
     refused: dict[str, str] = {}
     for images in every:
-        for layer in found if images.channels not in taken else ():
+        for layer in layers if images.channels not in input_widths else ():
             inputs = _input_width(tree, layer) if layer.kind_names == {"dense"} else 0
             if _is_multiple(inputs, images.channels) and _is_input_unknown(layer):
                 refused.setdefault(layer.title, _explain_input(layer, inputs, images))
@@ -443,21 +443,21 @@ def _refuse_untaken_images(
 def _is_mixed(layer: Layer, inputs: int, every: Iterable[_ConvolutionOutput]) -> bool:
     """Return whether a layer's input may be an image of at least two places and other numbers."""
     return _is_input_unknown(layer) and any(
-        1 < 2 * each.channels <= inputs for each in every if each.channels > 1
+        1 < 2 * image.channels <= inputs for image in every if image.channels > 1
     )
 
 
 def _refuse_image_widths(
-    tree: Tree, found: tuple[Layer, ...], refused: Mapping[str, str], unflattened: Mapping[str, str]
+    tree: Tree, layers: tuple[Layer, ...], refused: Mapping[str, str], unflattened: Mapping[str, str]
 ) -> dict[str, str]:
     """Return why layers with as many inputs or outputs as a flattened image has values are refused.
 
     No tensor shows whether these are that image: a second head, a gate, a norm, the layer of a
     decoder.
     """
-    widths = _image_widths(tree, found, refused, unflattened)
+    widths = _image_widths(tree, layers, refused, unflattened)
     reasons: dict[str, str] = {}
-    for layer in found:
+    for layer in layers:
         if layer.title in refused or layer.title in unflattened:
             continue
         for option, verb, width in _unknown_sides(tree, layer) if widths else ():
@@ -473,11 +473,11 @@ def _refuse_image_widths(
 
 
 def _image_widths(
-    tree: Tree, found: tuple[Layer, ...], refused: Mapping[str, str], unflattened: Mapping[str, str]
+    tree: Tree, layers: tuple[Layer, ...], refused: Mapping[str, str], unflattened: Mapping[str, str]
 ) -> dict[int, tuple[str, str]]:
     """Return by length the flattened images that are input or output of dense layers: layer and option."""
     widths: dict[int, tuple[str, str]] = {}
-    for layer in found:
+    for layer in layers:
         if layer.kind_names != {"dense"}:
             continue
         takes, makes = layer.facts.takes, layer.facts.makes
@@ -497,14 +497,14 @@ def _image_widths(
 def _unknown_sides(tree: Tree, layer: Layer) -> list[tuple[str, str, int]]:
     """Return the unknown sides of a layer: the option, the verb, and the size."""
     names = layer.kind_names
-    found: list[tuple[str, str, int]] = []
+    sides: list[tuple[str, str, int]] = []
     if names <= _NORMS and _is_input_unknown(layer):
-        found.append(("--flatten", "is a norm of", _norm_width(tree, layer)))
+        sides.append(("--flatten", "is a norm of", _norm_width(tree, layer)))
     elif (names == {"dense"} or names <= RECURRENT_KIND_NAMES) and _is_input_unknown(layer):
-        found.append(("--flatten", "takes", _input_width(tree, layer)))
+        sides.append(("--flatten", "takes", _input_width(tree, layer)))
     if names == {"dense"} and layer.facts.makes is None:
-        found.append(("--unflatten", "gives", _tensor_width(tree, layer, "kernel")))
-    return found
+        sides.append(("--unflatten", "gives", _tensor_width(tree, layer, "kernel")))
+    return sides
 
 
 def format_order_option(order: AxisOrder) -> str:
@@ -545,18 +545,18 @@ def _refuse_image_input(
     return []
 
 
-def _refuse_unflattened(tree: Tree, found: tuple[Layer, ...]) -> dict[str, str]:
+def _refuse_unflattened(tree: Tree, layers: tuple[Layer, ...]) -> dict[str, str]:
     """Return why dense layers and norms are refused whose outputs a convolution may read as an image."""
     refused: dict[str, str] = {}
     takes = {
         _input_width(tree, layer)
-        for layer in found
+        for layer in layers
         if layer.kind_names <= {"dense", *RECURRENT_KIND_NAMES} and not _takes_image(layer)
     }
-    produced = {channels for layer in found for channels in _output_channels(tree, layer)}
+    produced = {channels for layer in layers for channels in _output_channels(tree, layer)}
     behind: list[tuple[Layer, int]] = []
     later: list[tuple[Layer, int]] = []
-    for layer in found:
+    for layer in layers:
         names = layer.kind_names
         if names == {"dense"}:
             width = _tensor_width(tree, layer, "kernel")
@@ -567,8 +567,12 @@ def _refuse_unflattened(tree: Tree, found: tuple[Layer, ...]) -> dict[str, str]:
         elif names & _CONVOLUTIONS:
             inputs = _input_channels(tree, layer)
             for dense, width in (*behind, *later):
-                wide = sorted(each for each in inputs if _is_multiple(width, each))
-                wide = wide if (dense, width) in behind else [each for each in wide if each not in produced]
+                wide = sorted(input_ for input_ in inputs if _is_multiple(width, input_))
+                wide = (
+                    wide
+                    if (dense, width) in behind
+                    else [number for number in wide if number not in produced]
+                )
                 far = len(dense.name) > 1 and dense.name[:1] != layer.name[:1] and max(inputs) <= _COLOURS
                 if wide and not far and _is_order_unknown(dense):
                     refused.setdefault(dense.title, _explain_output(dense, width, wide, layer))
@@ -589,18 +593,18 @@ def _output_channels(tree: Tree, layer: Layer) -> tuple[int, ...]:
     """Return a convolution's number of output channels, if its bias shows it."""
     if not layer.kind_names & _CONVOLUTIONS:
         return ()
-    found = canonical_tensors(tree, layer, layer.kinds[0])
-    return (found["bias"].shape[0],) if "bias" in found else ()
+    tensors = canonical_tensors(tree, layer, layer.kinds[0])
+    return (tensors["bias"].shape[0],) if "bias" in tensors else ()
 
 
 def _explain_output(layer: Layer, width: int, channels: list[int], convolution: Layer) -> str:
     """Return why a layer's output is ambiguous, with an option for every possible number of channels."""
     dense = layer.kind_names == {"dense"}
     option = "--unflatten" if dense else "--flatten"
-    able = [f"{option} '{layer.title}={width // each},{each}'" for each in channels]
+    able = [f"{option} '{layer.title}={width // count},{count}'" for count in channels]
     return (
         f"{layer.title} outputs {width:,} numbers, which may be an image of "
-        f"{' or '.join(f'{each:,}' for each in channels)} channels for {convolution.title}: either "
+        f"{' or '.join(f'{count:,}' for count in channels)} channels for {convolution.title}: either "
         f"places and channels, which the two frameworks order differently ({' or '.join(able)}; with "
         f"fewer channels, as places,channels, if others are concatenated), or not ({option} "
         f"'{layer.title}=no')"
@@ -609,12 +613,12 @@ def _explain_output(layer: Layer, width: int, channels: list[int], convolution: 
 
 def _input_channels(tree: Tree, layer: Layer) -> tuple[int, ...]:
     """Return the possible input channels of a convolution: without a bias it may be a transposed one."""
-    found = canonical_tensors(tree, layer, layer.kinds[0])
-    kernel = found["pointwise_kernel" if "pointwise_kernel" in found else "kernel"].shape
+    tensors = canonical_tensors(tree, layer, layer.kinds[0])
+    kernel = tensors["pointwise_kernel" if "pointwise_kernel" in tensors else "kernel"].shape
     either = tuple(dict.fromkeys(kernel[-2:]))
-    bias = found["bias"].shape[0] if "bias" in found else None
+    bias = tensors["bias"].shape[0] if "bias" in tensors else None
     if bias in either and len(either) > 1 and layer.kinds[0].name == "convolution":
-        return tuple(each for each in either if each != bias)
+        return tuple(size for size in either if size != bias)
     return either
 
 
@@ -622,7 +626,7 @@ def _is_unexplained_input(tree: Tree, layer: Layer, images: _ConvolutionOutput, 
     """Return whether a dense layer has more inputs than the channels, and than the known output before it."""
     inputs = _input_width(tree, layer)
     # An image of one position or one channel has the same order in both frameworks.
-    wide = [each for each in images.either if each > 1]
+    wide = [size for size in images.either if size > 1]
     more = bool(wide) and 2 * min(wide) <= inputs != gives and (not gives or inputs % images.channels == 0)
     return more and _is_input_unknown(layer)
 
@@ -644,11 +648,11 @@ def _norm_width(tree: Tree, layer: Layer) -> int:
 
 
 def _convolution_output(tree: Tree, layer: Layer) -> _ConvolutionOutput:
-    found = canonical_tensors(tree, layer, layer.kinds[0])
-    kernel = found["pointwise_kernel" if "pointwise_kernel" in found else "kernel"].shape
+    tensors = canonical_tensors(tree, layer, layer.kinds[0])
+    kernel = tensors["pointwise_kernel" if "pointwise_kernel" in tensors else "kernel"].shape
     channels = kernel[-1] * (kernel[-2] if layer.kinds[0].name == "depthwise" else 1)
-    if "bias" in found:
-        channels = found["bias"].shape[0]
+    if "bias" in tensors:
+        channels = tensors["bias"].shape[0]
         return _ConvolutionOutput(channels, len(kernel) - 2, (channels,))
     return _ConvolutionOutput(channels, len(kernel) - 2, (channels, *kernel[-2:]))
 
@@ -673,9 +677,9 @@ def _explain_candidates(
     if not by_name and len(candidates) == 1:
         return _explain_input(layer, count, next(iter(candidates)))
     options = [
-        f"{_flatten_option(layer, count, each)} for {title}"
-        for each, title in candidates.items()
-        if _is_rectangular(count, each)
+        f"{_flatten_option(layer, count, image)} for {title}"
+        for image, title in candidates.items()
+        if _is_rectangular(count, image)
     ]
     if not options:
         return _explain_input(layer, count, images)

@@ -48,30 +48,30 @@ _REVERSED = deferred.compile(r"_reverse\b|\bbackward")
 
 def layer_settings(layer: Layer) -> dict[str, object]:
     """Return a layer's recorded settings that affect its results, in a common form."""
-    kind, about, held = layer.kinds[0], layer.about, layer.about.settings
-    found: dict[str, object] = {}
+    kind, about, settings = layer.kinds[0], layer.about, layer.about.settings
+    comparable: dict[str, object] = {}
     for name in LAYER_TYPES[kind.name].settings if kind.name in LAYER_TYPES else ():
-        value = _find_setting(held, name)
+        value = _find_setting(settings, name)
         if value is not None:
-            found[name] = _normalize_setting(value, several=name in ("dilation", "stride"))
+            comparable[name] = _normalize_setting(value, several=name in ("dilation", "stride"))
     if kind.name in ("lstm", "gru"):
         torch = kind.framework == "torch" and about.cls
         for name, usual in _OF_CELLS.items():
             if name == "go_backwards" and _REVERSED.search(layer.title):
                 continue
-            if torch or isinstance(held.get(name), (str, bool)):
-                found[name] = usual if torch else held[name]
+            if torch or isinstance(settings.get(name), (str, bool)):
+                comparable[name] = usual if torch else settings[name]
     cls = about.cls or _class_from_name(layer)
     if kind.name in NORM_KIND_NAMES and kind.name in kinds_by_class().get(cls, ()):
-        many = _find_setting(held, "groups")
+        many = _find_setting(settings, "groups")
         of_groups = _INSTANCE if many == -1 else _GROUPS if many is None else f"over {many} groups"
-        found["norm"] = "over all channels"
+        comparable["norm"] = "over all channels"
         if cls.startswith(("Group", "Instance")):
-            found["norm"] = of_groups if cls.startswith("Group") else _INSTANCE
-    return found
+            comparable["norm"] = of_groups if cls.startswith("Group") else _INSTANCE
+    return comparable
 
 
-def _find_setting(held: Mapping[str, object], name: str) -> object:
+def _find_setting(settings: Mapping[str, object], name: str) -> object:
     """Return a setting by any of its names, None if it is not recorded.
 
     The `group` of a layer in an HDF5 file is its path there, and no number of groups.
@@ -80,7 +80,7 @@ def _find_setting(held: Mapping[str, object], name: str) -> object:
         (
             value
             for word in SPELLINGS[name]
-            if (value := held.get(word)) is not None and not (name == "groups" and isinstance(value, str))
+            if (value := settings.get(word)) is not None and not (name == "groups" and isinstance(value, str))
         ),
         None,
     )
@@ -92,11 +92,15 @@ def recorded_differences(source: Layer, target: Layer) -> Iterator[tuple[str, st
     Each is a name with the source's and the model's value. Strides, groups and directions are
     omitted, because two layers may record them in different ways.
     """
-    theirs, ours = layer_settings(source), layer_settings(target)
+    source_settings, target_settings = layer_settings(source), layer_settings(target)
     for name in _DECIDING:
-        known = name in theirs and name in ours and not _is_same_setting(theirs[name], ours[name])
+        known = (
+            name in source_settings
+            and name in target_settings
+            and not _is_same_setting(source_settings[name], target_settings[name])
+        )
         if known and "separable" not in f"{source.about.cls} {target.about.cls}".lower():
-            yield name, _format_setting(theirs[name]), _format_setting(ours[name])
+            yield name, _format_setting(source_settings[name]), _format_setting(target_settings[name])
 
 
 _DECIDING = ("epsilon", "norm", "number of heads", "dilation", "activation", "recurrent_activation")
@@ -132,24 +136,26 @@ def describe_differences(pairs: Iterable[tuple[Layer, Layer]], *, foreign: bool)
 
     If the source is `foreign` and does not record an epsilon, its framework's default is compared.
     """
-    found: dict[tuple[str, str, str], list[str]] = {}
+    differences: dict[tuple[str, str, str], list[str]] = {}
     unrecorded: dict[tuple[str, float, str], list[str]] = {}
     for source, target in pairs:
-        theirs, ours = layer_settings(source), layer_settings(target)
+        source_settings, target_settings = layer_settings(source), layer_settings(target)
         usual = _usual_epsilon(source.kinds[0])
-        unsure = foreign and usual and "epsilon" in ours and "epsilon" not in theirs
-        if usual and unsure and not _is_same_setting(usual[1], ours["epsilon"]):
-            unrecorded.setdefault((*usual, _format_setting(ours["epsilon"])), []).append(target.title)
-        for name in theirs.keys() & ours.keys():
-            if not _is_same_setting(theirs[name], ours[name]):
-                found.setdefault(
-                    (name, _format_setting(theirs[name]), _format_setting(ours[name])), []
+        unsure = foreign and usual and "epsilon" in target_settings and "epsilon" not in source_settings
+        if usual and unsure and not _is_same_setting(usual[1], target_settings["epsilon"]):
+            unrecorded.setdefault((*usual, _format_setting(target_settings["epsilon"])), []).append(
+                target.title
+            )
+        for name in source_settings.keys() & target_settings.keys():
+            if not _is_same_setting(source_settings[name], target_settings[name]):
+                differences.setdefault(
+                    (name, _format_setting(source_settings[name]), _format_setting(target_settings[name])), []
                 ).append(target.title)
-    for (name, one, other), titles in found.items():
+    for (name, one, other), titles in differences.items():
         yield f"{abbreviate_list(titles, 3)}: {name} is {one} in the source and {other} in the model"
-    for (framework, default, held), titles in unrecorded.items():
+    for (framework, default, epsilon), titles in unrecorded.items():
         yield (
-            f"{abbreviate_list(titles, 3)}: using the model's epsilon {held}; the source does not record "
+            f"{abbreviate_list(titles, 3)}: using the model's epsilon {epsilon}; the source does not record "
             f"one, and the default in {framework} is {default:g} (set this value unless the source "
             "program set another)"
         )
@@ -157,26 +163,26 @@ def describe_differences(pairs: Iterable[tuple[Layer, Layer]], *, foreign: bool)
 
 def describe_own_calls(targets: Iterable[Layer]) -> Iterator[str]:
     """Yield a sentence for each model layer whose class changes what its base class computes."""
-    found: dict[tuple[str, str], list[str]] = {}
+    calls: dict[tuple[str, str], list[str]] = {}
     for layer in targets:
         own = layer.about.settings.get(OWN_CALL)
         if own:
-            found.setdefault((str(own), layer.about.cls), []).append(layer.title)
-    for (own, base), titles in found.items():
+            calls.setdefault((str(own), layer.about.cls), []).append(layer.title)
+    for (own, base), titles in calls.items():
         yield f"{abbreviate_list(titles, 3)}: {own} computes the same as {base} from its weights"
 
 
 def describe_assumed_products(targets: Iterable[Layer], tree: Tree) -> Iterator[str]:
     """Yield a sentence for square matrices of tf.Modules whose products no call shows."""
-    found = []
+    titles = []
     for layer in targets:
         shapes = [leaf.shape for leaf in layer.group(tree).values() if len(leaf.shape) == 2]
         dense = layer.kinds[0].name == "dense" and layer.kinds[0].framework == "tensorflow"
-        seen = layer.about.cls != "Module" or OWN_CALL in layer.about.settings
-        if dense and not seen and any(rows == columns > 1 for rows, columns in shapes):
-            found.append(layer.title)
-    if found:
-        yield f"{abbreviate_list(found, 3)}: square in the model, assumed [in, out] because no call shows it"
+        is_own = layer.about.cls != "Module" or OWN_CALL in layer.about.settings
+        if dense and not is_own and any(rows == columns > 1 for rows, columns in shapes):
+            titles.append(layer.title)
+    if titles:
+        yield f"{abbreviate_list(titles, 3)}: square in the model, assumed [in, out] because no call shows it"
 
 
 def _is_same_setting(one: object, other: object) -> bool:
@@ -184,7 +190,7 @@ def _is_same_setting(one: object, other: object) -> bool:
         return abs(one - other) <= _EPSILON_RANGE * max(abs(one), abs(other))
     if {one, other} & {_INSTANCE, _GROUPS}:
         # One group per channel, or an unrecorded number of groups, may be any number of groups.
-        return all(str(each).endswith("groups") or each == _INSTANCE for each in (one, other))
+        return all(str(setting).endswith("groups") or setting == _INSTANCE for setting in (one, other))
     return one == other
 
 

@@ -276,8 +276,8 @@ def _keras_shapes(canonical: Group, facts: LayerFacts) -> Mapping[str, Shape]:
 
 
 def _head_count(facts: LayerFacts) -> int | None:
-    wanted = facts.wanted.get("query/kernel")
-    return wanted[1] if wanted is not None and len(wanted) == 3 else None
+    shape = facts.wanted.get("query/kernel")
+    return shape[1] if shape is not None and len(shape) == 3 else None
 
 
 def _read_torch(group: Group, facts: LayerFacts) -> LayerMapping:  # noqa: ARG001  # as every reading
@@ -540,8 +540,8 @@ def depthwise_kernel_rule(weight: Leaf, facts: LayerFacts) -> tuple[Rule, tuple[
     M is given as a number, or by the kernel of the target; otherwise it is 1.
     """
     outputs, space = weight.shape[0], weight.shape[2:]
-    wanted = next((s for name, s in facts.wanted.items() if name.endswith("kernel")), None)
-    multiplier = facts.number or (wanted[-1] if wanted else 1)
+    shape = next((s for name, s in facts.wanted.items() if name.endswith("kernel")), None)
+    multiplier = facts.number or (shape[-1] if shape else 1)
     if multiplier < 1 or outputs % multiplier:
         raise MappingError(
             "the number of outputs of a depthwise convolution is not a multiple of its multiplier",
@@ -549,7 +549,7 @@ def depthwise_kernel_rule(weight: Leaf, facts: LayerFacts) -> tuple[Rule, tuple[
             found=str(outputs),
         )
     rule = _depthwise_rule(outputs // multiplier, multiplier, space)
-    known = facts.number or wanted or outputs == 1
+    known = facts.number or shape or outputs == 1
     return rule, () if known else ("depthwise convolutions have one output per channel",)
 
 
@@ -1049,7 +1049,7 @@ class _CellForm(NamedTuple):
     def write(self, canonical: Group, facts: LayerFacts) -> LayerMapping:
         """Return the mapping from canonical tensors to a cell's; a missing bias is 0."""
         require_tensors(self.record(), canonical, KERNELS)
-        like, given = canonical["kernel"], [name for name in BIASES if name in canonical]
+        like, biases = canonical["kernel"], [name for name in BIASES if name in canonical]
         width = like.shape[1]
         shapes = (*(self._canonical(canonical[name].shape) for name in KERNELS), *[self._length(width)] * 2)
         stored = {n: placeholder_leaf(like, shape) for n, shape in zip(self.names, shapes, strict=False)}
@@ -1058,13 +1058,13 @@ class _CellForm(NamedTuple):
         for row in self.read(stored, facts).rows:
             back = row.rule.inverse(stored[row.stored])
             if self.biases == "one" and row.canonical in BIASES:
-                terms = (SumTerm(len(given)),) if len(given) > 1 else ()
-                rows += [TensorMapping(row.stored, name, chain_rules(back, *terms)) for name in given]
+                terms = (SumTerm(len(biases)),) if len(biases) > 1 else ()
+                rows += [TensorMapping(row.stored, name, chain_rules(back, *terms)) for name in biases]
             elif row.canonical in canonical:
                 rows.append(TensorMapping(row.stored, row.canonical, back))
-            elif given:
+            elif biases:
                 fills |= apply_rule(row.stored, back, constant_tensor(like.dtype, (width,), 0.0))
-        if not given:
+        if not biases:
             zeros = constant_tensor(like.dtype, self._length(width), 0.0)
             fills = {name: zeros for name in self.names[2:] if name in facts.wanted}
         return LayerMapping(tuple(rows), fills)
@@ -1101,11 +1101,11 @@ class _CellForm(NamedTuple):
             cuts = tuple(chain_rules(AxisSlice(0, n, n + 1, 2), Reshape((width,))) for n in (0, 1))
         names = (self.names[2], self.names[-1])
         rows = zip(names, BIASES, cuts, strict=True)
-        found = tuple(
+        mappings = tuple(
             TensorMapping(name, canonical, chain_rules(cut, self._reordered(0)))
             for name, canonical, cut in rows
         )
-        return found[:1] if self.biases == "one" else found
+        return mappings[:1] if self.biases == "one" else mappings
 
 
 def _cudnn_input_rule(inputs: int, gates: int, units: int) -> Rule:
@@ -1131,8 +1131,8 @@ def placeholder_leaf(leaf: Leaf, shape: Shape) -> Leaf:
 
 def apply_rule(name: str, rule: Rule, leaf: Leaf) -> dict[str, Leaf]:
     """Return the result of a rule on a leaf, with a name."""
-    made = rule.leaf(leaf)
-    return {name: made} if isinstance(made, Leaf) else {}
+    result = rule.leaf(leaf)
+    return {name: result} if isinstance(result, Leaf) else {}
 
 
 _KERAS = ("kernel", "recurrent_kernel", "bias")

@@ -193,14 +193,14 @@ def find_modules(
         named: returns whether an option states the kind of a name: then `fc1_weight` is a tensor of the layer
             `fc1`.
     """
-    found = _modules_by_name(tree, framework, named or (lambda _: False))
+    modules = _modules_by_name(tree, framework, named or (lambda _: False))
     composed: dict[_At, Layer] = {}
-    taken: set[_At] = set()
-    for whole, members in _composed_modules(tree, found, framework, requested):
+    used: set[_At] = set()
+    for whole, members in _composed_modules(tree, modules, framework, requested):
         composed[members[0]] = whole
-        taken.update(members)
-    for at, module in found.items():
-        if at in composed or at not in taken:
+        used.update(members)
+    for at, module in modules.items():
+        if at in composed or at not in used:
             yield _as_layer(tree, composed.get(at, module), framework, described or {})
 
 
@@ -215,15 +215,15 @@ def split_joined_name(name: str) -> tuple[str, str] | None:
 
     `fc1_weight` is the weight of `fc1`, `W1` that of `layer1`.
     """
-    found = _JOINED.fullmatch(name)
-    if found:
-        return found["layer"], found["stored"]
-    found = _COUNTED.fullmatch(name)
-    return (f"layer{found['number']}", found["stored"]) if found else None
+    match = _JOINED.fullmatch(name)
+    if match:
+        return match["layer"], match["stored"]
+    match = _COUNTED.fullmatch(name)
+    return (f"layer{match['number']}", match["stored"]) if match else None
 
 
 def _modules_by_name(tree: Tree, framework: str, named: Callable[[str], bool]) -> dict[_At, Layer]:
-    found: dict[_At, dict[str, Path]] = {}
+    groups: dict[_At, dict[str, Path]] = {}
     for path, shown in _iter_tensors(tree, framework):
         *module, name = shown.removesuffix(":0").split("/")
         one = split_joined_name(name)
@@ -238,10 +238,10 @@ def _modules_by_name(tree: Tree, framework: str, named: Callable[[str], bool]) -
         # Sonnet's cells store their kernels in private attributes (sonnet/src/recurrent.py).
         bare = name if framework == "torch" else name.removeprefix("_")
         part, stored = (match["part"], match["stored"]) if match else ("", bare)
-        found.setdefault((tuple(module), part), {})[stored] = path
+        groups.setdefault((tuple(module), part), {})[stored] = path
     return {
         (at, part): Layer(at, (), _without_deviation(tensors, framework), part, last=at[-1] if at else "")
-        for (at, part), tensors in found.items()
+        for (at, part), tensors in groups.items()
     }
 
 
@@ -268,28 +268,28 @@ def _iter_tensors(tree: Tree, framework: str) -> Iterator[tuple[Path, str]]:
 
 
 def _composed_modules(
-    tree: Tree, found: Mapping[_At, Layer], framework: str, requested: Mapping[str, Callable[[str], bool]]
+    tree: Tree, modules: Mapping[_At, Layer], framework: str, requested: Mapping[str, Callable[[str], bool]]
 ) -> Iterator[tuple[Layer, list[_At]]]:
     """Yield layers made of several child modules, with these modules."""
     below: dict[Name, list[_At]] = {}
-    for at in found:
+    for at in modules:
         if at[0]:
             below.setdefault(at[0][:-1], []).append(at)
     able = [kind for kind in COMPOSED if kind.framework == framework]
     for parent, members in below.items():
         for kind in able:
-            wanted = requested.get(kind.name)
-            if kind.opt_in and (wanted is None or not wanted("/".join(parent))):
+            accepts = requested.get(kind.name)
+            if kind.opt_in and (accepts is None or not accepts("/".join(parent))):
                 continue
-            own = [(parent, "")] if (parent, "") in found else []
-            whole, used = _compose_module(found, parent, [*own, *members], kind)
+            own = [(parent, "")] if (parent, "") in modules else []
+            whole, used = _compose_module(modules, parent, [*own, *members], kind)
             if kind.fits(whole.group(tree)):
                 yield whole, used
                 break
 
 
 def _compose_module(
-    found: Mapping[_At, Layer], parent: Name, members: list[_At], kind: LayerKind
+    modules: Mapping[_At, Layer], parent: Name, members: list[_At], kind: LayerKind
 ) -> tuple[Layer, list[_At]]:
     children = {weight.name.split("/")[0] for weight in kind.weights if "/" in weight.name}
     tensors: dict[str, Path] = {}
@@ -300,7 +300,7 @@ def _compose_module(
             continue
         used.append(at)
         prefix = f"{child}/" if child else ""
-        tensors |= {f"{prefix}{stored}": path for stored, path in found[at].tensors.items()}
+        tensors |= {f"{prefix}{stored}": path for stored, path in modules[at].tensors.items()}
     whole = Layer(parent, (), tensors, last=parent[-1] if parent else "")
     return whole, sorted(used, key=lambda at: at == (parent, ""))
 
@@ -407,8 +407,8 @@ def _kinds_of_class(
         # Keras's depthwise convolutions have any number of channels; PyTorch's are grouped convolutions.
         weight = max(group.values(), key=lambda leaf: len(leaf.shape)).shape
         depthwise = groups == about.settings.get("in_channels") and groups > 1 and weight[1] == 1
-        wanted = "depthwise" if depthwise else "convolution"
-        named = tuple(kind for kind in named if kind.name == wanted) or named
+        kind_name = "depthwise" if depthwise else "convolution"
+        named = tuple(kind for kind in named if kind.name == kind_name) or named
     if about.settings.get("reset_after") is True:
         named = tuple(kind for kind in named if kind.name != "gru_reset_before") or named
     if about.settings.get("reset_after") is False:
@@ -432,8 +432,8 @@ def _recorded_kinds(kinds: tuple[LayerKind, ...], group: Mapping[str, Leaf]) -> 
     oriented = tuple(
         kind
         for kind in oriented_kinds(group, kinds[0].framework)
-        for each in kind.weights
-        if each.canonical == "kernel" and (each.to_canonical == KEEP) == (matrix == ["in_out"])
+        for weight in kind.weights
+        if weight.canonical == "kernel" and (weight.to_canonical == KEEP) == (matrix == ["in_out"])
     )
     return oriented or _refuse_kinds(kinds, f"its matrix is {matrix[0]}, as no layer with such names")
 
@@ -461,10 +461,10 @@ _EQUATION = deferred.compile(
 def _einsum_kinds(group: Mapping[str, Leaf], about: ModuleInfo) -> tuple[LayerKind, ...]:
     """Return the kinds of an EinsumDense: its equation or its bias shows the output axis."""
     able = oriented_kinds(group, "tensorflow")
-    found = _EQUATION.fullmatch(str(about.settings.get("equation", "")).replace(" ", ""))
-    if found is not None and found["made"] == found["more"] and found["in"] != found["out"]:
-        orders = {found["in"] + found["out"]: "", found["out"] + found["in"]: OUT_IN}
-        form = orders.get(found["kernel"])
+    match = _EQUATION.fullmatch(str(about.settings.get("equation", "")).replace(" ", ""))
+    if match is not None and match["made"] == match["more"] and match["in"] != match["out"]:
+        orders = {match["in"] + match["out"]: "", match["out"] + match["in"]: OUT_IN}
+        form = orders.get(match["kernel"])
         return tuple(kind for kind in able if kind.form == form) or _refuse_kinds(able, _EINSUM)
     if about.settings.get("equation") is not None:
         return _refuse_kinds(able, _EINSUM)
@@ -561,7 +561,7 @@ def find_layers(
         if name is not None
     }
     requested |= dict.fromkeys(composed, lambda _: True)
-    found = []
+    layers = []
     used: set[int] = set()
     named = partial(_matches_choice, [choice for choice in given if choice.kind is not None])
     for module in find_modules(tree, framework, requested, described, named):
@@ -579,7 +579,7 @@ def find_layers(
         layer = _apply_options(layer, list(recorded.values()), group, framework)
         if not any(choice.kind for choice in recorded.values()):
             layer = layer._replace(kinds=narrow_kinds(layer.kinds, group, module.about, classes=classes))
-        found.append(layer)
+        layers.append(layer)
     for number, choice in enumerate(given):
         if number not in used:
             raise UsageError(
@@ -590,7 +590,7 @@ def find_layers(
                     "tensor names"
                 ),
             )
-    return _with_both_orientations(tree, found)
+    return _with_both_orientations(tree, layers)
 
 
 def propose_options(tree: Tree, framework: str, left: Iterable[Path]) -> tuple[str, ...]:
@@ -599,7 +599,7 @@ def propose_options(tree: Tree, framework: str, left: Iterable[Path]) -> tuple[s
     Examples are `fc1_weight` beside `fc1_bias`, and `W` beside `b`. `left` are tensors of unknown
     layers.
     """
-    found: dict[str, str] = {}
+    titles: dict[str, str] = {}
     for path in left:
         leaf, (*module, name) = tree[path], tree.names[path].removesuffix(":0").split("/")
         joined = split_joined_name(name)
@@ -608,10 +608,10 @@ def propose_options(tree: Tree, framework: str, left: Iterable[Path]) -> tuple[s
         title = "/".join((*module, joined[0]) if joined else module)
         if title and len(leaf.shape) > 1:
             kind = "embedding" if joined and joined[1] == "embeddings" else "dense"
-            found[title] = kind if len(leaf.shape) == 2 else "convolution"
+            titles[title] = kind if len(leaf.shape) == 2 else "convolution"
     able = []
-    parts = _split_by_title(tree, framework, found)
-    for title, kind in found.items():
+    parts = _split_by_title(tree, framework, titles)
+    for title, kind in titles.items():
         option, part = LayerOption(title, title.__eq__, kind), parts.get(title, Tree({}))
         try:
             named = [layer for layer in find_layers(part, framework, [option]) if layer.title == title]
@@ -640,13 +640,13 @@ def numbered_kinds(tree: Tree, left: Collection[Path]) -> dict[str, tuple[str, .
     `left` are tensors of unknown layers; the result contains the layers with at least one of these
     tensors.
     """
-    found: dict[str, tuple[str, ...]] = {}
+    kinds: dict[str, tuple[str, ...]] = {}
     for module in find_modules(tree, "tensorflow", {}, None):
         group = module.group(tree)
         if any(path in left for path in module.tensors.values()):
             able = tuple(dict.fromkeys(kind.option for kind in NUMBERED if kind.fits(group)))
-            found |= {"/".join(module.name): able} if able else {}
-    return found
+            kinds |= {"/".join(module.name): able} if able else {}
+    return kinds
 
 
 _MATRICES = frozenset(("w", "W", "weight", "weights", "kernel"))
@@ -656,22 +656,22 @@ def _matches_choice(choices: Sequence[LayerOption], title: str) -> bool:
     return any(choice.fits(title) for choice in choices)
 
 
-def _with_both_orientations(tree: Tree, found: Sequence[Layer]) -> tuple[Layer, ...]:
+def _with_both_orientations(tree: Tree, layers: Sequence[Layer]) -> tuple[Layer, ...]:
     """Return the layers; if the bias of one shows [in, out], square ones get both orientations.
 
     A model that computes x @ W in one layer (GPT-2) does so in others, whose shapes do not show it.
     """
-    if not any(layer.kinds[0].form in (layer_kinds.IN_OUT, layer_kinds.OUT_IN) for layer in found):
-        return tuple(found)
-    made = []
-    for layer in found:
+    if not any(layer.kinds[0].form in (layer_kinds.IN_OUT, layer_kinds.OUT_IN) for layer in layers):
+        return tuple(layers)
+    layers_ = []
+    for layer in layers:
         group = layer.group(tree)
         both = oriented_kinds(group, layer.kinds[0].framework)
         recorded = _recorded_kinds(layer.kinds, group)
         decided = layer.about.cls or layer.kinds[0].refused or layer.given or recorded
         unsure = len(both) > 1 and layer.kind_names == {"dense"} and not decided
-        made.append(layer._replace(kinds=both) if unsure else layer)
-    return tuple(made)
+        layers_.append(layer._replace(kinds=both) if unsure else layer)
+    return tuple(layers_)
 
 
 def _recorded_facts(about: ModuleInfo, fitting: Sequence[LayerKind], group: Mapping[str, Leaf]) -> LayerFacts:
@@ -709,7 +709,7 @@ def _apply_options(
         if choice.facts.flatten is not None or choice.facts.takes is not None:
             _require_features(layer)
         takes, makes = (
-            _to_framework_order(each, framework) for each in (choice.facts.takes, choice.facts.makes)
+            _to_framework_order(order, framework) for order in (choice.facts.takes, choice.facts.makes)
         )
         if choice.facts.flatten and not dense:
             shape = choice.facts.flatten
@@ -827,20 +827,20 @@ def canonical_tensors(tree: Tree, layer: Layer, kind: LayerKind) -> dict[str, Le
         reading = kind.read(group, layer.facts)
     except MappingError as error:
         raise error.located(path=layer.title) from error.__cause__
-    found = dict(reading.fills)
+    tensors = dict(reading.fills)
     for row in reading.rows:
-        made = row.rule.leaf(group[row.stored])
-        if isinstance(made, Leaf):
-            found[row.canonical] = made
-    return found
+        leaf = row.rule.leaf(group[row.stored])
+        if isinstance(leaf, Leaf):
+            tensors[row.canonical] = leaf
+    return tensors
 
 
 def _add_part(added: dict[str, Leaf], stored: str, rule: Rule, leaf: Leaf) -> None:
     """Add a rule's result for a tensor that only one framework has, merging parts of one tensor."""
-    made = rule.leaf(leaf)
-    if not isinstance(made, Leaf):
+    result = rule.leaf(leaf)
+    if not isinstance(result, Leaf):
         return
-    whole = merge_parts(added[stored], made) if stored in added else made
+    whole = merge_parts(added[stored], result) if stored in added else result
     if whole is None:
         raise MappingError("two tensors have the same place in the target", path=stored)
     added[stored] = replace(whole, name=None)
@@ -851,22 +851,22 @@ def framework_kind(tree: Tree, layer: Layer, kind: LayerKind, framework: str) ->
     if kind.refused is not None:
         raise MappingError(kind.refused, path=layer.title)
     ranks = {name: len(leaf.shape) for name, leaf in canonical_tensors(tree, layer, kind).items()}
-    able = [each for each in KINDS if (each.framework, each.name, each.form) == (framework, kind.name, "")]
-    for each in able:
-        theirs = {weight.canonical: weight.rank for weight in each.weights}
-        if all(theirs.get(name) == rank for name, rank in ranks.items()):
-            return each
-    for each in able:
-        if each.writing is not None or each.shapes is not None:
-            return each
-    for each in KINDS:
+    able = [item for item in KINDS if (item.framework, item.name, item.form) == (framework, kind.name, "")]
+    for candidate in able:
+        ranks_of_kind = {weight.canonical: weight.rank for weight in candidate.weights}
+        if all(ranks_of_kind.get(name) == rank for name, rank in ranks.items()):
+            return candidate
+    for candidate in able:
+        if candidate.writing is not None or candidate.shapes is not None:
+            return candidate
+    for candidate in KINDS:
         # A norm over several axes, which only its class distinguishes from a dense layer.
         if (
-            (each.framework, each.name) == (framework, kind.name)
-            and each.is_selected
-            and each.form == layer_kinds.AXES
+            (candidate.framework, candidate.name) == (framework, kind.name)
+            and candidate.is_selected
+            and candidate.form == layer_kinds.AXES
         ):
-            return each
+            return candidate
     raise MappingError(f"{framework} has no equivalent of this {kind.name}", path=layer.title)
 
 

@@ -122,7 +122,7 @@ def _classify_names(name: str, shapes: Mapping[str, Shape]) -> int | None:
 
 def _iter_modules(tree: Tree) -> Iterator[dict[str, tuple[str, Leaf]]]:
     """Yield the modules of a tree: floating-point tensors with their full names, by own name."""
-    found: dict[tuple[str, ...], dict[str, tuple[str, Leaf]]] = {}
+    modules: dict[tuple[str, ...], dict[str, tuple[str, Leaf]]] = {}
     for path, leaf in tree.tensors():
         if leaf.role in ("slot", "replay") or "float" not in leaf.dtype:
             continue
@@ -131,8 +131,8 @@ def _iter_modules(tree: Tree) -> Iterator[dict[str, tuple[str, Leaf]]]:
         joined = None if _TORCH.fullmatch(name) or _TENSORFLOW.fullmatch(name) else _JOINED.fullmatch(name)
         if joined:
             module, name = [*module, joined[1]], joined[2]
-        found.setdefault(tuple(module), {})[name.lstrip("_")] = shown, leaf
-    yield from found.values()
+        modules.setdefault(tuple(module), {})[name.lstrip("_")] = shown, leaf
+    yield from modules.values()
 
 
 def infer_orientation(tree: Tree, writer: str | None = None, target: str | None = None) -> Framework | None:
@@ -193,38 +193,38 @@ def group_unnamed_arrays(tree: Tree, framework: str, *, stated: bool = False) ->
     named = [row for row in _join_lists(tree, lists) if framework == "tensorflow" and _are_named(row)]
     if named:
         return _group_named(tree, named)
-    found = [] if any(gather_evidence(tree)) else [row for row in lists if _is_network(row)]
-    if not found:
+    unnamed = [] if any(gather_evidence(tree)) else [row for row in lists if _is_network(row)]
+    if not unnamed:
         return same
-    layers = _name_arrays(found, framework, stated=stated)
-    if layers is None and all(_is_of_object(leaf) for row in found for _, leaf in row):
+    layers = _name_arrays(unnamed, framework, stated=stated)
+    if layers is None and all(_is_of_object(leaf) for row in unnamed for _, leaf in row):
         return same
     if layers is None:
         raise MappingError(
             f"unnamed arrays, whose shapes do not match a sequence of {_TITLES[framework]} layers",
-            path=abbreviate_list([tree.names[path] for row in found for path, _ in row], _SHOWN),
+            path=abbreviate_list([tree.names[path] for row in unnamed for path, _ in row], _SHOWN),
             hint="use --to npz to copy the arrays unchanged, or convert a file with names (a state_dict)",
         )
     places = {
         path: (*path[:-1], key(own))
-        for row, each in zip(found, layers, strict=True)
-        for (path, _), own in zip(row, each, strict=True)
+        for row, layer in zip(unnamed, layers, strict=True)
+        for (path, _), own in zip(row, layer, strict=True)
     }
     if len(set(places.values())) < len(places):
         return same
     inside = {path[:-1] for path in places}
-    first = {path: replace(leaf, role="parameter") for row in found for path, leaf in row}
+    first = {path: replace(leaf, role="parameter") for row in unnamed for path, leaf in row}
     ordered = Tree(
         {**first, **{path: leaf for path, leaf in tree.items() if path not in places}},
         {},
-        {path: held for path, held in tree.containers.items() if path not in inside},
+        {path: container for path, container in tree.containers.items() if path not in inside},
     )
-    shown = abbreviate_list([tree.names[path] for row in found for path, _ in row], _SHOWN)
+    shown = abbreviate_list([tree.names[path] for row in unnamed for path, _ in row], _SHOWN)
     what = f"{shown}: unnamed arrays, read as layers in this order, each matrix before its bias"
-    many = max(_count_networks(each, framework) for each in layers)
+    many = max(_count_networks(layer, framework) for layer in layers)
     if many > 1:
         what += f"; the shapes start anew, so they are {many} networks"
-    rows = {path for row in found for path in _row_biases(row)}
+    rows = {path for row in unnamed for path in _row_biases(row)}
     return _rename(ordered, places, rows)._replace(assumed=(what,))
 
 
@@ -265,8 +265,8 @@ def _group_named(tree: Tree, rows: Sequence[_Row]) -> LayeredTree:
         layers: list[list[tuple[Path, Leaf]]] = []
         for path, leaf in row:
             own = _own_name(leaf)
-            held = {_own_name(each) for _, each in layers[-1]} if layers else set()
-            if own in held or held.isdisjoint(_FOLLOWS.get(own, ())):
+            names = {_own_name(layer) for _, layer in layers[-1]} if layers else set()
+            if own in names or names.isdisjoint(_FOLLOWS.get(own, ())):
                 layers.append([])
             layers[-1].append((path, leaf))
         for name, layer in zip(_number_named(layers), layers, strict=True):
@@ -286,7 +286,7 @@ def _join_lists(tree: Tree, rows: Sequence[_Row]) -> Iterator[_Row]:
     """Yield the lists, also those of members below their names (`kernel/0`, `bias/1`, `recurrent_kernel`)."""
     parents: set[Path] = set()
     for row in rows:
-        if all(_is_below_its_name(*each) for each in row):
+        if all(_is_below_its_name(*member) for member in row):
             parents.add(row[0][0][:-2])
         else:
             yield row
@@ -339,7 +339,7 @@ def _find_pairs(tree: Tree) -> list[_Pair]:
 
     A bias has as many numbers as the matrix has outputs, as a vector or as a row [1, out].
     """
-    found: dict[tuple[Path, str], dict[str, dict[str, Path]]] = {}
+    groups: dict[tuple[Path, str], dict[str, dict[str, Path]]] = {}
     for path, leaf in tree.tensors():
         if not path or leaf.role in ("slot", "replay") or "float" not in leaf.dtype:
             continue
@@ -350,20 +350,20 @@ def _find_pairs(tree: Tree) -> list[_Pair]:
             own = words["layer"] or words.get("number") or ""
             own = f"layer{own}" if own.isdigit() else own
             kind = "matrix" if words["matrix"] else "bias"
-            found.setdefault((path[:-1], above), {}).setdefault(own, {})[kind] = path
+            groups.setdefault((path[:-1], above), {}).setdefault(own, {})[kind] = path
     pairs: list[_Pair] = []
-    for (_, above), named in found.items():
-        layers = {own: each for own, each in named.items() if len(each) == 2 and _is_pair(tree, each)}
+    for (_, above), named in groups.items():
+        layers = {own: layer for own, layer in named.items() if len(layer) == 2 and _is_pair(tree, layer)}
         if len(layers) < len(named) and "" in layers:
             continue  # e.g. a cell with a recurrent kernel
-        for own, each in layers.items():
+        for own, layer in layers.items():
             # In `l1/w1`, the module is the layer; `w` beside `w_1` is the first of several.
-            single = len(layers) == 1 and (above or len(each["matrix"]) > 1)
+            single = len(layers) == 1 and (above or len(layer["matrix"]) > 1)
             name = "" if single else own or ("layer0" if len(layers) > 1 else "")
             # A layer of a known kind needs no names.
-            if own or name or len(_shape(tree[each["bias"]])) > 1:
+            if own or name or len(_shape(tree[layer["bias"]])) > 1:
                 title = "/".join(part for part in (above, name) if part)
-                pairs.append(_Pair(title, each["matrix"], each["bias"]))
+                pairs.append(_Pair(title, layer["matrix"], layer["bias"]))
     return pairs
 
 
@@ -396,13 +396,13 @@ def _rename(tree: Tree, places: dict[Path, Path], rows: set[Path]) -> LayeredTre
         owner = leaf.of if isinstance(leaf, Leaf) else None
         if owner in places and path[: len(owner)] == owner:
             places[path] = (*places[owner], *path[len(owner) :])
-        place = places.get(path, path)
+        target = places.get(path, path)
         if isinstance(leaf, Leaf) and {path, owner} & rows and len(leaf.shape) == 2:
-            rules[place] = Reshape(leaf.shape[1:])
-        made = _apply(rules.get(place), leaf) if isinstance(leaf, Leaf) else leaf
-        if isinstance(made, Leaf) and owner is not None:
-            made = replace(made, of=places.get(owner, owner))
-        leaves[place] = made
+            rules[target] = Reshape(leaf.shape[1:])
+        renamed = _apply(rules.get(target), leaf) if isinstance(leaf, Leaf) else leaf
+        if isinstance(renamed, Leaf) and owner is not None:
+            renamed = replace(renamed, of=places.get(owner, owner))
+        leaves[target] = renamed
     return LayeredTree(
         Tree(leaves, {}, tree.containers),
         {places.get(path, path): path for path in tree},
@@ -411,9 +411,9 @@ def _rename(tree: Tree, places: dict[Path, Path], rows: set[Path]) -> LayeredTre
 
 
 def _apply(rule: Rule | None, leaf: Leaf) -> Leaf:
-    made = leaf if rule is None else rule.leaf(leaf)
-    assert isinstance(made, Leaf)  # noqa: S101 - of a leaf
-    return made
+    result = leaf if rule is None else rule.leaf(leaf)
+    assert isinstance(result, Leaf)  # noqa: S101 - of a leaf
+    return result
 
 
 _Row = list[tuple[Path, Leaf]]
@@ -421,22 +421,22 @@ _Row = list[tuple[Path, Leaf]]
 
 def _find_rows(tree: Tree) -> list[_Row]:
     """Return the floating-point arrays distinguished only by numbers, in the order of their numbers."""
-    found: dict[tuple[Path, str], list[tuple[int, Path, Leaf]]] = {}
+    rows: dict[tuple[Path, str], list[tuple[int, Path, Leaf]]] = {}
     first: dict[tuple[Path, str], tuple[Path, Leaf]] = {}
     for path, leaf in tree.tensors():
         last = _NUMBERED.fullmatch(str(path[-1].value)) if path else None
         if leaf.role in ("slot", "replay") or "float" not in leaf.dtype:
             continue
         if last is not None:
-            found.setdefault((path[:-1], last[1]), []).append((int(last[2]), path, leaf))
+            rows.setdefault((path[:-1], last[1]), []).append((int(last[2]), path, leaf))
         elif path:
             first[path[:-1], str(path[-1].value)] = path, leaf
-    for name, row in found.items():
+    for name, row in rows.items():
         # TensorFlow names variables without a name `Variable`, `Variable_1`, ...
-        if name in first and min(row, key=lambda each: each[0])[0] == 1:
+        if name in first and min(row, key=lambda item: item[0])[0] == 1:
             row.append((0, *first[name]))
     return [
-        [(path, leaf) for _, path, leaf in sorted(row, key=lambda each: each[0])] for row in found.values()
+        [(path, leaf) for _, path, leaf in sorted(row, key=lambda item: item[0])] for row in rows.values()
     ]
 
 
@@ -497,10 +497,10 @@ def _name_arrays(rows: Sequence[_Row], framework: str, *, stated: bool = False) 
         [leaf.shape[-1:] if path in rules else leaf.shape for path, leaf in row]
         for row, rules in zip(rows, flat, strict=True)
     ]
-    each = [_recognize_layers(row, framework) for row in shapes]
-    if None in each:
+    candidates = [_recognize_layers(row, framework) for row in shapes]
+    if None in candidates:
         return None
-    chains = [[layer for layer in row or () if layer.returns] for row in each]
+    chains = [[layer for layer in row or () if layer.returns] for row in candidates]
     whole = [layer for row in chains for layer in row]
     chained = all(len(row) > 1 and _is_chain(row) for row in chains) or (len(whole) > 1 and _is_chain(whole))
     paired = len(whole) > 1 and all(len(layer.names) > 1 for layer in whole)
@@ -509,7 +509,7 @@ def _name_arrays(rows: Sequence[_Row], framework: str, *, stated: bool = False) 
     dot = _DOTS[framework]
     return [
         _number(layers or [], dot, alone=len(row[0][0]) > 1, several=not chained)
-        for row, layers in zip(rows, each, strict=True)
+        for row, layers in zip(rows, candidates, strict=True)
     ]
 
 
@@ -521,14 +521,14 @@ def _number(layers: Sequence[_ArrayLayer], dot: str, *, alone: bool, several: bo
     """
     sizes = [(layer.takes, layer.returns) for layer in layers]
     starts = [at for at, size in enumerate(sizes) if size == sizes[0]] if several else [0]
-    found: list[str] = []
+    names: list[str] = []
     for at, layer in enumerate(layers):
         network = sum(start <= at for start in starts) - 1
         steps = [str(network), str(at - starts[network])] if len(starts) > 1 else [str(at)]
         if alone and len(layers) == 1:
             steps = []
-        found += [dot.join((*steps, name)) for name in layer.names]
-    return found
+        names += [dot.join((*steps, name)) for name in layer.names]
+    return names
 
 
 class _ArrayLayer(NamedTuple):
@@ -555,18 +555,18 @@ def _is_chain(layers: Sequence[_ArrayLayer]) -> bool:
 
 def _recognize_layers(shapes: Sequence[Shape], framework: str) -> list[_ArrayLayer] | None:
     """Return the layers in a row of arrays, in a framework's axes; None if an array does not fit."""
-    found: list[_ArrayLayer] = []
+    layers: list[_ArrayLayer] = []
     at = 0
     while at < len(shapes):
-        layer = _recognize_norm(shapes[at:], found, framework) if len(shapes[at]) == 1 else None
+        layer = _recognize_norm(shapes[at:], layers, framework) if len(shapes[at]) == 1 else None
         layer = (
             layer or _recognize_recurrent(shapes[at:], framework) or _recognize_matrix(shapes[at:], framework)
         )
         if layer is None:
             return None
-        found.append(layer)
+        layers.append(layer)
         at += len(layer.names)
-    return found
+    return layers
 
 
 def _recognize_norm(
@@ -650,10 +650,10 @@ def checkpoint_orientation(
     metadata = checkpoint.details.get("metadata")
     writer = metadata.get("format") if isinstance(metadata, dict) else None
     try:
-        found = infer_orientation(tree, writer if isinstance(writer, str) else None, target)
+        orientation = infer_orientation(tree, writer if isinstance(writer, str) else None, target)
     except MappingError as error:
         raise error.located(file=checkpoint.path) from None
-    return found or native
+    return orientation or native
 
 
 def _undecided_error(what: str, evidence: OrientationEvidence) -> MappingError:
@@ -741,8 +741,8 @@ def _layer_widths(tree: Tree, layer: Layer) -> _Widths:
     names = layer.kind_names
     if names in (_MATRIX_KINDS, _WINDOW_KINDS):
         rows, columns = _weight_shape(tree, layer)[:2]
-        made = {rows, columns} if names == _MATRIX_KINDS else {rows}
-        return _Widths(frozenset({columns}), frozenset(made), known=False)
+        outputs = {rows, columns} if names == _MATRIX_KINDS else {rows}
+        return _Widths(frozenset({columns}), frozenset(outputs), known=False)
     shapes = {}
     with contextlib.suppress(MappingError):  # refused because of its kind
         shapes = {name: leaf.shape for name, leaf in canonical_tensors(tree, layer, layer.kinds[0]).items()}
@@ -796,17 +796,17 @@ class _Neighbours:
 
     def _taken(self, at: int) -> frozenset[int]:
         """Return the input sizes of the other layers."""
-        return _union(each.takes for other, each in enumerate(self.widths) if other != at)
+        return _union(width.takes for other, width in enumerate(self.widths) if other != at)
 
     def named(self, at: int) -> tuple[str, str] | None:
         """Return the kind that a name states, unless widths contradict it."""
         word = _last_word(self.layers[at])
         if self._kinds(at) == _WINDOW_KINDS:
             return ("depthwise", _BY_NAME) if _DEPTHWISE_NAME.fullmatch(word) else None
-        (rows, columns), taken = self._shape(at), self._taken(at)
-        if _EMBEDDING_NAME.fullmatch(word) and (columns in taken or rows not in taken):
+        (rows, columns), inputs = self._shape(at), self._taken(at)
+        if _EMBEDDING_NAME.fullmatch(word) and (columns in inputs or rows not in inputs):
             return "embedding", _BY_NAME
-        if _DENSE_NAME.fullmatch(word) and (rows in taken or columns not in taken):
+        if _DENSE_NAME.fullmatch(word) and (rows in inputs or columns not in inputs):
             return "dense", _BY_NAME
         return None
 
@@ -830,29 +830,29 @@ class _Neighbours:
         before, after = self.preceding.get(at), self.following.get(at)
         previous = self.widths[before] if before is not None else _Widths()
         following = self.widths[after] if after is not None else _Widths()
-        taken = self._taken(at)
+        inputs = self._taken(at)
         users = [following] if self.ordered else self._after(at)
-        used = _union(each.takes for each in users if each.known)
+        used = _union(user.takes for user in users if user.known)
         if (
             columns in used
-            and rows not in taken
-            and columns not in _union(each.makes for each in self._before(at))
+            and rows not in inputs
+            and columns not in _union(width.makes for width in self._before(at))
         ):
             return "embedding", f"a later layer takes its {columns:,} columns, and none its {rows:,} rows"
-        if rows != columns and columns not in taken and rows in following.takes | used:
+        if rows != columns and columns not in inputs and rows in following.takes | used:
             return "dense", f"a later layer takes its {rows:,} rows, and none its {columns:,} columns"
         if before is None or not previous.known or columns not in previous.makes:
-            return self._after_image(columns, taken)
+            return self._after_image(columns, inputs)
         continued = rows in following.takes and rows != columns
         numbered = self._kinds(before) == {"dense"} and self.stems[before] == self.stems[at]
-        if continued or numbered or columns not in _union(each.takes for each in self._after(at)):
+        if continued or numbered or columns not in _union(width.takes for width in self._after(at)):
             return "dense", f"the layer before it outputs its {columns:,} columns"
         return None
 
-    def _after_image(self, columns: int, taken: frozenset[int]) -> tuple[str, str] | None:
+    def _after_image(self, columns: int, inputs: frozenset[int]) -> tuple[str, str] | None:
         """Return that a matrix is dense if it takes a flattened image, and no layer takes its columns."""
         images = _union(self.widths[at].makes for at in self.windows)
-        if columns not in taken and any(1 < each < columns and columns % each == 0 for each in images):
+        if columns not in inputs and any(1 < image < columns and columns % image == 0 for image in images):
             return "dense", f"a flattened image may have its {columns:,} columns, and no layer takes them"
         return None
 
@@ -862,19 +862,23 @@ class _Neighbours:
             return None
         shape = self._shape(at)
         others = [other for other in self.windows if other != at]
-        made = any(shape[0] in self.widths[other].makes for other in others if other < at or not self.ordered)
+        is_produced = any(
+            shape[0] in self.widths[other].makes for other in others if other < at or not self.ordered
+        )
         # A window of one place takes the channels of a depthwise convolution.
-        taken = any((there := self._shape(other))[1] == shape[0] and max(there[2:]) > 1 for other in others)
-        first = not others or (taken if not self.ordered else at < others[0])
+        is_consumed = any(
+            (there := self._shape(other))[1] == shape[0] and max(there[2:]) > 1 for other in others
+        )
+        first = not others or (is_consumed if not self.ordered else at < others[0])
         # Between other layers, also `conv` is often depthwise (Mamba, Nystromformer).
-        shown = taken or (at == 0 and _CONVOLUTION_NAME.fullmatch(_last_word(self.layers[at])))
-        if first and shown and not made and shape[0] not in _IMAGE_CHANNELS:
+        shown = is_consumed or (at == 0 and _CONVOLUTION_NAME.fullmatch(_last_word(self.layers[at])))
+        if first and shown and not is_produced and shape[0] not in _IMAGE_CHANNELS:
             which = "no layer before it" if self.ordered else "no other layer"
             return "convolution", f"{which} outputs {shape[0]:,} channels"
         after = at + 1
         while after < len(self.layers) and self._kinds(after) <= _NORM_KINDS:
             after += 1
-        between = self.ordered and made and after < len(self.layers) and max(shape[2:]) > 1
+        between = self.ordered and is_produced and after < len(self.layers) and max(shape[2:]) > 1
         if between and self._shape(after)[1:] == (shape[0], *(1 for _ in shape[2:])):
             return "depthwise", f"it is between a layer of {shape[0]:,} channels and a window of one place"
         return None
@@ -893,9 +897,9 @@ class _Neighbours:
     def _network(self, layer: Layer) -> list[object]:
         """Return the names and shapes of all layers in the part of the file that contains the layer."""
         return [
-            (each.name[1:], each.part, {name: leaf.shape for name, leaf in each.group(self.tree).items()})
-            for each in self.layers
-            if each.name[:1] == layer.name[:1]
+            (other.name[1:], other.part, {name: leaf.shape for name, leaf in other.group(self.tree).items()})
+            for other in self.layers
+            if other.name[:1] == layer.name[:1]
         ]
 
 
@@ -904,4 +908,4 @@ def _union(sizes: Iterable[frozenset[int]]) -> frozenset[int]:
 
 
 def _numbers(layer: Layer) -> list[int]:
-    return [int(each) for each in re.findall(r"\d+", layer.title)]
+    return [int(digits) for digits in re.findall(r"\d+", layer.title)]

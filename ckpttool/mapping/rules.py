@@ -65,10 +65,10 @@ def permute_array(array: np.ndarray, axes: tuple[int, ...]) -> np.ndarray:
     if len(order) > 1 and order[0] == len(order) - 1:
         # The last axis becomes the first: a transpose, once the others are in order (copied in runs of it).
         rest = np.ascontiguousarray(words.transpose(*order[1:], order[0]))
-        made = _transpose_matrix(rest.reshape(-1, rest.shape[-1]))
+        matrix = _transpose_matrix(rest.reshape(-1, rest.shape[-1]))
     else:
-        made = np.ascontiguousarray(words.transpose(order))
-    return made.reshape(shape).view(array.dtype)
+        matrix = np.ascontiguousarray(words.transpose(order))
+    return matrix.reshape(shape).view(array.dtype)
 
 
 def _element_dtype(dtype: np.dtype) -> str:
@@ -102,17 +102,17 @@ def _transpose_matrix(matrix: np.ndarray) -> np.ndarray:
     rows, columns = matrix.shape
     if min(rows, columns) < _NARROW:
         return np.ascontiguousarray(matrix.T)
-    made = np.empty((columns, rows), matrix.dtype)
+    transposed = np.empty((columns, rows), matrix.dtype)
     height = max(1, _RUN // matrix.itemsize)
     width = min(columns, _COLUMNS)
     tile = np.empty((height, width + max(1, _LINE // matrix.itemsize)), matrix.dtype)
     for left in range(0, columns, width):
         for top in range(0, rows, height):
             block = matrix[top : top + height, left : left + width]
-            held = tile[: block.shape[0], : block.shape[1]]
-            held[...] = block
-            made[left : left + width, top : top + height] = held.T
-    return made
+            view = tile[: block.shape[0], : block.shape[1]]
+            view[...] = block
+            transposed[left : left + width, top : top + height] = view.T
+    return transposed
 
 
 class Rule(Protocol):
@@ -390,34 +390,34 @@ def compose_rules(first: Rule, second: Rule) -> Rule:
 
     A permutation comes before the place of a part in a whole tensor.
     """
-    made = list(rule_steps(first))
+    steps = list(rule_steps(first))
     for step in rule_steps(second):
-        last = made[-1] if made else None
+        last = steps[-1] if steps else None
         if isinstance(last, Permute) and isinstance(step, Permute) and last.inverse_axes == step.axes:
-            made.pop()
+            steps.pop()
         elif isinstance(last, ConcatPart) and isinstance(step, Permute):
             moved = last._replace(axis=step.axes.index(last.axis))
-            made = [*rule_steps(compose_rules(chain_rules(*made[:-1]), step)), moved]
+            steps = [*rule_steps(compose_rules(chain_rules(*steps[:-1]), step)), moved]
         elif isinstance(last, ConcatPart) and isinstance(step, AxisSlice) and tuple(last) == tuple(step):
-            made.pop()
+            steps.pop()
         else:
-            made.append(step)
-    return made[0] if len(made) == 1 else Chain(tuple(made)) if made else KEEP
+            steps.append(step)
+    return steps[0] if len(steps) == 1 else Chain(tuple(steps)) if steps else KEEP
 
 
 def rule_steps(rule: Rule) -> tuple[Rule, ...]:
     """Return the steps of a rule in order, except those that change nothing."""
     if isinstance(rule, Chain):
-        return tuple(step for each in rule.rules for step in rule_steps(each))
+        return tuple(step for rule in rule.rules for step in rule_steps(rule))
     return () if isinstance(rule, Keep) else (rule,)
 
 
 def chain_rules(*rules: Rule) -> Rule:
     """Return one rule for any number of rules, in order."""
-    found: Rule = KEEP
+    chain: Rule = KEEP
     for rule in rules:
-        found = compose_rules(found, rule)
-    return found
+        chain = compose_rules(chain, rule)
+    return chain
 
 
 KEEP = Keep()
@@ -561,8 +561,8 @@ class ConcatPart(NamedTuple):
         """Return the unfinished whole; raise MappingError unless the part is as long as its place."""
         part = _require_length(self, leaf, self.axis, self.stop - self.start)
         shape = (*part.shape[: self.axis], self.whole, *part.shape[self.axis + 1 :])
-        place = (self.start, self.stop, part.source)
-        return replace(part, shape=shape, source=ConcatSource(part.dtype, shape, self.axis, (place,)))
+        position = (self.start, self.stop, part.source)
+        return replace(part, shape=shape, source=ConcatSource(part.dtype, shape, self.axis, (position,)))
 
     def inverse(self, source: Leaf | ValueLeaf) -> Rule:  # noqa: ARG002  # the same for every leaf
         """Return the rule that extracts the part again."""
@@ -868,9 +868,9 @@ class MappingReport:
     def shown(self, glob: str | None) -> MappingReport:
         """Return the report with only the moves that have a matching path; raise UsageError without any."""
         keep = compile_glob(glob)
-        kept = tuple(each for each in self.mapped if keep(each.source) or keep(each.target))
+        kept = tuple(move for move in self.mapped if keep(move.source) or keep(move.target))
         if glob is not None and not kept:
-            raise no_match_error(glob, [path for each in self.mapped for path in (each.source, each.target)])
+            raise no_match_error(glob, [path for move in self.mapped for path in (move.source, move.target)])
         return replace(self, mapped=kept)
 
 
@@ -1029,14 +1029,16 @@ def relocate_sources(plan: Plan, sources: Mapping[Path, Path]) -> Plan:
 
 def _follow_moves(move: Move, ways: Mapping[Path, list[Move]]) -> list[Move]:
     """Return a plan's targets by the source paths of another plan."""
-    found = ways.get(move.source, [])
+    earlier = ways.get(move.source, [])
     # The parts of one tensor are moved together, or one to its own place; of several equal records, the first
     # is used.
-    if not any(is_part(way.rule) for way in found):
-        return found[:1]
-    made = [(way, rule_steps(compose_rules(way.rule, move.rule))[:-1]) for way in found]
-    whole = [way for way, steps in made if not any(isinstance(step, ConcatPart | SumTerm) for step in steps)]
-    return whole or found[:1]  # a part that is left alone cannot be read
+    if not any(is_part(way.rule) for way in earlier):
+        return earlier[:1]
+    composed = [(way, rule_steps(compose_rules(way.rule, move.rule))[:-1]) for way in earlier]
+    whole = [
+        way for way, steps in composed if not any(isinstance(step, ConcatPart | SumTerm) for step in steps)
+    ]
+    return whole or earlier[:1]  # a part that is left alone cannot be read
 
 
 def object_graph_paths(names: Iterable[tuple[str, ...]]) -> dict[tuple[str, ...], Path]:
@@ -1192,10 +1194,10 @@ def parse_rule(text: str) -> Rule | None:
 
 
 def _parse_step(text: str) -> Rule | None:
-    for pattern, made in _SPELLINGS:
-        found = re.fullmatch(pattern, text, re.ASCII)
-        if found is not None:
-            return made(*found.groups())
+    for pattern, constructor in _SPELLINGS:
+        match = re.fullmatch(pattern, text, re.ASCII)
+        if match is not None:
+            return constructor(*match.groups())
     return None
 
 

@@ -50,15 +50,15 @@ def parse_layer_name(name: tuple[str, ...]) -> tuple[tuple[str, NameStep], ...]:
     items: such numbers give an order and are never compared (keras/src/backend/common/name_scope.py,
     auto_name).
     """
-    found: list[tuple[str, NameStep]] = []
+    steps: list[tuple[str, NameStep]] = []
     for step in name:
         item = _ITEM.fullmatch(step)
-        if item is not None and not (found and found[-1][1] == parse_name_step(item[1])):
-            found.append((item[1], parse_name_step(item[1])))
+        if item is not None and not (steps and steps[-1][1] == parse_name_step(item[1])):
+            steps.append((item[1], parse_name_step(item[1])))
         if step and step not in _BOOKKEEPING:
             step = step if item is None else item[2]
-            found.append((step, parse_name_step(step)))
-    return tuple(found)
+            steps.append((step, parse_name_step(step)))
+    return tuple(steps)
 
 
 def parse_name_step(step: str) -> NameStep:
@@ -98,10 +98,10 @@ def _number_direction(step: str) -> str:
 
 def steps_of_part(part: str, *, both: bool) -> tuple[str, ...]:
     """Return the Keras-style name of a torch module's recurrent layer: its number, then its direction."""
-    found = _PART.fullmatch(part)
-    if found is None:
+    match = _PART.fullmatch(part)
+    if match is None:
         return (part,) if part else ()
-    return (found[1], "backward_layer" if found[2] else "forward_layer") if both else (found[1],)
+    return (match[1], "backward_layer" if match[2] else "forward_layer") if both else (match[1],)
 
 
 def part_depth(part: str) -> int:
@@ -170,14 +170,14 @@ _TOKEN = deferred.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 
 def name_tokens(name: tuple[str, ...]) -> frozenset[str]:
     """Return the words of a name that may distinguish layers, each in its common spelling."""
-    found: set[str] = set()
+    tokens: set[str] = set()
     for step, word in parse_layer_name(name):
         if word.text is None:
             continue
         whole = re.sub(r"[\d_.-]+$", "", step.lower())
-        parts = [whole] if whole in _SPELLINGS else [each.lower() for each in _TOKEN.findall(step)]
-        found |= {_SPELLINGS.get(part, part) for part in parts if part not in _GENERIC}
-    return frozenset(found)
+        parts = [whole] if whole in _SPELLINGS else [word.lower() for word in _TOKEN.findall(step)]
+        tokens |= {_SPELLINGS.get(part, part) for part in parts if part not in _GENERIC}
+    return frozenset(tokens)
 
 
 _ATTENTION = _FAMILIES[0]
@@ -191,11 +191,11 @@ def words_contradict(one: frozenset[str], other: frozenset[str], *, attention: b
     for family in _FAMILIES:
         if family is _ATTENTION and not attention:
             continue
-        mine, theirs = (
-            {n for n, same in enumerate(family) if any(_SPELLINGS[each] in side for each in same)}
+        mine, others = (
+            {n for n, same in enumerate(family) if any(_SPELLINGS[word] in side for word in same)}
             for side in (one, other)
         )
-        if mine and theirs and not mine & theirs:
+        if mine and others and not mine & others:
             return True
     return False
 
@@ -218,7 +218,7 @@ _UNNAMED = frozenset(("variable", "param", "parameter", "tensor", "buffer", "var
 
 def quantities_differ(one: str, other: str) -> bool:
     """Return whether the names of two tensors state different functions of a quantity (std, log_std)."""
-    words = [{each.lower() for each in _TOKEN.findall(name)} - _UNNAMED for name in (one, other)]
+    words = [{word.lower() for word in _TOKEN.findall(name)} - _UNNAMED for name in (one, other)]
     if not all(words):
         return False
     for function in _FUNCTIONS.values():
@@ -269,11 +269,11 @@ class NameScope:
 
     def named(self) -> dict[str, NameScope]:
         """Return the child modules by their names; omit duplicates."""
-        found: dict[str, NameScope | None] = {}
+        scopes: dict[str, NameScope | None] = {}
         for child in self.children.values():
             if child.word.text is not None:
-                found[child.word.text] = None if child.word.text in found else child
-        return {text: child for text, child in found.items() if child is not None}
+                scopes[child.word.text] = None if child.word.text in scopes else child
+        return {text: child for text, child in scopes.items() if child is not None}
 
     def numbered(self) -> dict[str, NameScope]:
         """Return the child modules whose steps only number them."""
@@ -290,22 +290,22 @@ class NameScope:
 
     def layers(self, without: Iterable[NameScope] = ()) -> list[int]:
         """Return the layers in order, sorted by number where numbered, without those of some modules."""
-        left, found = set(map(id, without)), []
+        left, layers = set(map(id, without)), []
         waiting = [self]
         while waiting:
             node = waiting.pop()
-            found += node.own
+            layers += node.own
             children = [child for child in node.children.values() if id(child) not in left]
             if all(child.word.text is None for child in children) and node.counted():
                 children.sort(key=lambda child: child.word.number)
             waiting += reversed(children)
-        return found
+        return layers
 
     def counted(self) -> bool:
         """Return whether the numbers of the child modules form a single row."""
-        found = [child.word.number for child in self.children.values()]
+        numbers = [child.word.number for child in self.children.values()]
         stems = {name_stem((step,)) for step in self.children}
-        return len(set(found)) == len(found) and len(stems) == 1
+        return len(set(numbers)) == len(numbers) and len(stems) == 1
 
 
 def pair_scopes(
@@ -317,7 +317,7 @@ def pair_scopes(
     other's, and all of these modules `agree`.
     """
     named, shifted = ours.named(), _shifted_names(theirs, ours)
-    found = [
+    scopes = [
         (child, named[text])
         for text, child in theirs.named().items()
         if text in named and text not in shifted
@@ -330,32 +330,32 @@ def pair_scopes(
     ):
         counted = [(mine[step], others[step]) for step in both]
         if all(agree(one, other) for one, other in counted):
-            found += counted
-    return found
+            scopes += counted
+    return scopes
 
 
 _NUMBERED_NAME = deferred.compile(r"(.*\D)(\d{1,9})", re.ASCII)
 
 
-def _shifted_names(theirs: NameScope, ours: NameScope) -> set[str]:
+def _shifted_names(source: NameScope, target: NameScope) -> set[str]:
     """Return the numbered names of two modules counted from different numbers (fc_0, fc_1; fc1, fc2)."""
     sides: list[dict[str, dict[int, str]]] = []
-    for scope in (theirs, ours):
+    for scope in (source, target):
         rows: dict[str, dict[int, str]] = {}
         for step, child in scope.children.items():
             match = _NUMBERED_NAME.fullmatch(child.word.text or "")
             if match is not None:
                 rows.setdefault(match[1], {})[int(match[2])] = step
         sides.append(rows)
-    found: set[str] = set()
+    names: set[str] = set()
     for stem, mine in sides[0].items():
         others = sides[1].get(stem, {})
         if not others or mine.keys() == others.keys() or min(mine) == min(others):
             continue
         part = mine.keys() <= others.keys() or others.keys() <= mine.keys()
         if not part or any(mine[n] != others[n] for n in mine.keys() & others.keys()):
-            found |= {f"{stem}{n}" for n in mine}
-    return found
+            names |= {f"{stem}{n}" for n in mine}
+    return names
 
 
 def build_scope(every: Sequence[LayerCandidate], some: Iterable[int]) -> NameScope:
@@ -380,26 +380,26 @@ def add_call_places(
     stay unchanged. The third result is whether only the order of the outputs distinguishes some positions.
     """
     sides = list(theirs), list(ours)
-    with_lone = _add_places(sides, lone=True) if any(each.lone for each in (*theirs, *ours)) else None
+    with_lone = _add_places(sides, lone=True) if any(layer.lone for layer in (*theirs, *ours)) else None
     return with_lone or _add_places(sides, lone=False) or (*sides, False)
 
 
 def _add_places(
-    given: tuple[list[LayerCandidate], list[LayerCandidate]], *, lone: bool
+    pair: tuple[list[LayerCandidate], list[LayerCandidate]], *, lone: bool
 ) -> tuple[list[LayerCandidate], list[LayerCandidate], bool] | None:
     """Return what add_call_places returns, None where the sides disagree; `lone` includes lone tensors."""
-    sides = list(given[0]), list(given[1])
+    sides = list(pair[0]), list(pair[1])
     known = frozenset.intersection(
-        *(frozenset(s for each in side if lone or not each.lone for s in each.signatures) for side in sides)
+        *(frozenset(s for part in side if lone or not part.lone for s in part.signatures) for side in sides)
     )
-    kinds = [[frozenset(each.signatures & known) for each in side] for side in sides]
+    kinds = [[frozenset(layer.signatures & known) for layer in side] for side in sides]
     # A kind is no evidence if a call of one of its layers was not observed, or if only one side has it.
     unseen = {
         s
         for side, own in zip(sides, kinds, strict=True)
-        for each, kind in zip(side, own, strict=True)
+        for layer, kind in zip(side, own, strict=True)
         for s in kind
-        if each.call.number < 0
+        if layer.call.number < 0
     }
     marks: list[dict[int, object]] = [
         {n: tuple(sorted(map(repr, kind))) for n, kind in enumerate(own) if kind and not kind & unseen}
@@ -418,8 +418,8 @@ def _add_places(
     if not places:
         return None
     for side, own in zip(sides, places, strict=False):
-        for n, place in own.items():
-            side[n] = side[n]._replace(settings=side[n].settings | {(PLACE, place)})
+        for n, index in own.items():
+            side[n] = side[n]._replace(settings=side[n].settings | {(PLACE, index)})
     return *sides, decide
 
 
@@ -581,22 +581,22 @@ class _Solver:
 
     def solved(self, given: Sequence[tuple[str, str]]) -> Solution:
         """Return the complete solution."""
-        taken: tuple[set[int], set[int]] = set(), set()
-        for theirs, ours in given:
+        matched: tuple[set[int], set[int]] = set(), set()
+        for sources, targets in given:
             left = (
                 # A layer that the source shares may fill several of the model's.
-                _find_below(self.sources, theirs, taken[0]) or _find_below(self.sources, theirs, ()),
-                _find_below(self.targets, ours, taken[1]),
+                _find_below(self.sources, sources, matched[0]) or _find_below(self.sources, sources, ()),
+                _find_below(self.targets, targets, matched[1]),
             )
-            for names, found in zip((theirs, ours), left, strict=True):
-                if not found:
+            for names, layers in zip((sources, targets), left, strict=True):
+                if not layers:
                     raise UsageError("no layer matches the name in --match", found=names)
-            for known, word in zip(taken, left, strict=True):
+            for known, word in zip(matched, left, strict=True):
                 known |= set(word)
             self._given(*left)
         rest = [
             build_scope(every, [n for n in range(len(every)) if n not in known])
-            for every, known in zip((self.sources, self.targets), taken, strict=True)
+            for every, known in zip((self.sources, self.targets), matched, strict=True)
         ]
         self._close(*self._scope(*rest))
         return Solution(
@@ -625,19 +625,19 @@ class _Solver:
 
     # Names.
 
-    def _scope(self, theirs: NameScope, ours: NameScope) -> tuple[list[int], list[int]]:
+    def _scope(self, source: NameScope, target: NameScope) -> tuple[list[int], list[int]]:
         """Match the contents of two paired modules; return the rest of both sides."""
-        named, above = pair_scopes(theirs, ours, self._agree), (theirs, ours)
+        named, above = pair_scopes(source, target, self._agree), (source, target)
         while not named:
             # A single module around everything is no evidence.
-            if (inner := theirs.only()) is not None:
-                theirs = inner
-            elif (inner := ours.only()) is not None:
-                ours = inner
+            if (inner := source.only()) is not None:
+                source = inner
+            elif (inner := target.only()) is not None:
+                target = inner
             else:
                 break
-            named = pair_scopes(theirs, ours, self._agree)
-        named += self._one_sided(theirs, ours, named)
+            named = pair_scopes(source, target, self._agree)
+        named += self._one_sided(source, target, named)
         left: tuple[list[int], list[int]] = ([], [])
         for one, other in named:
             rest = self._scope(one, other)
@@ -649,27 +649,27 @@ class _Solver:
                 # out.
                 left[0].extend(rest[0])
                 left[1].extend(rest[1])
-        sources = [*theirs.layers(_expand_scopes(one for one, _ in named)), *left[0]]
-        targets = [*ours.layers(_expand_scopes(other for _, other in named)), *left[1]]
-        if (theirs, ours) == above:
-            sources, targets = self._by_name(theirs.own, ours.own, sources, targets)
+        sources = [*source.layers(_expand_scopes(one for one, _ in named)), *left[0]]
+        targets = [*target.layers(_expand_scopes(other for _, other in named)), *left[1]]
+        if (source, target) == above:
+            sources, targets = self._by_name(source.own, target.own, sources, targets)
         return self._settled(sources, targets)
 
     def _agree(self, one: NameScope, other: NameScope) -> bool:
         """Return whether two modules with the same number may match: layers that fit, or common kinds."""
         if one.children or other.children:
-            theirs = {s for n in one.layers() for s in self.sources[n].signatures}
-            return any(not theirs.isdisjoint(self.targets[n].signatures) for n in other.layers())
+            signatures = {s for n in one.layers() for s in self.sources[n].signatures}
+            return any(not signatures.isdisjoint(self.targets[n].signatures) for n in other.layers())
         return len(one.own) == len(other.own) == 1 and self._fits(one.own[0], other.own[0])
 
     def _one_sided(
-        self, theirs: NameScope, ours: NameScope, named: Sequence[tuple[NameScope, NameScope]]
+        self, source: NameScope, target: NameScope, named: Sequence[tuple[NameScope, NameScope]]
     ) -> list[tuple[NameScope, NameScope]]:
         """Return modules with other names, or a module and its siblings, that contain the same names."""
         known = {id(module) for pair in named for module in pair}
         rest = [
             NameScope({step: child for step, child in side.children.items() if id(child) not in known})
-            for side in (theirs, ours)
+            for side in (source, target)
         ]
         if not (rest[0].children and rest[1].children):
             return []
@@ -695,12 +695,12 @@ class _Solver:
         ]
 
     def _by_name(
-        self, theirs: list[int], ours: list[int], sources: list[int], targets: list[int]
+        self, source_numbers: list[int], target_numbers: list[int], sources: list[int], targets: list[int]
     ) -> tuple[list[int], list[int]]:
         """Match the layers of two modules with the same name."""
-        if len(theirs) != 1 or len(ours) != 1:
+        if len(source_numbers) != 1 or len(target_numbers) != 1:
             return sources, targets
-        source, target = theirs[0], ours[0]
+        source, target = source_numbers[0], target_numbers[0]
         if not self._fits(source, target):
             self.misfits.append(LayerPair(source, target, "name"))
             return sources, targets
@@ -727,20 +727,23 @@ class _Solver:
             if len(self.pairs) == before:
                 break
             tried.clear()
-            taken = {p.source for p in self.pairs[before:]}, {p.target for p in self.pairs[before:]}
-            left = self._only_fits(*([n for n in left[i] if n not in taken[i]] for i in (0, 1)))
+            matched = {p.source for p in self.pairs[before:]}, {p.target for p in self.pairs[before:]}
+            left = self._only_fits(*([n for n in left[i] if n not in matched[i]] for i in (0, 1)))
         if self.accept_order and left[0] and left[1]:
             left = self._accepted(*left)
         return left
 
     def _groups(self, sources: list[int], targets: list[int]) -> list[tuple[list[int], list[int]]]:
         """Return layers of one kind and shape on both sides; one with several kinds is in the first."""
-        theirs, ours = _group_by_signature(self.sources, sources), _group_by_signature(self.targets, targets)
-        found: dict[tuple[int, ...], list[int]] = {}
-        for signature, wanting in ours.items():
-            if (having := theirs.get(signature)) is not None:
-                found.setdefault(tuple(wanting), having)
-        return [(having, list(wanting)) for wanting, having in found.items()]
+        by_source, by_target = (
+            _group_by_signature(self.sources, sources),
+            _group_by_signature(self.targets, targets),
+        )
+        groups: dict[tuple[int, ...], list[int]] = {}
+        for signature, wanting in by_target.items():
+            if (having := by_source.get(signature)) is not None:
+                groups.setdefault(tuple(wanting), having)
+        return [(having, list(wanting)) for wanting, having in groups.items()]
 
     def _resolve(self, having: list[int], wanting: list[int]) -> None:
         """Match layers that all fit each other, by words, by their modules and by their numbers."""
@@ -751,17 +754,17 @@ class _Solver:
         )
         for parted, by in ways:
             parts = parted(having, wanting)
-            found = len(self.pairs)
-            for theirs, ours in parts:
-                if len(theirs) == len(ours) == 1:
-                    self._pair(theirs[0], ours[0], by)
-                elif len(theirs) < len(having) or len(ours) < len(wanting):
-                    self._resolve(theirs, ours)
-            if len(self.pairs) > found:
+            count = len(self.pairs)
+            for source_part, target_part in parts:
+                if len(source_part) == len(target_part) == 1:
+                    self._pair(source_part[0], target_part[0], by)
+                elif len(source_part) < len(having) or len(target_part) < len(wanting):
+                    self._resolve(source_part, target_part)
+            if len(self.pairs) > count:
                 return
         for parted in (self._by_numbers, self._by_calls, self._by_stems, self._by_normed_layers):
             parted(having, wanting)
-            if len(self.pairs) > found:
+            if len(self.pairs) > count:
                 return
 
     def _pair(self, source: int, target: int, by: By) -> bool:
@@ -805,17 +808,20 @@ class _Solver:
 
     def _by_settings(self, having: list[int], wanting: list[int]) -> list[tuple[list[int], list[int]]]:
         """Return groups of both sides with the same settings, such as a dilation, if all have some."""
-        theirs = {n: self.sources[n].settings for n in having}
-        ours = {n: self.targets[n].settings for n in wanting}
-        every = [{name for name, _ in each} for each in (*theirs.values(), *ours.values())]
+        source_settings = {n: self.sources[n].settings for n in having}
+        target_settings = {n: self.targets[n].settings for n in wanting}
+        every = [
+            {name for name, _ in settings}
+            for settings in (*source_settings.values(), *target_settings.values())
+        ]
         both = set.intersection(*every)
         for known in (both, both - {BIAS}):
             sides = [
                 {
-                    n: frozenset(f"{name} {value}" for name, value in each if name in known)
-                    for n, each in side.items()
+                    n: frozenset(f"{name} {value}" for name, value in settings if name in known)
+                    for n, settings in side.items()
                 }
-                for side in (theirs, ours)
+                for side in (source_settings, target_settings)
             ]
             if any(len(set(side.values())) < 2 for side in sides):
                 continue
@@ -826,17 +832,17 @@ class _Solver:
 
     def _by_words(self, having: list[int], wanting: list[int]) -> list[tuple[list[int], list[int]]]:
         """Return groups of both sides with the same distinguishing words."""
-        theirs, ours = [self._words(0, n) for n in having], [self._words(1, n) for n in wanting]
-        everywhere = frozenset.intersection(*theirs, *ours)
-        common = frozenset[str]().union(*theirs) & frozenset[str]().union(*ours) - everywhere
+        source_words, target_words = [self._words(0, n) for n in having], [self._words(1, n) for n in wanting]
+        everywhere = frozenset.intersection(*source_words, *target_words)
+        common = frozenset[str]().union(*source_words) & frozenset[str]().union(*target_words) - everywhere
         if not common:
             return []
         parts = _pair_by_marks(
-            {n: own & common for n, own in zip(having, theirs, strict=True)},
-            {n: own & common for n, own in zip(wanting, ours, strict=True)},
+            {n: own & common for n, own in zip(having, source_words, strict=True)},
+            {n: own & common for n, own in zip(wanting, target_words, strict=True)},
         )
         # Words that only one side uses distinguish its layers too: `post_attention` is not `self_attention`.
-        alike = frozenset.intersection(*theirs), frozenset.intersection(*ours)
+        alike = frozenset.intersection(*source_words), frozenset.intersection(*target_words)
         return [part for part in parts if not all(map(self._other_words, (0, 1), part, (common,) * 2, alike))]
 
     def _other_words(
@@ -856,8 +862,8 @@ class _Solver:
                     partners = table.get(module, set())
                     partner = next(iter(partners)) if len(partners) == 1 else None
                     sure = module and partner and len((back, links)[side][partner]) == 1
-                    place = (partner if side == 0 else module) if sure else None
-                    sides[side][n] = frozenset(("/".join(place),)) if place else frozenset()
+                    scope = (partner if side == 0 else module) if sure else None
+                    sides[side][n] = frozenset(("/".join(scope),)) if scope else frozenset()
             parts = _pair_by_marks(*sides)
             if any(len(a) < len(having) or len(b) < len(wanting) for a, b in parts):
                 return parts
@@ -877,22 +883,24 @@ class _Solver:
         """Match two rows of layers that both sides number."""
         if len(having) != len(wanting):
             return
-        theirs, ours = _build_row(self.sources, having), _build_row(self.targets, wanting)
-        if theirs is None or ours is None:
+        source_row, target_row = _build_row(self.sources, having), _build_row(self.targets, wanting)
+        if source_row is None or target_row is None:
             return
-        agreed = theirs.agrees(ours)
+        agreed = source_row.agrees(target_row)
         if agreed is None:
             return
-        calls = [self.targets[n] for n in ours.layers]
-        seen = all(one.call.number >= 0 for one in calls)
-        chain = seen and _is_chain(calls)
-        if agreed == "counted" and (theirs.by_construction or ((seen or ours.by_construction) and not chain)):
+        calls = [self.targets[n] for n in target_row.layers]
+        traced = all(one.call.number >= 0 for one in calls)
+        chain = traced and _is_chain(calls)
+        if agreed == "counted" and (
+            source_row.by_construction or ((traced or target_row.by_construction) and not chain)
+        ):
             return
         if not chain and self._differ_unseen(having, wanting):
             return
-        if agreed == "named" and seen and any(b.call.number < a.call.number for a, b in pairwise(calls)):
+        if agreed == "named" and traced and any(b.call.number < a.call.number for a, b in pairwise(calls)):
             return  # the model does not call its layers in the order of their numbers
-        for source, target in zip(theirs.layers, ours.layers, strict=True):
+        for source, target in zip(source_row.layers, target_row.layers, strict=True):
             if self._pair(source, target, "numbers"):
                 (self.counted if agreed == "counted" else self.numbered).append(self.pairs[-1])
 
@@ -902,7 +910,10 @@ class _Solver:
         Programs number such branches in different orders.
         """
         sides = [
-            {n: frozenset(each for each in every[n].settings if each[0] not in (PLACE, BIAS)) for n in some}
+            {
+                n: frozenset(setting for setting in every[n].settings if setting[0] not in (PLACE, BIAS))
+                for n in some
+            }
             for every, some in ((self.sources, having), (self.targets, wanting))
         ]
         return len(set(sides[1].values())) > 1 == len(set(sides[0].values()))
@@ -922,29 +933,29 @@ class _Solver:
         sizes = [[len(part) for part in side] for side in parts]
         if sizes[0] != sizes[1] or not 1 < len(sizes[0]) == len(set(sizes[0])):
             return
-        for theirs, ours in zip(*parts, strict=True):
-            if len(theirs) > 1:
+        for source_part, target_part in zip(*parts, strict=True):
+            if len(source_part) > 1:
                 before = len(self.pairs)
-                self._by_numbers(theirs, ours)
+                self._by_numbers(source_part, target_part)
                 if len(self.pairs) == before:
-                    self._by_calls(theirs, ours)
-            elif self._pair(theirs[0], ours[0], "numbers"):
+                    self._by_calls(source_part, target_part)
+            elif self._pair(source_part[0], target_part[0], "numbers"):
                 self.numbered.append(self.pairs[-1])
 
     def _by_calls(self, having: list[int], wanting: list[int]) -> None:
         """Match a row of numbered layers with those of a model that calls them one after the other."""
         if len(having) != len(wanting) or any(self.targets[n].call.number < 0 for n in wanting):
             return
-        theirs = _build_row(self.sources, having)
-        ours = sorted(wanting, key=lambda n: self.targets[n].call.number)
-        if theirs is None or theirs.has_networks or theirs.by_construction:
+        row = _build_row(self.sources, having)
+        targets = sorted(wanting, key=lambda n: self.targets[n].call.number)
+        if row is None or row.has_networks or row.by_construction:
             return
-        if not _is_chain([self.targets[n] for n in ours]):
+        if not _is_chain([self.targets[n] for n in targets]):
             return
         own = _build_row(self.targets, wanting)
-        if own is not None and not own.by_framework and own.layers != ours:
+        if own is not None and not own.by_framework and own.layers != targets:
             return  # numbers chosen by the program give another order
-        for source, target in zip(theirs.layers, ours, strict=True):
+        for source, target in zip(row.layers, targets, strict=True):
             if self._pair(source, target, "calls"):
                 self.counted.append(self.pairs[-1])
 
@@ -959,24 +970,24 @@ class _Solver:
             one, other = normed.get(pair.source), own.get(pair.target)
             if one is not None and other is not None and partners.get(one[0], other[0]) != other[0]:
                 return
-        ours = {own[n]: n for n in wanting if n in own}
-        found: dict[int, int] = {}
+        by_layer = {own[n]: n for n in wanting if n in own}
+        pairs: dict[int, int] = {}
         count = -1
-        while count < len(found):
-            count = len(found)
+        while count < len(pairs):
+            count = len(pairs)
             for n in having:
                 layer, alike = normed.get(n, _NO_LAYER)
-                partner = partners.get(layer, found.get(layer))
-                if n in found or partner is None:
+                partner = partners.get(layer, pairs.get(layer))
+                if n in pairs or partner is None:
                     continue
-                target = ours.get((partner, alike))
-                if target is None or target in found.values():
+                target = by_layer.get((partner, alike))
+                if target is None or target in pairs.values():
                     return
-                found[n] = target
+                pairs[n] = target
         by_place = self.in_order and any(self.sources[n].call.number < 0 for n in having)
-        if by_place and not len(found) == len(having) == len(wanting):
+        if by_place and not len(pairs) == len(having) == len(wanting):
             return
-        for source, target in found.items():
+        for source, target in pairs.items():
             if self._pair(source, target, "calls"):
                 self.normed.append(self.pairs[-1])
 
@@ -995,42 +1006,42 @@ class _Solver:
         for n, one in enumerate(every):
             if n not in norms and one.name and not one.lone:
                 named.setdefault((*one.name[:-1], _strip_kind(one.name[-1])), []).append(n)
-        made: dict[int, tuple[int, bool]] = {}
+        normed: dict[int, tuple[int, bool]] = {}
         for n in norms:
             one, layer = every[n], None
             if one.call.number >= 0:
-                before = [place for place in by_call if one.call.after >> place & 1]
+                before = [position for position in by_call if one.call.after >> position & 1]
                 layer = by_call[max(before)] if before else None
             elif side == 0 and self.in_order:
                 layer = n - 1 if n and not every[n - 1].lone else None
             elif one.name and len(same := named.get((*one.name[:-1], _strip_kind(one.name[-1])), [])) == 1:
                 layer = same[0] if _widths(every[same[0]]) & _widths(one) else None
             if layer is not None:
-                made[n] = layer, bool(_widths(every[layer]) & _widths(one))
-        self._normed = (made, self._normed[1]) if side == 0 else (self._normed[0], made)
-        return made
+                normed[n] = layer, bool(_widths(every[layer]) & _widths(one))
+        self._normed = (normed, self._normed[1]) if side == 0 else (self._normed[0], normed)
+        return normed
 
     def _only_fits(self, sources: list[int], targets: list[int]) -> tuple[list[int], list[int]]:
         """Match, until nothing changes, each target that fits only one source which no other target needs."""
         left = sources, targets
         while True:
-            theirs, ours = (
+            by_source, by_target = (
                 _group_by_signature(self.sources, left[0]),
                 _group_by_signature(self.targets, left[1]),
             )
-            found: dict[int, int] = {}
-            for signature, wanting in ours.items():
-                having = theirs.get(signature, [])
-                alone = len(wanting) == len(having) == 1 and self._alone(having[0], wanting[0], theirs)
-                if alone and having[0] not in found and self._pair(having[0], wanting[0], "only fit"):
-                    found[having[0]] = wanting[0]
-            if not found:
+            pairs: dict[int, int] = {}
+            for signature, wanting in by_target.items():
+                having = by_source.get(signature, [])
+                alone = len(wanting) == len(having) == 1 and self._alone(having[0], wanting[0], by_source)
+                if alone and having[0] not in pairs and self._pair(having[0], wanting[0], "only fit"):
+                    pairs[having[0]] = wanting[0]
+            if not pairs:
                 return left
-            taken = set(found.values())
-            left = [n for n in left[0] if n not in found], [n for n in left[1] if n not in taken]
+            matched = set(pairs.values())
+            left = [n for n in left[0] if n not in pairs], [n for n in left[1] if n not in matched]
 
-    def _alone(self, source: int, target: int, theirs: Mapping[Signature, list[int]]) -> bool:
-        return all(theirs.get(s, [source]) == [source] for s in self.targets[target].signatures)
+    def _alone(self, source: int, target: int, by_source: Mapping[Signature, list[int]]) -> bool:
+        return all(by_source.get(s, [source]) == [source] for s in self.targets[target].signatures)
 
     # Order.
 
@@ -1045,15 +1056,15 @@ class _Solver:
             rows = [
                 row for group in self._groups(sources, targets) if (row := self._row_of(*group)) is not None
             ]
-        taken: tuple[set[int], set[int]] = set(), set()
+        matched: tuple[set[int], set[int]] = set(), set()
         for row in rows:
             for source, target in zip(*row, strict=True):
-                free = source not in taken[0] and target not in taken[1]
+                free = source not in matched[0] and target not in matched[1]
                 if free and not self._is_elsewhere(source, target):
                     self.pairs.append(LayerPair(source, target, "order"))
-                    taken[0].add(source)
-                    taken[1].add(target)
-        return [n for n in sources if n not in taken[0]], [n for n in targets if n not in taken[1]]
+                    matched[0].add(source)
+                    matched[1].add(target)
+        return [n for n in sources if n not in matched[0]], [n for n in targets if n not in matched[1]]
 
     def _row_of(self, having: list[int], wanting: list[int]) -> tuple[list[int], list[int]] | None:
         """Return layers of one kind and shape in order, None if the source has none."""
@@ -1090,10 +1101,10 @@ class _Solver:
         both = ([self.sources[n] for n in having], [self.targets[n] for n in wanting])
         if all(one.call.number >= 0 for side in both for one in side):
             return "calls"
-        theirs, ours = _build_row(self.sources, having), _build_row(self.targets, wanting)
-        if theirs is None or ours is None or theirs.nesting != ours.nesting:
+        source_row, target_row = _build_row(self.sources, having), _build_row(self.targets, wanting)
+        if source_row is None or target_row is None or source_row.nesting != target_row.nesting:
             return None
-        unsure = any(row.by_construction or row.has_networks for row in (theirs, ours))
+        unsure = any(row.by_construction or row.has_networks for row in (source_row, target_row))
         return None if unsure else "numbers"
 
 
@@ -1169,13 +1180,13 @@ def _build_row(every: Sequence[LayerCandidate], some: Sequence[int]) -> _LayerRo
         rows = [counts[n] for n in ordered]
     listed = any(not _LISTS.isdisjoint(every[n].name) for n in some)
     by_class = all(_is_by_class(steps[n][at]) for n in some for at in varying)
-    made = by_class and not listed and not all(every[n].listed for n in some)
+    by_construction = by_class and not listed and not all(every[n].listed for n in some)
     # A file of Keras 3 numbers the items of a list, an attribute of the program, by class.
     first = varying[0] if varying else 0
     placed = first > 0 and all(
         every[n].listed and parse_name_step(steps[n][first - 1]).text is not None for n in some
     )
-    return _LayerRow(ordered, [steps[n] for n in ordered], rows, varying, listed, made, placed)
+    return _LayerRow(ordered, [steps[n] for n in ordered], rows, varying, listed, by_construction, placed)
 
 
 _NO_LAYER = (-1, False)
@@ -1191,13 +1202,15 @@ def _strip_kind(step: str) -> str:
 
 def _widths(one: LayerCandidate) -> frozenset[int]:
     """Return the possible numbers of channels of a layer's result: the last extent of its kernel or scale."""
-    found = set()
+    widths = set()
     for _, *shapes in one.signatures:
-        for each in shapes:
-            extents = each[1] if isinstance(each, tuple) and len(each) == 2 and each[0] == "kernel" else each
+        for shape in shapes:
+            extents = (
+                shape[1] if isinstance(shape, tuple) and len(shape) == 2 and shape[0] == "kernel" else shape
+            )
             if isinstance(extents, tuple) and extents and isinstance(extents[-1], int):
-                found.add(extents[-1])
-    return frozenset(found)
+                widths.add(extents[-1])
+    return frozenset(widths)
 
 
 def _is_chain(called: Sequence[LayerCandidate]) -> bool:
@@ -1209,12 +1222,12 @@ def _group_by_stem(
     every: Sequence[LayerCandidate], some: Iterable[int], *, numbered: bool = False
 ) -> dict[tuple[object, ...], list[int]]:
     """Return the layers by the names without numbers, with the last number if `numbered`."""
-    found: dict[tuple[object, ...], list[int]] = {}
+    groups: dict[tuple[object, ...], list[int]] = {}
     for n in some:
         steps = tuple(step for step, _ in parse_layer_name(every[n].name))
         last = [number for numbers in name_numbers(steps) for number in numbers][-1:] if numbered else ()
-        found.setdefault((*name_stem(steps), *last), []).append(n)
-    return found
+        groups.setdefault((*name_stem(steps), *last), []).append(n)
+    return groups
 
 
 def _is_by_class(step: str) -> bool:
@@ -1231,7 +1244,7 @@ def _nesting_shape(counts: Sequence[Numbers]) -> object:
     if len(below) == 1:
         return _nesting_shape(next(iter(below.values())))
     inner = [_nesting_shape(rest) for rest in below.values()]
-    return len(inner) if all(each == 1 for each in inner) else tuple(inner)
+    return len(inner) if all(size == 1 for size in inner) else tuple(inner)
 
 
 def _is_grouped(nesting: object) -> bool:
@@ -1239,14 +1252,14 @@ def _is_grouped(nesting: object) -> bool:
 
 
 def _pair_by_marks(
-    theirs: Mapping[int, frozenset[str]], ours: Mapping[int, frozenset[str]]
+    source_marks: Mapping[int, frozenset[str]], target_marks: Mapping[int, frozenset[str]]
 ) -> list[tuple[list[int], list[int]]]:
     """Return the members of both sides that have equal marks."""
-    found: dict[frozenset[str], tuple[list[int], list[int]]] = {}
-    for side, marked in enumerate((theirs, ours)):
+    groups: dict[frozenset[str], tuple[list[int], list[int]]] = {}
+    for side, marked in enumerate((source_marks, target_marks)):
         for number, marks in marked.items():
-            found.setdefault(marks, ([], []))[side].append(number)
-    return [(mine, others) for marks, (mine, others) in found.items() if marks and mine and others]
+            groups.setdefault(marks, ([], []))[side].append(number)
+    return [(mine, others) for marks, (mine, others) in groups.items() if marks and mine and others]
 
 
 def _parent_name(one: LayerCandidate, height: int) -> tuple[str, ...]:
@@ -1267,12 +1280,12 @@ def _unwrap_scope(module: NameScope) -> NameScope:
 
 def _holders(rest: NameScope) -> dict[str, list[NameScope]]:
     """Return by name the modules that contain one with that name: siblings here, and children there."""
-    found: dict[str, list[NameScope]] = {name: [rest] for name in rest.named()}
+    holders: dict[str, list[NameScope]] = {name: [rest] for name in rest.named()}
     for child in rest.children.values():
         inner = _unwrap_scope(child)
         for name in inner.named():
-            found.setdefault(name, []).append(inner)
-    return found
+            holders.setdefault(name, []).append(inner)
+    return holders
 
 
 def _step_of(rest: NameScope, module: NameScope) -> tuple[str, ...]:
@@ -1280,20 +1293,20 @@ def _step_of(rest: NameScope, module: NameScope) -> tuple[str, ...]:
 
 
 def _group_by_signature(every: Sequence[LayerCandidate], some: Iterable[int]) -> dict[Signature, list[int]]:
-    found: dict[Signature, list[int]] = {}
+    groups: dict[Signature, list[int]] = {}
     for number in some:
         for signature in every[number].signatures:
-            found.setdefault(signature, []).append(number)
-    return found
+            groups.setdefault(signature, []).append(number)
+    return groups
 
 
-def _find_below(every: Sequence[LayerCandidate], name: str, taken: Collection[int]) -> list[int]:
-    wanted = name.replace(".", "/").strip("/")
+def _find_below(every: Sequence[LayerCandidate], name: str, used: Collection[int]) -> list[int]:
+    prefix = name.replace(".", "/").strip("/")
     return [
         number
         for number, one in enumerate(every)
-        if number not in taken
-        and any(title == wanted or title.startswith(f"{wanted}/") for title in (one.title, one.shown))
+        if number not in used
+        and any(title == prefix or title.startswith(f"{prefix}/") for title in (one.title, one.shown))
     ]
 
 
@@ -1349,7 +1362,7 @@ class Ambiguity:
         return self._choice(f"match={{{pairs}}}", "accept_order=True")
 
     def _choice(self, pairs: str, order: str) -> str:
-        sources, targets = (abbreviate_list(each, _MOST) for each in (self.sources, self.targets))
+        sources, targets = (abbreviate_list(names, _MOST) for names in (self.sources, self.targets))
         if self.differ:
             return (
                 f"{sources} fits {targets}, but the names state different quantities, such as a variance and "

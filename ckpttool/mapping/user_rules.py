@@ -97,12 +97,12 @@ def load_rules(path: str) -> RuleFile:
         raise lines.wrong(f"unknown key {name}", name, hint=suggest_choice(name, (*_TABLES, "rest")))
     if document.get("rest", "unmapped") not in get_args(Rest):
         raise lines.wrong("invalid value for rest", "rest", expected=", ".join(get_args(Rest)))
-    made = {name: list(_parse_items(document, name, lines)) for name in _TABLES}
+    tables = {name: list(_parse_items(document, name, lines)) for name in _TABLES}
     return RuleFile(
         path,
-        tuple(_parse_entry(item, lines) for item in made["rule"]),
-        tuple((item.line, _parse_pattern(item, lines)) for item in made["drop"]),
-        tuple(_parse_addition(item, lines) for item in made["add"]),
+        tuple(_parse_entry(item, lines) for item in tables["rule"]),
+        tuple((item.line, _parse_pattern(item, lines)) for item in tables["drop"]),
+        tuple(_parse_addition(item, lines) for item in tables["add"]),
         cast(Rest, document.get("rest", "unmapped")),
     )
 
@@ -136,8 +136,8 @@ class _TableLines:
             rf'\s*"?{re.escape(key)}"?\s*=' if item else rf'\s*(\[\[?\s*)?"?{re.escape(key)}"?\s*(=|\]|\.)'
         )
         lines = enumerate(self.text[item:], item + 1)
-        found = next((n for n, line in lines if re.match(pattern, line)), item or 1)
-        return UsageError(f"line {found}: {message}", file=self.path, **more)
+        number = next((n for n, line in lines if re.match(pattern, line)), item or 1)
+        return UsageError(f"line {number}: {message}", file=self.path, **more)
 
 
 def _parse_items(recorded: Mapping[str, Any], table: str, lines: _TableLines) -> Iterator[_TableItem]:
@@ -190,8 +190,8 @@ def _parse_pattern(item: _TableItem, lines: _TableLines) -> re.Pattern[str]:
     for hole in HOLE.finditer(text):
         name, wide = hole.groups()
         pieces.append(re.escape(text[at : hole.start()]))
-        held = ".*" if wide else "[^/.]+"
-        pieces.append(f"(?P={name})" if name in names else f"(?P<{name}>{held})")
+        wildcard = ".*" if wide else "[^/.]+"
+        pieces.append(f"(?P={name})" if name in names else f"(?P<{name}>{wildcard})")
         names.add(name)
         at = hole.end()
     pieces.append(re.escape(text[at:]))
@@ -235,12 +235,12 @@ def apply_rules(rules: RuleFile, tree: Tree) -> RuleApplication:
     used: set[int] = set()
     for path, leaf in tree.items():
         names = tuple(dict.fromkeys((tree.names[path], leaf.key if isinstance(leaf, Leaf) else "")))
-        mine = [(way, found) for way in rules.ways if (found := _match_names(way.source, names)) is not None]
+        mine = [(way, holes) for way in rules.ways if (holes := _match_names(way.source, names)) is not None]
         gone = [line for line, pattern in rules.dropped if _match_names(pattern, names) is not None]
         used |= {way.line for way, _ in mine} | set(gone)
-        for way, found in mine:
+        for way, holes in mine:
             _require_fit(rules, way, leaf, tree.names[path])
-            ways.append((path, _fill_holes(way.target, found), way.rule))
+            ways.append((path, _fill_holes(way.target, holes), way.rule))
         if not mine:
             (dropped if gone else rest).append(path)
     for line in (*(way.line for way in rules.ways), *(line for line, _ in rules.dropped)):
@@ -249,15 +249,15 @@ def apply_rules(rules: RuleFile, tree: Tree) -> RuleApplication:
     return RuleApplication(tuple(ways), tuple(dropped), tuple(rest))
 
 
-def _fill_holes(target: str, found: Mapping[str, str]) -> str:
-    return HOLE.sub(lambda hole: found[hole[1]], target)
+def _fill_holes(target: str, holes: Mapping[str, str]) -> str:
+    return HOLE.sub(lambda hole: holes[hole[1]], target)
 
 
 def _match_names(pattern: re.Pattern[str], names: tuple[str, ...]) -> Mapping[str, str] | None:
     for name in names:
-        found = pattern.fullmatch(name) if name else None
-        if found is not None:
-            return found.groupdict()
+        match = pattern.fullmatch(name) if name else None
+        if match is not None:
+            return match.groupdict()
     return None
 
 
@@ -276,12 +276,12 @@ def plan_from_rules(rules: RuleFile, found: RuleApplication, *, objects: bool) -
     A slash in a target's name leads into an inner dict or object; leaves dropped by the file are
     consumed.
     """
-    names = [*(name for _, name, _ in found.ways), *(each.target for each in rules.added)]
+    names = [*(name for _, name, _ in found.ways), *(row.target for row in rules.added)]
     places = _target_paths(names, objects=objects)
     dropped = format_count(len(found.dropped), "entry is", "entries are")
     return Plan(
         tuple(Move(path, places[name], rule) for path, name, rule in found.ways),
-        {places[each.target]: each.leaf for each in rules.added},
+        {places[row.target]: row.leaf for row in rules.added},
         labels={places[name]: Label("parameter", name) for name in names} if objects else {},
         consumed=found.dropped,
         notes=(f"{dropped} dropped by the rules",) if found.dropped else (),
@@ -292,5 +292,5 @@ def _target_paths(names: Iterable[str], *, objects: bool) -> dict[str, Path]:
     split = {name: tuple(name.split("/")) for name in names}
     if not objects:
         return {name: tuple(map(key, steps)) for name, steps in split.items()}
-    found = object_graph_paths(split.values())
-    return {name: found[steps] for name, steps in split.items()}
+    paths = object_graph_paths(split.values())
+    return {name: paths[steps] for name, steps in split.items()}

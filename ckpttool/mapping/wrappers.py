@@ -77,10 +77,10 @@ def unwrap_names(
             node = node.setdefault(segment, {})
         node[""] = {}
     wrapped: list[WrapperPrefix] = []
-    found = dict(_iter_plain_names(root, (), (), wrappers, first, wrapped))
-    if not wrapped or len(set(found.values())) != len(found):
+    plain_names = dict(_iter_plain_names(root, (), (), wrappers, first, wrapped))
+    if not wrapped or len(set(plain_names.values())) != len(plain_names):
         return None
-    return PlainNames({".".join(old): ".".join(new) for old, new in found.items()}, tuple(wrapped))
+    return PlainNames({".".join(old): ".".join(new) for old, new in plain_names.items()}, tuple(wrapped))
 
 
 def _iter_plain_names(
@@ -121,13 +121,13 @@ def _common_wrapper(node: _Node, wrappers: Collection[str]) -> str | None:
 
 def wrap_name(name: str, wrapped: Sequence[WrapperPrefix]) -> str:
     """Return the original form of the plain name."""
-    places = {each.at: each for each in wrapped}
+    places = {wrapper.at: wrapper for wrapper in wrapped}
     segments = tuple(name.split("."))
     out: list[str] = []
     for depth, segment in enumerate(segments):
-        if (each := places.get(segments[:depth])) is not None:
+        if (wrapper := places.get(segments[:depth])) is not None:
             mine = segment == _AVERAGED and depth == len(segments) - 1
-            out += each.segments[: each.averaged] if mine else each.segments
+            out += wrapper.segments[: wrapper.averaged] if mine else wrapper.segments
         out.append(segment)
     return ".".join(out)
 
@@ -136,7 +136,7 @@ def unwrap_metadata(
     metadata: Mapping[str, object], wrapped: Sequence[WrapperPrefix]
 ) -> tuple[dict[str, object], dict[str, object]]:
     """Return `_metadata` (by module) under plain names, and the wrappers' own entries separately."""
-    places = {_wrapper_name(each.at, wrapped): each for each in wrapped}
+    places = {_wrapper_name(wrapper.at, wrapped): wrapper for wrapper in wrapped}
     kept: dict[str, object] = {}
     apart: dict[str, object] = {}
     for name, value in metadata.items():
@@ -152,16 +152,16 @@ def wrap_metadata(
     metadata: Mapping[str, object], wrapped: Sequence[WrapperPrefix], apart: Mapping[str, object]
 ) -> dict[str, object]:
     """Return the original `_metadata`: each wrapper's entry before those of the modules in it."""
-    found: dict[str, object] = {}
+    wrapped_metadata: dict[str, object] = {}
     for name, value in metadata.items():
         segments = tuple(name.split(".")) if name else ()
         full = _wrapped_module_name(segments, wrapped)
         for depth in range(len(full)):
             outer = ".".join(full[:depth])
             if outer in apart:
-                found.setdefault(outer, apart[outer])
-        found[".".join(full)] = value
-    return found | {name: value for name, value in apart.items() if name not in found}
+                wrapped_metadata.setdefault(outer, apart[outer])
+        wrapped_metadata[".".join(full)] = value
+    return wrapped_metadata | {name: value for name, value in apart.items() if name not in wrapped_metadata}
 
 
 def _wrapper_name(at: Name, wrapped: Sequence[WrapperPrefix]) -> Name:
@@ -171,7 +171,7 @@ def _wrapper_name(at: Name, wrapped: Sequence[WrapperPrefix]) -> Name:
 
 def _wrapped_module_name(module: Name, wrapped: Sequence[WrapperPrefix]) -> Name:
     """Return the full name of the module itself, inside its wrappers."""
-    own = next((each.segments for each in wrapped if each.at == module), ())
+    own = next((wrapper.segments for wrapper in wrapped if wrapper.at == module), ())
     return (*_wrapper_name(module, wrapped), *own)
 
 
@@ -180,11 +180,11 @@ def _plain_module(full: Name, places: Mapping[Name, WrapperPrefix]) -> str | Non
     out: list[str] = []
     at = 0
     while True:
-        each = places.get(full[:at])
-        if each is not None:
-            if full[at : at + len(each.segments)] != each.segments:
+        wrapper = places.get(full[:at])
+        if wrapper is not None:
+            if full[at : at + len(wrapper.segments)] != wrapper.segments:
                 return None
-            at += len(each.segments)
+            at += len(wrapper.segments)
         if at == len(full):
             return ".".join(out)
         out.append(full[at])
@@ -235,14 +235,14 @@ def find_prefixes(tree: Tree) -> tuple[DictPrefixes, ...]:
     torch/_dynamo/eval_frame.py (OptimizedModule), torch/distributed/fsdp/_common_utils.py,
     torch/distributed/algorithms/_checkpoint/checkpoint_wrapper.py, lightning/fabric/wrappers.py.
     """
-    found = strip_prefixes(tree)
-    return found.decorations if found is not None else ()
+    stripped = strip_prefixes(tree)
+    return stripped.decorations if stripped is not None else ()
 
 
 def strip_to_plain_names(tree: Tree) -> tuple[Tree, Moves] | None:
     """Return the tree with plain names, and the old path of each new one; None without prefixes."""
-    found = strip_prefixes(tree)
-    return None if found is None else (found.tree, found.moves)
+    stripped = strip_prefixes(tree)
+    return None if stripped is None else (stripped.tree, stripped.moves)
 
 
 def is_lightning_state(tree: Tree, part: str) -> bool:
@@ -261,44 +261,44 @@ def strip_prefixes(tree: Tree, *, lightning: bool = False) -> StripResult | None
         attributes = _ATTRIBUTES if lightning and not top else _lightning_attributes(tree, top)
         if not attributes and not any(map(_WORD.search, names)):
             continue
-        found = unwrap_names(names, WRAPPERS.keys(), attributes)
-        if found is not None:
-            plain[top] = found
+        unwrapped_names = unwrap_names(names, WRAPPERS.keys(), attributes)
+        if unwrapped_names is not None:
+            plain[top] = unwrapped_names
     if not plain:
         return None
-    names_of = _DictNames.of({top: found.names for top, found in plain.items()})
+    names_of = _DictNames.of({top: unwrapped.names for top, unwrapped in plain.items()})
     new, moves = _rename_tree(tree, names_of)
     containers = dict(new.containers)
     decorations = []
-    for top, found in plain.items():
+    for top, unwrapped_names in plain.items():
         where = _rename_path(top, names_of)
         metadata: Mapping[str, object] = {}
         if (container := containers.get(where)) is not None and (
             kept := _state_metadata(container)
         ) is not None:
-            unwrapped, metadata = unwrap_metadata(kept, found.wrapped)
+            unwrapped, metadata = unwrap_metadata(kept, unwrapped_names.wrapped)
             containers[where] = _with_metadata(container, unwrapped)
-        decorations.append(DictPrefixes(where, found.wrapped, metadata))
+        decorations.append(DictPrefixes(where, unwrapped_names.wrapped, metadata))
     return StripResult(replace(new, containers=containers), moves, tuple(decorations))
 
 
 def restore_prefixes(tree: Tree, decorations: tuple[DictPrefixes, ...]) -> tuple[Tree, Moves]:
     """Return the tree with the prefixes that `strip_prefixes` removed, and the old path of each new one."""
-    by_place = {each.where: each for each in decorations}
-    found = {
+    by_place = {decoration.where: decoration for decoration in decorations}
+    renamed = {
         top: {name: wrap_name(name, by_place[top].wrapped) for name in names}
         for top, names in _tensor_dicts(tree, by_place).items()
     }
-    if len(found) != len(by_place):
+    if len(renamed) != len(by_place):
         raise UsageError("the sidecar lists names that are not in the checkpoint")
     containers = dict(tree.containers)
-    for where, each in by_place.items():
+    for where, prefixes in by_place.items():
         if (container := containers.get(where)) is not None and (
             kept := _state_metadata(container)
         ) is not None:
-            wrapped = wrap_metadata(kept, each.wrapped, each.metadata)
+            wrapped = wrap_metadata(kept, prefixes.wrapped, prefixes.metadata)
             containers[where] = _with_metadata(container, wrapped)
-    new, moves = _rename_tree(replace(tree, containers=containers), _DictNames.of(found))
+    new, moves = _rename_tree(replace(tree, containers=containers), _DictNames.of(renamed))
     if len(moves) != len(tree):
         raise UsageError("with the names from the sidecar, two entries would have the same place")
     return new, moves
@@ -313,14 +313,14 @@ def prefix_documents(found: Iterable[DictPrefixes]) -> tuple[Mapping[str, object
     """Return the prefixes as JSON objects for a sidecar, without parts of `_metadata` that are not JSON."""
     return tuple(
         {
-            "where": path_to_json(each.where),
+            "where": path_to_json(prefixes.where),
             "wrapped": [
                 {"at": ".".join(w.at), "segments": ".".join(w.segments), "averaged": w.averaged}
-                for w in each.wrapped
+                for w in prefixes.wrapped
             ],
-            "metadata": {name: value for name, value in each.metadata.items() if _is_json(value)},
+            "metadata": {name: value for name, value in prefixes.metadata.items() if _is_json(value)},
         }
-        for each in found
+        for prefixes in found
     )
 
 
@@ -329,11 +329,11 @@ def parse_prefixes(documents: Iterable[Mapping[str, Any]]) -> tuple[DictPrefixes
     try:
         return tuple(
             DictPrefixes(
-                tuple(_parse_key(**step) for step in each["where"]),
-                tuple(_parse_prefix(**w) for w in each["wrapped"]),
-                dict(each["metadata"]),
+                tuple(_parse_key(**step) for step in document["where"]),
+                tuple(_parse_prefix(**w) for w in document["wrapped"]),
+                dict(document["metadata"]),
             )
-            for each in documents
+            for document in documents
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UsageError("invalid record of stripped names in the sidecar") from error
@@ -356,10 +356,10 @@ def _is_json(candidate: object) -> bool:
     )
 
 
-def _tensor_dicts(tree: Tree, wanted: Mapping[Path, object] | None = None) -> dict[Path, list[str]]:
+def _tensor_dicts(tree: Tree, selected: Mapping[Path, object] | None = None) -> dict[Path, list[str]]:
     """Return the names in every dict that contains tensors by name, or in the selected dicts."""
-    tops = set(wanted) if wanted is not None else set(_with_tensors(tree))
-    found: dict[Path, dict[str, None]] = {}
+    tops = set(selected) if selected is not None else set(_with_tensors(tree))
+    names_by_dict: dict[Path, dict[str, None]] = {}
     depths = sorted({len(top) for top in tops})
     for path in _every_path(tree) if tops else ():
         for depth in depths:
@@ -367,8 +367,8 @@ def _tensor_dicts(tree: Tree, wanted: Mapping[Path, object] | None = None) -> di
                 # A dict with a name that is not a string is not a state_dict.
                 step = path[depth]
                 name = step.value if step.kind == "key" and isinstance(step.value, str) else ""
-                found.setdefault(path[:depth], {})[name] = None
-    return {top: list(names) for top, names in found.items() if "" not in names}
+                names_by_dict.setdefault(path[:depth], {})[name] = None
+    return {top: list(names) for top, names in names_by_dict.items() if "" not in names}
 
 
 def _with_tensors(tree: Tree) -> Iterator[Path]:
@@ -453,7 +453,7 @@ def plan_state_dicts(tree: Tree) -> Plan | None:
     Each tensor under an object gets one key, its native name from there on (`l1.weight`); plain
     values of an object, records, and tensors stored in parts have no move and are reported as unused.
     """
-    objects = frozenset(path for path, held in tree.containers.items() if _is_object(held))
+    objects = frozenset(path for path, container in tree.containers.items() if _is_object(container))
     if not objects and all(_is_plain(leaf) for leaf in tree.values()):
         return None
     parts = frozenset(path for path in objects if _is_in_parts(tree.containers[path]))
@@ -461,13 +461,13 @@ def plan_state_dicts(tree: Tree) -> Plan | None:
         path: None if _is_within(path, parts) else _leaf_path(path, leaf, objects)
         for path, leaf in tree.items()
     }
-    moves = tuple(Move(path, place, KEEP) for path, place in places.items() if place is not None)
-    lost = {path[:-1] for path, place in places.items() if place is None}
+    moves = tuple(Move(path, target, KEEP) for path, target in places.items() if target is not None)
+    lost = {path[:-1] for path, target in places.items() if target is None}
     containers = {
-        path: held
-        for path, held in tree.containers.items()
+        path: container
+        for path, container in tree.containers.items()
         # A list that loses an item keeps its numbers as keys.
-        if not _is_within(path, objects) and not (held.kind in ("list", "tuple") and path in lost)
+        if not _is_within(path, objects) and not (container.kind in ("list", "tuple") and path in lost)
     }
     aliases = _map_aliases(tree, places, objects)
     return Plan(moves, containers=containers, aliases=aliases)
@@ -483,32 +483,32 @@ def describe_modules(tree: Tree) -> dict[Path, ModuleInfo]:
     settings: dict[Path, dict[str, Any]] = {}
     for path, leaf in tree.plain():
         if len(path) > 1 and path[-1].kind == "index":
-            found = settings.setdefault(path[:-2], {}).setdefault(str(path[-2].value), [])
-            if isinstance(found, list):
-                found.append(leaf.value)
+            values = settings.setdefault(path[:-2], {}).setdefault(str(path[-2].value), [])
+            if isinstance(values, list):
+                values.append(leaf.value)
         elif path:
             settings.setdefault(path[:-1], {})[str(path[-1].value)] = leaf.value
-    made: dict[Path, ModuleInfo] = {}
+    modules: dict[Path, ModuleInfo] = {}
     for path, _ in tree.tensors():
         module = path[:-2] if path[-2:-1] and path[-2].value in _OWN else path[:-1]
-        held = tree.containers.get(module)
-        if held is not None and _is_object(held) and held.name:
-            made[path] = class_info(held.name, settings.get(module, {}))
-    return made
+        container = tree.containers.get(module)
+        if container is not None and _is_object(container) and container.name:
+            modules[path] = class_info(container.name, settings.get(module, {}))
+    return modules
 
 
 # Attributes in which a torch.nn.Module stores its own tensors (torch/nn/modules/module.py).
 _OWN = frozenset(("_parameters", "_buffers"))
 
 
-def _is_object(held: Container) -> bool:
-    return held.kind == "record" and held.name not in _SETS
+def _is_object(container: Container) -> bool:
+    return container.kind == "record" and container.name not in _SETS
 
 
-def _is_in_parts(held: Container) -> bool:
+def _is_in_parts(container: Container) -> bool:
     # A tensor that torch stores as several, with the name of its layout (`torch.sparse_coo`): half of it
     # would be another tensor.
-    return (held.name or "").rpartition(".")[0] == "torch"
+    return (container.name or "").rpartition(".")[0] == "torch"
 
 
 def _is_plain(leaf: Leaf | ValueLeaf) -> bool:
@@ -541,18 +541,18 @@ def _torch_path(path: Path, native: str | None, objects: frozenset[Path]) -> Pat
 def _map_aliases(
     tree: Tree, places: Mapping[Path, Path | None], objects: frozenset[Path]
 ) -> dict[Path, tuple[Path, ...]]:
-    taken = set(places.values())
-    found: dict[Path, tuple[Path, ...]] = {}
+    targets = set(places.values())
+    aliases: dict[Path, tuple[Path, ...]] = {}
     for path, others in tree.aliases.items():
-        place = places[path]
+        target = places[path]
         for alias in others:
             second = _torch_path(alias.path, alias.key, objects)
             # A list of an object's tensors (torch's `_flat_weights`) is not part of a state_dict.
             listed = second != alias.path and any(step.kind == "index" for step in alias.path)
-            if place is not None and second not in taken and not listed:
-                taken.add(second)
-                found[place] = (*found.get(place, ()), second)
-    return found
+            if target is not None and second not in targets and not listed:
+                targets.add(second)
+                aliases[target] = (*aliases.get(target, ()), second)
+    return aliases
 
 
 _OLD = deferred.compile(r"(?P<module>(?:.*\.)?)(?P<name>\w+)_g", re.DOTALL)
@@ -580,18 +580,18 @@ def list_wrapper_notes(tree: Tree, *, agent: bool = False) -> tuple[str, ...]:
     return (*_wrapper_lines(find_prefixes(tree)), *_average_lines(tree, agent=agent))
 
 
-def _wrapper_lines(found: tuple[DictPrefixes, ...]) -> Iterator[str]:
-    for line in describe_prefixes(found):
+def _wrapper_lines(prefixes: tuple[DictPrefixes, ...]) -> Iterator[str]:
+    for line in describe_prefixes(prefixes):
         yield f"{line}: use convert --strip to remove it"
 
 
 def describe_prefixes(found: tuple[DictPrefixes, ...]) -> Iterator[str]:
     """Yield each prefix with its places: `prefix module. in names under model`."""
     by_segments: dict[tuple[str, ...], list[str]] = {}
-    for each in found:
-        for wrapped in each.wrapped:
-            place = "/".join((*([display(each.where)] if each.where else []), *wrapped.at))
-            by_segments.setdefault(wrapped.segments, []).append(place)
+    for prefixes in found:
+        for wrapped in prefixes.wrapped:
+            location = "/".join((*([display(prefixes.where)] if prefixes.where else []), *wrapped.at))
+            by_segments.setdefault(wrapped.segments, []).append(location)
     for segments, places in by_segments.items():
         below = f" under {abbreviate_list(places, _PLACES)}" if any(places) else ""
         owner = ", then ".join(dict.fromkeys(wrapper_title(segment) for segment in segments))
@@ -691,9 +691,9 @@ def merge_weight_norm(tree: Tree) -> WeightNormFold:
     for top, stems in _parametrization_names(pairs.values()).items():
         if top in containers:
             containers[top] = _drop_versions(containers[top], stems)
-    made = {pair.weight: (pair.length, pair.direction) for pair in pairs.values()}
+    merged = {pair.weight: (pair.length, pair.direction) for pair in pairs.values()}
     spectral = tuple(path for path, _ in tree.tensors() if _SPECTRAL.fullmatch(_dotted_name(path)[0]))
-    return WeightNormFold(Tree(leaves, aliases, containers), made, tuple(lost), spectral)
+    return WeightNormFold(Tree(leaves, aliases, containers), merged, tuple(lost), spectral)
 
 
 def describe_weight_norm(tree: Tree) -> Iterator[str]:
@@ -716,27 +716,27 @@ def describe_weight_norm(tree: Tree) -> Iterator[str]:
 def _find_pairs(tree: Tree) -> Iterator[_WeightNormPair]:
     for path, length in tree.tensors():
         name, renamed = _dotted_name(path)
-        if (found := _OLD.fullmatch(name)) is not None:
+        if (match := _OLD.fullmatch(name)) is not None:
             other = "{module}{name}_v"
             more: tuple[str, ...] = ("{module}{name}_orig",)
-        elif (found := _NEW.fullmatch(name)) is not None:
+        elif (match := _NEW.fullmatch(name)) is not None:
             other = "{module}parametrizations.{name}.original1"
             # A third part, or a parametrization with its own state, is not plain weight norm.
             more = tuple(f"{{module}}parametrizations.{{name}}.{m}" for m in ("original2", "0._u", "1._u"))
         else:
             continue
-        place = {form: renamed(form.format(**found.groupdict())) for form in (other, *more, _WEIGHT)}
-        direction = tree.get(place[other])
+        forms = {form: renamed(form.format(**match.groupdict())) for form in (other, *more, _WEIGHT)}
+        direction = tree.get(forms[other])
         if not isinstance(direction, Leaf) or not _shapes_fit(length, direction):
             continue
-        if not any(place[form] in tree for form in (*more, _WEIGHT)):
+        if not any(forms[form] in tree for form in (*more, _WEIGHT)):
             source = WeightNormSource(
                 direction.source, length.source, direction.dtype, direction.shape, length.shape
             )
-            ended, begun = (_dotted_name(place[form])[0] for form in (other, _WEIGHT))
+            ended, begun = (_dotted_name(forms[form])[0] for form in (other, _WEIGHT))
             native = direction.key.removesuffix(ended) + begun
             leaf = replace(direction, source=source, key=native)
-            yield _WeightNormPair(path, place[other], place[_WEIGHT], leaf)
+            yield _WeightNormPair(path, forms[other], forms[_WEIGHT], leaf)
 
 
 def _shapes_fit(length: Leaf, direction: Leaf) -> bool:
@@ -786,12 +786,12 @@ def _affected_optimizers(tree: Tree, ended: set[Path]) -> frozenset[Path]:
 
 def _parametrization_names(pairs: Collection[_WeightNormPair]) -> dict[Path, set[str]]:
     """Return by dict the modules that contained its parametrizations: `l1.parametrizations.weight`."""
-    found: dict[Path, set[str]] = {}
+    names: dict[Path, set[str]] = {}
     for pair in pairs:
         name = _dotted_name(pair.length)[0]
         if name.endswith(".original0"):
-            found.setdefault(pair.length[:-1], set()).add(name.removesuffix(".original0"))
-    return found
+            names.setdefault(pair.length[:-1], set()).add(name.removesuffix(".original0"))
+    return names
 
 
 def _drop_versions(container: Container, stems: set[str]) -> Container:
