@@ -69,7 +69,7 @@ def _attention_shape(call: OperatorCall) -> Sequence[Shape]:
     batch, heads, steps = queries[:3]
     total = keys[2] + (call.shape(4)[2] if call.has(4) else 0)
     result = (batch, steps, heads * values[3]) if flat else (batch, heads, steps, values[3])
-    present = [(*each[:2], total, each[3]) for each in (keys, values)]
+    present = [(*array[:2], total, array[3]) for array in (keys, values)]
     return [result, *present, (batch, heads, steps, total)][: max(len(call.node.outputs), 1)]
 
 

@@ -40,7 +40,7 @@ def _resize_axes(
         ends = [float(end) for end in np.asarray(roi).reshape(-1)]
         for n, axis in enumerate(chosen):
             regions[axis] = (ends[n], ends[n + len(chosen)])
-    factors, wanted = [1.0] * rank, list(shape)
+    factors, target_shape = [1.0] * rank, list(shape)
     if sizes is not None and np.asarray(sizes).size:
         listed = integers(sizes)
         ratios = [size / shape[axis] for size, axis in zip(listed, chosen, strict=True)]
@@ -49,7 +49,7 @@ def _resize_axes(
             listed = [math.floor(ratio * shape[axis] + 0.5) for axis in chosen]
             ratios = [ratio] * len(chosen)
         for axis, size, ratio in zip(chosen, listed, ratios, strict=True):
-            wanted[axis], factors[axis] = size, ratio
+            target_shape[axis], factors[axis] = size, ratio
     else:
         values = np.asarray(scales).reshape(-1)
         for axis, value in zip(chosen, values, strict=True):
@@ -57,10 +57,10 @@ def _resize_axes(
             factors[axis] = float(value)
             # The product has the precision of the factors: 10 times 0.7 is 7 in float32.
             extent = value.dtype.type(shape[axis] * (end - start))
-            wanted[axis] = math.floor(extent * value)
+            target_shape[axis] = math.floor(extent * value)
     return [
         _ResizeAxis(size, extent, factor, region)
-        for size, extent, factor, region in zip(shape, wanted, factors, regions, strict=True)
+        for size, extent, factor, region in zip(shape, target_shape, factors, regions, strict=True)
     ]
 
 

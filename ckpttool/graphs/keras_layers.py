@@ -359,7 +359,7 @@ def _leaky_relu(call: LayerCall, x: str) -> str:
 def _softmax(call: LayerCall, x: str) -> str:
     axis = call.get("axis", -1)
     axes = axis if isinstance(axis, list) else [axis]
-    require(all(type(each) is int for each in axes) and axes)
+    require(all(type(axis) is int for axis in axes) and axes)
     if len(axes) == 1:
         return call.add("Softmax", x, axis=axes[0])
     total = call.add("ReduceLogSumExp", x, call.integers(*axes), keepdims=1)
@@ -450,9 +450,9 @@ def _on_axis(call: LayerCall, x: str, axis: int, rule: Callable[[str], str]) -> 
     """Apply an operator for features on axis 1 to a value that has them on another axis."""
     if axis == 1:
         return rule(x)
-    others = [each for each in range(1, call.rank(x)) if each != axis]
+    others = [number for number in range(1, call.rank(x)) if number != axis]
     order = (0, axis, *others)
-    back = tuple(order.index(each) for each in range(len(order)))
+    back = tuple(order.index(index) for index in range(len(order)))
     return call.add("Transpose", rule(call.add("Transpose", x, perm=order)), perm=back)
 
 
@@ -476,7 +476,7 @@ def _flatten(call: LayerCall, x: str) -> str:
 
 def _whole_numbers(value: Any) -> list[int]:
     values = value if isinstance(value, list | tuple) else [value]
-    require(all(type(each) is int for each in values))
+    require(all(type(value) is int for value in values))
     return list(values)
 
 
@@ -521,7 +521,7 @@ def _crop(call: LayerCall, x: str) -> str:
     pairs, axes = _pairs(call, "cropping", rank), _image_axes(call, rank)
     ends = [-after or _END for _, after in pairs]
     starts = [before for before, _ in pairs]
-    return call.add("Slice", x, *(call.integers(*each) for each in (starts, ends, axes)))
+    return call.add("Slice", x, *(call.integers(*numbers) for numbers in (starts, ends, axes)))
 
 
 def _upsample(call: LayerCall, x: str) -> str:
@@ -545,9 +545,9 @@ def _upsample(call: LayerCall, x: str) -> str:
 def _masking(call: LayerCall, x: str) -> str:
     value = call.constant(call.number("mask_value", 0.0), call.compute_dtype)
     other = call.add("Cast", call.add("Not", call.add("Equal", x, value)), to=call.compute_dtype)
-    seen = call.add("ReduceMax", other, call.integers(-1), keepdims=1)
+    largest = call.add("ReduceMax", other, call.integers(-1), keepdims=1)
     zero = call.constant(0, call.compute_dtype)
-    return call.add("Where", call.add("Cast", seen, to="bool"), x, zero)
+    return call.add("Where", call.add("Cast", largest, to="bool"), x, zero)
 
 
 def _axes_of(call: LayerCall, x: str) -> tuple[int, ...]:
@@ -661,7 +661,7 @@ def _numbers(value: Any) -> Any:
     if isinstance(value, dict) and isinstance(value.get("config"), dict):
         value = value["config"].get("value")
     flat = list(flatten_operand(value if isinstance(value, list) else [value]))
-    require(flat and all(type(each) in (int, float) for each in flat))
+    require(flat and all(type(number) in (int, float) for number in flat))
     return value
 
 
@@ -678,7 +678,7 @@ def _normalization(call: LayerCall) -> list[Flow]:
     if mean is None:
         mean, variance = call.weight("mean"), call.weight("variance")
     else:
-        mean, variance = (call.constant(_numbers(each), call.compute_dtype) for each in (mean, variance))
+        mean, variance = (call.constant(_numbers(name), call.compute_dtype) for name in (mean, variance))
         require(call.rank(mean) <= max(len(axes), 1) and call.rank(variance) <= max(len(axes), 1))
     # keras/src/layers/preprocessing/normalization.py: epsilon is the minimum of the standard deviation.
     least = call.constant(1e-7, call.compute_dtype)
@@ -784,8 +784,8 @@ def _transposed_conv(call: LayerCall, x: str) -> str:
     sizes, window, padding = _kernel_size(call, rank), _windows(call, rank), _padding(call)
     require(set(window["dilations"]) == {1} and padding != "causal")
     call.require("groups", 1)
-    wanted = call.get("output_padding")
-    added = None if wanted is None else call.sizes("output_padding", rank)
+    output_padding = call.get("output_padding")
+    added = None if output_padding is None else call.sizes("output_padding", rank)
     pads: list[tuple[int, int]] = []
     more: list[int] = []
     for axis, (size, stride) in enumerate(zip(sizes, window["strides"], strict=True)):
@@ -872,7 +872,7 @@ def _dot(call: LayerCall) -> list[Flow]:
     pair = axes if isinstance(axes, list) else [axes, axes]
     require(len(pair) == 2 and all(type(axis) is int for axis in pair))
     ranks = [call.rank(name) for name in names]
-    axis = [each % rank for each, rank in zip(pair, ranks, strict=True)]
+    axis = [axis % rank for axis, rank in zip(pair, ranks, strict=True)]
     require(min(axis) > 0)
     normalize = call.get("normalize", default=False)
     if normalize:
@@ -980,7 +980,7 @@ def _apply_recurrent(call: LayerCall, x: str, states: Sequence[str]) -> list[str
     call.get("use_cudnn")
     back, whole = call.get("go_backwards", default=False), call.get("return_sequences", default=False)
     returned = call.get("return_state", default=False)
-    require(all(isinstance(each, bool) for each in (back, whole, returned)))
+    require(all(isinstance(flag, bool) for flag in (back, whole, returned)))
     if call.cls in CELLS:
         call.part = (
             (*call.part, f"cell|{_cell_pattern(CELLS[call.cls])}") if not call.has("kernel") else call.part
@@ -1052,9 +1052,9 @@ def _bidirectional(call: LayerCall) -> list[Flow]:
     for name, part in (("forward", document), ("backward", other)):
         # Keras renames the layer of the second direction only if it is a copy of the first.
         suffix = "" if part is copied else f"|{re.escape(str(config_of(part).name))}"
-        each = call.inner(part, rf"{name}(?:_.*)?{suffix}")
-        (output,) = _apply_recurrent(each, flow.name, ())
-        each.require_understood()
+        layer = call.inner(part, rf"{name}(?:_.*)?{suffix}")
+        (output,) = _apply_recurrent(layer, flow.name, ())
+        layer.require_understood()
         results.append(output)
     if config_of(other).settings.get("return_sequences"):
         results[1] = _reversed_steps(call, results[1])
@@ -1112,7 +1112,7 @@ def _multi_head_attention(call: LayerCall) -> list[Flow]:
     names = [flow.name for flow in flows]
     keyed = [call.argument("value"), call.argument("key")]
     names += [call.cast(flow).name for flow in keyed if isinstance(flow, Flow)]
-    require(not any(isinstance(each, Flow) and each.masked for each in keyed))
+    require(not any(isinstance(flow, Flow) and flow.masked for flow in keyed))
     require(2 <= len(names) <= 3 and all(call.rank(name) == 3 for name in names))
     query, value, key = (*names, names[1])[:3]
     causal = call.argument("use_causal_mask", default=False)
@@ -1126,7 +1126,7 @@ def _multi_head_attention(call: LayerCall) -> list[Flow]:
     heads = call.get("num_query_heads") if grouped else shared
     width = call.get("head_dim" if grouped else "key_dim")
     call.get("value_dim"), call.get("output_shape")
-    require(all(type(each) is int and each > 0 for each in (heads, shared, width)))
+    require(all(type(number) is int and number > 0 for number in (heads, shared, width)))
     projected = [
         _project(call, name, rf"_?{part}(?:_dense)?", count)
         for name, part, count in ((query, "query", heads), (key, "key", shared), (value, "value", shared))
@@ -1337,7 +1337,7 @@ def _ops_item(call: LayerCall) -> list[Flow]:
             added.append(index)
             index += 1
         elif item is Ellipsis:
-            used = sum(each is not None and each is not Ellipsis for each in items)
+            used = sum(item is not None and item is not Ellipsis for item in items)
             hidden = call.rank(flow.name) - used
             axis, index = axis + hidden, index + hidden
         elif type(item) is int:
@@ -1349,14 +1349,16 @@ def _ops_item(call: LayerCall) -> list[Flow]:
             require(isinstance(item, slice))
             step = 1 if item.step is None else item.step
             require(type(step) is int and step > 0)
-            require(all(type(each) is int or each is None for each in (item.start, item.stop)))
+            require(all(type(bound) is int or bound is None for bound in (item.start, item.stop)))
             axes, steps = [*axes, axis], [*steps, step]
             starts = [*starts, item.start or 0]
             ends = [*ends, _END if item.stop is None else item.stop]
             axis, index = axis + 1, index + 1
     output = flow.name
     if axes:
-        output = call.add("Slice", output, *(call.integers(*each) for each in (starts, ends, axes, steps)))
+        output = call.add(
+            "Slice", output, *(call.integers(*numbers) for numbers in (starts, ends, axes, steps))
+        )
     output = call.add("Squeeze", output, call.integers(*removed)) if removed else output
     output = call.add("Unsqueeze", output, call.integers(*added)) if added else output
     return [Flow(output, flow.dtype)]

@@ -92,15 +92,15 @@ class ShapeTracer:
         """Return the shapes on which all branches of a condition that may be taken agree."""
         results = []
         for branch in self.branches(node):
-            macs = [self.add(each).macs for each in branch.nodes]
+            macs = [self.add(node).macs for node in branch.nodes]
             shapes = tuple(self.shape(value.name) for value in branch.outputs)
-            results.append(NodeShapes(shapes, None if None in macs else sum(each or 0 for each in macs)))
-        if not results or len({len(each.outputs) for each in results}) > 1:
+            results.append(NodeShapes(shapes, None if None in macs else sum(count or 0 for count in macs)))
+        if not results or len({len(result.outputs) for result in results}) > 1:
             return NodeShapes((), None)
-        same = zip(*(each.outputs for each in results), strict=True)
-        costs = {each.macs for each in results}
+        same = zip(*(result.outputs for result in results), strict=True)
+        costs = {result.macs for result in results}
         return NodeShapes(
-            tuple(each[0] if len(set(each)) == 1 else None for each in same),
+            tuple(extents[0] if len(set(extents)) == 1 else None for extents in same),
             costs.pop() if len(costs) == 1 else None,
         )
 
@@ -259,7 +259,7 @@ def _used_names(node: OperatorNode) -> Iterator[str]:
     yield from node.inputs
     for body in node.attributes.values():
         if isinstance(body, Graph):
-            yield from (name for each in body.nodes for name in _used_names(each))
+            yield from (name for node in body.nodes for name in _used_names(node))
             yield from (value.name for value in body.outputs)
 
 

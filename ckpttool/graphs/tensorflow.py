@@ -105,7 +105,7 @@ def read(checkpoint: Checkpoint, signature: str | None = None) -> Graph | None:
 
 def _stored_graphs(checkpoint: Checkpoint, meter: FieldMeter) -> list[MetaGraph]:
     """Return the graphs of a SavedModel, none for a folder without them."""
-    file = next((each for each in checkpoint.files if each.path.endswith(f"/{tf_saved_model.GRAPH}")), None)
+    file = next((file for file in checkpoint.files if file.path.endswith(f"/{tf_saved_model.GRAPH}")), None)
     if file is None:
         return []
     if file.size > limits.current().graph_bytes:
@@ -132,14 +132,14 @@ def read_each(checkpoint: Checkpoint) -> Iterator[Graph | None]:
                 yield None
 
 
-def _chosen(names: Sequence[str], wanted: str | None) -> str | None:
+def _chosen(names: Sequence[str], requested: str | None) -> str | None:
     """Return the signature to read, None if there is none."""
-    if wanted is not None and wanted not in names:
+    if requested is not None and requested not in names:
         raise UnsupportedError(
-            "the SavedModel does not have the signature", expected=", ".join(names), found=wanted
+            "the SavedModel does not have the signature", expected=", ".join(names), found=requested
         )
-    if wanted is not None:
-        return wanted
+    if requested is not None:
+        return requested
     listed = [name for name in names if name not in ("__saved_model_init_op", "__saved_model_train_op")]
     if _DEFAULT in listed or len(listed) <= 1:
         return _DEFAULT if _DEFAULT in listed else next(iter(listed), None)
@@ -181,7 +181,7 @@ class _StoredFunctions(NamedTuple):
             objects.captures,
             tf_saved_model.facts_by_objects(checkpoint.tree, objects).numbers,
             objects.constants,
-            dict(parse_node(each, meter) for each in tf_saved_model_messages.iter_field(1, data, meter)),
+            dict(parse_node(node, meter) for node in tf_saved_model_messages.iter_field(1, data, meter)),
         )
 
     def read(
@@ -199,11 +199,11 @@ class _StoredFunctions(NamedTuple):
             tensor = info.inputs.get(title) if info is not None else None
             inputs.append(translator.add_input(title, tensor, function.shapes.get(index)))
             arguments.append(TensorName(inputs[-1].name, inputs[-1].dtype))
-        for each in captures:
-            if each in self.constants:
-                arguments.append(_captured_constant(translator, self.outer.get(self.constants[each])))
+        for capture in captures:
+            if capture in self.constants:
+                arguments.append(_captured_constant(translator, self.outer.get(self.constants[capture])))
             else:
-                arguments.append(VariableName(self.paths[each]) if each in self.paths else None)
+                arguments.append(VariableName(self.paths[capture]) if capture in self.paths else None)
         results = translator.call(function, arguments)
         titles = [f"output_{n}" if n else "output" for n in range(len(results))]
         for title, tensor in (info.outputs if info is not None else {}).items():
@@ -222,24 +222,26 @@ def _captured_constant(translator: FunctionTranslator, node: FunctionNode | None
 
 
 def _read_nodes(
-    checkpoint: Checkpoint, graph: MetaGraph, meter: FieldMeter, wanted: str | None
+    checkpoint: Checkpoint, graph: MetaGraph, meter: FieldMeter, requested: str | None
 ) -> Graph | None:
     """Return the graph of a signature of TensorFlow 1, which names tensors of the graph."""
     data = graph.nodes or memoryview(b"")
-    chosen = _chosen([*graph.signatures], wanted)
+    chosen = _chosen([*graph.signatures], requested)
     if chosen is None:
         return None
     signature = graph.signatures[chosen]
-    nodes = dict(parse_node(each, meter) for each in tf_saved_model_messages.iter_field(1, data, meter))
+    nodes = dict(parse_node(node, meter) for node in tf_saved_model_messages.iter_field(1, data, meter))
     stored = tf_saved_model_messages.parse_graph_def(data, meter)
     facts = tf_saved_model.facts_by_nodes(checkpoint.tree, graph, stored)
     variables = {fact.name: path for path, fact in facts.variables.items()}
     library = read_functions(data, meter)
     outputs = [name for tensor in signature.outputs.values() for name in tensor.names]
     writes = any(map(_is_write, _executed_operations(stored, outputs)))
-    writes |= any(_is_write(op) for each in library.values() for op in _reachable_operations(each, library))
+    writes |= any(
+        _is_write(op) for function in library.values() for op in _reachable_operations(function, library)
+    )
     translator = FunctionTranslator(library, checkpoint.tree, variables=variables, writes=writes)
-    function = GraphFunction((), nodes, tuple(_reference(each) for each in signature.outputs.values()))
+    function = GraphFunction((), nodes, tuple(_reference(output) for output in signature.outputs.values()))
     scope: dict[str, list[Any]] = {}
     inputs = []
     for title, tensor in signature.inputs.items():
@@ -266,14 +268,14 @@ def _is_write(op: str) -> bool:
 
 def _reachable_operations(function: GraphFunction, library: Mapping[str, GraphFunction]) -> Iterator[str]:
     """Yield the operations of a function and those it calls; all that have an effect are executed."""
-    waiting, seen = [function], set[str]()
+    waiting, visited = [function], set[str]()
     while waiting:
         for node in waiting.pop().nodes.values():
             yield node.op
             for attribute in ("f", "then_branch", "else_branch", "body", "cond"):
                 name = get_function_name(node.attributes.get(attribute, memoryview(b"")))
-                if name in library and name not in seen:
-                    seen.add(name)
+                if name in library and name not in visited:
+                    visited.add(name)
                     waiting.append(library[name])
 
 
@@ -281,15 +283,15 @@ def _executed_operations(
     graph: tf_saved_model_messages.GraphNodes, outputs: Sequence[bytes]
 ) -> Iterator[str]:
     """Yield the operations before outputs, also those that only have to be executed first."""
-    waiting, seen = [tf_saved_model_messages.node_name(each) for each in outputs], set[bytes]()
+    waiting, visited = [tf_saved_model_messages.node_name(output) for output in outputs], set[bytes]()
     while waiting:
         name = waiting.pop()
         node = graph.nodes.get(name)
-        if node is None or name in seen:
+        if node is None or name in visited:
             continue
-        seen.add(name)
+        visited.add(name)
         yield node.op.decode("utf-8", "replace")
-        waiting += [tf_saved_model_messages.node_name(each) for each in node.inputs]
+        waiting += [tf_saved_model_messages.node_name(input_) for input_ in node.inputs]
 
 
 def _reference(tensor: tf_saved_model_messages.TensorInfo) -> str:
@@ -332,7 +334,7 @@ class FunctionTranslator:
     ) -> Value:
         """Return a new input of the graph; `recorded` is the shape of an argument that no signature names."""
         shape = recorded if tensor is None or tensor.shape is None else tensor.shape
-        extents = None if shape is None else tuple(each if each >= 0 else "" for each in shape)
+        extents = None if shape is None else tuple(extent if extent >= 0 else "" for extent in shape)
         name = self.build.unique_name(title)
         if shape and shape[-1] > 0:
             self.channels[name] = shape[-1]
@@ -383,13 +385,13 @@ class FunctionTranslator:
             node = function.nodes.get(name)
             if node is None:
                 raise FormatError("a node of the graph uses one that does not exist", found=repr(name[:200]))
-            missing = [n for each in node.inputs if (n := each.partition(":")[0]) not in scope]
+            missing = [n for input_ in node.inputs if (n := input_.partition(":")[0]) not in scope]
             if name not in scope and missing:
                 waiting += missing
                 continue
             waiting.pop()
             if name not in scope:
-                inputs = [self._output(each, function, scope) for each in node.inputs]
+                inputs = [self._output(input_, function, scope) for input_ in node.inputs]
                 scope[name] = self._translate(name, node, inputs, function)
 
     def _output(self, reference: str, function: GraphFunction, scope: Mapping[str, list[Any]]) -> Any:
@@ -419,7 +421,7 @@ class FunctionTranslator:
         except (OpaqueError, *_UNEXPECTED):
             del self.build.nodes[count:]
             ends = self._used_outputs(function).get(name, {})
-            tensors = [each.name for each in inputs if isinstance(each, TensorName)]
+            tensors = [input_.name for input_ in inputs if isinstance(input_, TensorName)]
             settings = {key: get_attribute(node, key) for key in node.attributes}
             plain = {
                 key: tuple(value) if isinstance(value, list) else value
@@ -427,7 +429,7 @@ class FunctionTranslator:
                 if value is not None and not key.startswith("_")
             }
             names = self.build.add(f"tf.raw_ops.{node.op}", tensors, max(1, len(ends)), **plain)
-            return dict(zip(ends, (TensorName(each, None) for each in names), strict=False))
+            return dict(zip(ends, (TensorName(name, None) for name in names), strict=False))
         finally:
             self.build.scope, self.build.title, self.build.place = before
 
@@ -436,10 +438,10 @@ class FunctionTranslator:
         if id(function) not in self.used:
             references = [
                 *function.results,
-                *(each for node in function.nodes.values() for each in node.inputs),
+                *(input_ for node in function.nodes.values() for input_ in node.inputs),
             ]
             used = self.used[id(function)] = {}
-            for name, _, end in (each.partition(":") for each in references):
+            for name, _, end in (reference.partition(":") for reference in references):
                 used.setdefault(name, {})[end] = None
         return self.used[id(function)]
 
@@ -502,7 +504,7 @@ class FunctionTranslator:
         array = self.known.get(self.tensor(value).name)
         if array is None or array.dtype.kind not in "iu":
             raise OpaqueError("numbers that depend on a tensor")
-        return [int(each) for each in array.reshape(-1)]
+        return [int(number) for number in array.reshape(-1)]
 
     def int64(self, value: Any) -> TensorName:
         """Return numbers as int64: a shape, positions."""
@@ -517,18 +519,18 @@ class FunctionTranslator:
         self, op: str, inputs: Sequence[TensorName | None], count: int, **settings: Any
     ) -> list[TensorName]:
         """Return the outputs of an operator, which are constants if its inputs are small constants."""
-        names = ["" if each is None else each.name for each in inputs]
+        names = ["" if input_ is None else input_.name for input_ in inputs]
         if names and op not in _GROWING and all(not name or name in self.known for name in names):
             arrays = [self.known[name] if name else None for name in names]
             node = OperatorNode(op, tuple(names), tuple(f"output_{n}" for n in range(count)), settings)
-            return [self.constant(np.asarray(each)) for each in compute_node(node, arrays)[:count]]
+            return [self.constant(np.asarray(value)) for value in compute_node(node, arrays)[:count]]
         outputs = self.build.add(op, names, count, **settings)
         if op in _CHANNELWISE and names[0] in self.channels:
             self.channels[outputs[0]] = self.channels[names[0]]
         dtype = (
             _RESULTS.get(op)
             or settings.get("to")
-            or next((each.dtype for each in inputs if each is not None), None)
+            or next((input_.dtype for input_ in inputs if input_ is not None), None)
         )
         return [TensorName(name, dtype) for name in outputs]
 
@@ -606,7 +608,7 @@ _DIRECT = {
 
 @_operation(*_DIRECT)
 def _direct(t: FunctionTranslator, node: FunctionNode, inputs: list[Any]) -> TensorName:
-    tensors = [t.tensor(each) for each in inputs]
+    tensors = [t.tensor(input_) for input_ in inputs]
     result = t.one(_DIRECT[node.op], *tensors)
     return result._replace(dtype=tensors[1].dtype) if node.op == "SelectV2" else result
 
@@ -983,7 +985,7 @@ def _concat(t: FunctionTranslator, _node: FunctionNode, inputs: list[Any]) -> Te
 @_operation("Pack")
 def _pack(t: FunctionTranslator, node: FunctionNode, inputs: list[Any]) -> TensorName:
     axis = get_attribute(node, "axis") or 0
-    rows = [t.one("Unsqueeze", t.tensor(each), t.numbers(axis)) for each in inputs]
+    rows = [t.one("Unsqueeze", t.tensor(input_), t.numbers(axis)) for input_ in inputs]
     return t.one("Concat", *rows, axis=axis)
 
 
@@ -991,7 +993,7 @@ def _pack(t: FunctionTranslator, node: FunctionNode, inputs: list[Any]) -> Tenso
 def _unpack(t: FunctionTranslator, node: FunctionNode, inputs: list[Any]) -> list[TensorName]:
     axis, count = get_attribute(node, "axis") or 0, get_attribute(node, "num")
     parts = t.many("Split", [t.tensor(inputs[0]), t.numbers(*[1] * count)], count, axis=axis)
-    return [t.one("Squeeze", each, t.numbers(axis)) for each in parts]
+    return [t.one("Squeeze", part, t.numbers(axis)) for part in parts]
 
 
 @_operation("Split")
@@ -1018,7 +1020,7 @@ def _slice(t: FunctionTranslator, _node: FunctionNode, inputs: list[Any]) -> Ten
 @_operation("StridedSlice")
 def _strided_slice(t: FunctionTranslator, node: FunctionNode, inputs: list[Any]) -> TensorName:
     """Axes after an ellipsis are counted from the end."""
-    begin, end, step = (t.ints(each) for each in inputs[1:])
+    begin, end, step = (t.ints(input_) for input_ in inputs[1:])
     masks = {
         name: get_attribute(node, f"{name}_mask") or 0
         for name in ("begin", "end", "ellipsis", "new_axis", "shrink_axis")
@@ -1054,7 +1056,7 @@ def _strided_slice(t: FunctionTranslator, node: FunctionNode, inputs: list[Any])
             rows.append((axis, first, last, step[n]))
     x = t.tensor(inputs[0])
     if rows:
-        axes, starts, ends, steps = (t.numbers(*each) for each in zip(*rows, strict=True))
+        axes, starts, ends, steps = (t.numbers(*row) for row in zip(*rows, strict=True))
         x = t.one("Slice", x, starts, ends, axes, steps)
     if removed:
         x = t.one("Squeeze", x, t.numbers(*removed))
@@ -1063,10 +1065,10 @@ def _strided_slice(t: FunctionTranslator, node: FunctionNode, inputs: list[Any])
 
 @_operation("Range")
 def _range(t: FunctionTranslator, _node: FunctionNode, inputs: list[Any]) -> TensorName:
-    tensors = [t.tensor(each) for each in inputs]
-    bounds = [t.known.get(each.name) for each in tensors]
-    if all(each is not None and each.size == 1 for each in bounds):
-        start, end, step = (each.reshape(()) for each in bounds if each is not None)
+    tensors = [t.tensor(input_) for input_ in inputs]
+    bounds = [t.known.get(tensor.name) for tensor in tensors]
+    if all(bound is not None and bound.size == 1 for bound in bounds):
+        start, end, step = (bound.reshape(()) for bound in bounds if bound is not None)
         require(step != 0 and abs(end - start) <= _SMALL * abs(step), "a range that is too long")
     return t.one("Range", *tensors)
 
@@ -1076,7 +1078,7 @@ def _reverse(t: FunctionTranslator, _node: FunctionNode, inputs: list[Any]) -> T
     axes = t.ints(inputs[1])
     count = len(axes)
     listed = [[-1] * count, [-_LARGEST] * count, axes, [-1] * count]
-    return t.one("Slice", t.tensor(inputs[0]), *(t.numbers(*each) for each in listed)) if axes else inputs[0]
+    return t.one("Slice", t.tensor(inputs[0]), *(t.numbers(*row) for row in listed)) if axes else inputs[0]
 
 
 @_operation("Roll")
@@ -1147,7 +1149,7 @@ def _batches(t: FunctionTranslator, node: FunctionNode, inputs: list[Any]) -> Te
     whole, single = t.numbers(int(np.prod(blocks))), t.numbers(-1)
     if into:
         extents = t.one("Div", extents, factors)
-        pairs = [each for n in range(count) for each in (_entry(t, extents, n), t.numbers(blocks[n]))]
+        pairs = [name for n in range(count) for name in (_entry(t, extents, n), t.numbers(blocks[n]))]
         x = t.one("Reshape", x, t.one("Concat", rows, *pairs, single, axis=0), allowzero=1)
         x = t.one(
             "Transpose", x, perm=(*range(2, 2 * count + 1, 2), 0, *range(1, 2 * count, 2), 2 * count + 1)
@@ -1214,9 +1216,9 @@ def _condition(t: FunctionTranslator, node: FunctionNode, inputs: list[Any]) -> 
     branches, types = [], []
     for attribute in ("then_branch", "else_branch"):
         with t.build.branch() as nodes:
-            results = [t.tensor(each) for each in t.call(t.function(node, attribute), inputs[1:])]
-        branches.append(body(nodes, [each.name for each in results]))
-        types.append([each.dtype for each in results])
+            results = [t.tensor(result) for result in t.call(t.function(node, attribute), inputs[1:])]
+        branches.append(body(nodes, [result.name for result in results]))
+        types.append([result.dtype for result in results])
     names = t.build.add(
         "If", (condition.name,), len(types[0]), then_branch=branches[0], else_branch=branches[1]
     )
@@ -1226,17 +1228,17 @@ def _condition(t: FunctionTranslator, node: FunctionNode, inputs: list[Any]) -> 
 @_operation("While", "StatelessWhile")
 def _loop(t: FunctionTranslator, node: FunctionNode, inputs: list[Any]) -> list[Any]:
     """Carry what the body changes, and collect the rows that it sets; other values stay what they are."""
-    fixed = {n for n, each in enumerate(inputs) if not isinstance(each, TensorName)}
+    fixed = {n for n, input_ in enumerate(inputs) if not isinstance(input_, TensorName)}
     fixed |= _fixed_values(t, node, inputs, fixed)
     carried = [n for n in range(len(inputs)) if n not in fixed]
-    (condition,) = (t.tensor(each) for each in t.call(t.function(node, "cond"), inputs))
+    (condition,) = (t.tensor(value) for value in t.call(t.function(node, "cond"), inputs))
     names = [t.build.unique_name("/".join((*t.build.scope, "loop"))) for _ in (*carried, 0, 0)]
     inner = list(inputs)
     for n, name in zip(carried, names, strict=False):
         inner[n] = TensorName(name, inputs[n].dtype)
     with t.build.branch() as nodes:
         after = t.call(t.function(node, "body"), inner)
-        (again,) = (t.tensor(each) for each in t.call(t.function(node, "cond"), after))
+        (again,) = (t.tensor(value) for value in t.call(t.function(node, "cond"), after))
     rows = [n for n in sorted(fixed) if after[n] != inputs[n]]
     counters = {
         after[n].name: inner[n].name
@@ -1252,9 +1254,9 @@ def _loop(t: FunctionTranslator, node: FunctionNode, inputs: list[Any]) -> list[
     ]
     graph = body(nodes, outputs, [names[-2], names[-1], *names[:-2]])
     starts = [inputs[n].name for n in carried]
-    made = t.build.add("Loop", ("", condition.name, *starts), len(carried) + len(rows), body=graph)
+    names_ = t.build.add("Loop", ("", condition.name, *starts), len(carried) + len(rows), body=graph)
     results = list(inputs)
-    for n, name in zip((*carried, *rows), made, strict=True):
+    for n, name in zip((*carried, *rows), names_, strict=True):
         whole = TensorName(name, after[n].writes[1].dtype if n in rows else inputs[n].dtype)
         if n in rows and after[n].writes[0].name not in counters.values():
             # Each step sets the only row.
@@ -1267,7 +1269,7 @@ def _loop(t: FunctionTranslator, node: FunctionNode, inputs: list[Any]) -> list[
 def _fixed_values(t: FunctionTranslator, node: FunctionNode, inputs: list[Any], fixed: set[int]) -> set[int]:
     """Return the tensors that the body of a loop returns unchanged."""
     names = {n: f"{id(node)}/{n}" for n in range(len(inputs)) if n not in fixed}
-    inner = [TensorName(names[n], each.dtype) if n in names else each for n, each in enumerate(inputs)]
+    inner = [TensorName(names[n], input_.dtype) if n in names else input_ for n, input_ in enumerate(inputs)]
     with t.build.branch():
         after = t.call(t.function(node, "body"), inner)
     return {n for n in names if after[n] == inner[n]}
@@ -1280,10 +1282,10 @@ def _is_number(t: FunctionTranslator, value: TensorName, number: int) -> bool:
 
 def _adds_one(t: FunctionTranslator, nodes: Sequence[OperatorNode], before: str, after: str) -> bool:
     """Return whether a value is another one plus 1."""
-    node = next((each for each in nodes if after in each.outputs), None)
+    node = next((node for node in nodes if after in node.outputs), None)
     if node is None or node.op != "Add" or before not in node.inputs:
         return False
-    (other,) = [each for each in node.inputs if each != before] or [""]
+    (other,) = [input_ for input_ in node.inputs if input_ != before] or [""]
     return _is_number(t, TensorName(other, None), 1)
 
 
@@ -1305,13 +1307,13 @@ def _require_rows(
     waiting, tests = [again.name], []
     while waiting:
         name = waiting.pop()
-        node = next((each for each in nodes if name in each.outputs), None)
+        node = next((node for node in nodes if name in node.outputs), None)
         if node is not None and node.op == "And":
             waiting += node.inputs
         elif node is not None and node.op == "Less":
             tests.append(tuple(node.inputs))
     ends = [(name, count.name) for name, first in counters.items() if first == position.name]
-    require(any(each in ends for each in tests), "a loop of another length than its list")
+    require(any(test in ends for test in tests), "a loop of another length than its list")
 
 
 @_operation("TensorListSetItem")

@@ -566,11 +566,11 @@ def _upsample(call: TorchCall, x: TensorValue) -> TensorValue:
     mode = call.get("mode")
     require(mode in _RESIZES and not call.get("recompute_scale_factor"))
     call.get("name")
-    wanted = factor if size is None else size
+    sizes = factor if size is None else size
     # Without a known shape, an image.
     shape = call.t.shape(x.name)
-    rank = _RESIZES[mode] or (len(wanted) if isinstance(wanted, list) else len(shape) - 2 if shape else 2)
-    numbers = wanted if isinstance(wanted, list) else [wanted] * rank
+    rank = _RESIZES[mode] or (len(sizes) if isinstance(sizes, list) else len(shape) - 2 if shape else 2)
+    numbers = sizes if isinstance(sizes, list) else [sizes] * rank
     if not rank:
         raise ShapeMismatchError
     legal = all(isinstance(n, int | float) and 0 < n < 1 << 20 for n in numbers)
@@ -629,8 +629,8 @@ def _recurrent(call: TorchCall, x: TensorValue) -> list[TensorValue]:
     sizes = [size, units] if kind == "LSTM" else [size]
     states = _first_states(call, x, 0 if first else 1, [layers * (1 + both)], sizes)
     settings = (call.flag("bias"), layers, 0.0, False, both, first)
-    given = states if kind == "LSTM" else states[0]
-    results: list[TensorValue] = call.apply(_function(call, kind), x, given, weights, *settings)
+    state = states if kind == "LSTM" else states[0]
+    results: list[TensorValue] = call.apply(_function(call, kind), x, state, weights, *settings)
     return results
 
 
@@ -641,8 +641,8 @@ def _cell(call: TorchCall, x: TensorValue) -> TensorValue | list[TensorValue]:
         raise ShapeMismatchError
     call.get("input_size")
     states = _first_states(call, x, 0, [], [units] * (1 + (kind == "LSTM")))
-    given = states if kind == "LSTM" else states[0]
-    return call.apply(f"{_function(call, kind)}_cell", x, given, *_cell_weights(call, kind))
+    state = states if kind == "LSTM" else states[0]
+    return call.apply(f"{_function(call, kind)}_cell", x, state, *_cell_weights(call, kind))
 
 
 def _self_attention(call: TorchCall, x: TensorValue) -> TensorValue:

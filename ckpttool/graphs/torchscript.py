@@ -165,17 +165,17 @@ def _operation(names: str, arguments: str) -> Callable[[_Handler], _Handler]:
 @cache
 def _parse_schema(listed: str) -> tuple[tuple[str, ...], Mapping[str, Any]]:
     """Return the names of a schema's arguments, and the defaults of those that have one."""
-    pairs = [each.partition("=") for each in listed.split()]
+    pairs = [part.partition("=") for part in listed.split()]
     defaults = {name: ast.literal_eval(default) for name, equals, default in pairs if equals}
     return tuple(name for name, _, _ in pairs), defaults
 
 
-def _bind(arguments: str, given: Sequence[Any], named: Mapping[str, Any]) -> SimpleNamespace:
+def _bind(arguments: str, positional: Sequence[Any], named: Mapping[str, Any]) -> SimpleNamespace:
     """Return the arguments by name; raise OpaqueError if they do not fit the schema."""
     names, defaults = _parse_schema(arguments)
-    if len(given) > len(names) or not named.keys() <= set(names):
+    if len(positional) > len(names) or not named.keys() <= set(names):
         raise OpaqueError("arguments of another version of the operation")
-    values = {**defaults, **dict(zip(names, given, strict=False)), **named}
+    values = {**defaults, **dict(zip(names, positional, strict=False)), **named}
     if values.keys() != set(names):
         raise OpaqueError("arguments of another version of the operation")
     return SimpleNamespace(**values)
@@ -222,7 +222,7 @@ def _settings(values: Sequence[Any]) -> dict[str, Any]:
     """Return the arguments that are no tensors, by their position, as attributes of an opaque node."""
     plain: dict[str, Any] = {}
     for n, value in enumerate(values):
-        if isinstance(value, list) and value and all(isinstance(each, int | float) for each in value):
+        if isinstance(value, list) and value and all(isinstance(item, int | float) for item in value):
             plain[f"argument_{n}"] = tuple(value)
         elif isinstance(value, bool | int | float | str):
             plain[f"argument_{n}"] = value
@@ -238,25 +238,25 @@ def _category(dtype: str) -> int:
 
 def _promoted(t: ScriptTranslator, *values: Any) -> str | None:
     """Return the type in which an operation computes, as torch.result_type; None if it is unknown."""
-    listed = [t.tensor(each) if isinstance(each, _TENSORS) else each for each in values]
-    tensors = [each for each in listed if isinstance(each, TensorValue) and not each.wrapped]
-    if any(each.dtype is None for each in tensors):
+    listed = [t.tensor(value) if isinstance(value, _TENSORS) else value for value in values]
+    tensors = [tensor for tensor in listed if isinstance(tensor, TensorValue) and not tensor.wrapped]
+    if any(tensor.dtype is None for tensor in tensors):
         return None
     dtype: str | None = None
-    highest = max((_category(each.dtype or "") for each in tensors), default=-1)
-    candidates = [each for each in tensors if _category(each.dtype or "") == highest]
-    kinds = {each.dtype for each in candidates}
+    highest = max((_category(tensor.dtype or "") for tensor in tensors), default=-1)
+    candidates = [tensor for tensor in tensors if _category(tensor.dtype or "") == highest]
+    kinds = {candidate.dtype for candidate in candidates}
     if len(kinds) > 1:
-        if any(each.rank is None for each in candidates):
+        if any(candidate.rank is None for candidate in candidates):
             raise OpaqueError("tensors of different types")
-        kinds = {each.dtype for each in candidates if each.rank} or kinds
+        kinds = {candidate.dtype for candidate in candidates if candidate.rank} or kinds
     if len(kinds) > 1:
-        dtype = _wider({each or "" for each in kinds})
+        dtype = _wider({kind or "" for kind in kinds})
     elif kinds:
         (dtype,) = kinds
-    for each in listed:
-        if isinstance(each, NUMBERS) or (isinstance(each, TensorValue) and each.wrapped):
-            kind = each.dtype if isinstance(each, NumberValue | TensorValue) else type(each).__name__
+    for operand in listed:
+        if isinstance(operand, NUMBERS) or (isinstance(operand, TensorValue) and operand.wrapped):
+            kind = operand.dtype if isinstance(operand, NumberValue | TensorValue) else type(operand).__name__
             level = {"bool": 0, "int": 1, "int64": 1}.get(kind or "", 2)
             if dtype is None or level > _category(dtype):
                 dtype = ("bool", "int64", "float32")[level]
@@ -290,8 +290,8 @@ def _cast(t: ScriptTranslator, value: TensorValue, dtype: str | None) -> TensorV
 
 def _rank(t: ScriptTranslator, *values: Any) -> int | None:
     """Return the rank of broadcast values, None if it is unknown."""
-    ranks = [t.tensor(each).rank for each in values if isinstance(each, _TENSORS)]
-    known = [each for each in ranks if each is not None]
+    ranks = [t.tensor(value).rank for value in values if isinstance(value, _TENSORS)]
+    known = [rank for rank in ranks if rank is not None]
     return max(known, default=0) if len(known) == len(ranks) else None
 
 
@@ -302,7 +302,7 @@ def _elementwise(
     common = dtype or _promoted(t, *values)
     result = "bool" if op in _BOOLEAN else common
     return t.new(
-        t.build.one(op, *(_name(t, each, common) for each in values), **more), result, _rank(t, *values)
+        t.build.one(op, *(_name(t, value, common) for value in values), **more), result, _rank(t, *values)
     )
 
 
@@ -337,7 +337,7 @@ def _integer(t: ScriptTranslator, value: Any) -> TensorValue:
 def _ints(value: Any, count: int | None = None) -> list[int]:
     """Return a list of plain numbers, one number repeated."""
     values = [value] if type(value) is int else value
-    if not isinstance(values, list) or any(type(each) is not int for each in values):
+    if not isinstance(values, list) or any(type(value) is not int for value in values):
         raise OpaqueError("a list of numbers that depends on a tensor")
     if count is not None and len(values) == 1:
         return values * count
@@ -557,10 +557,10 @@ def _lerp(t: ScriptTranslator, a: Any) -> TensorValue:
 
 
 def _clamped(t: ScriptTranslator, x: Any, low: Any, high: Any) -> TensorValue:
-    dtype = _promoted(t, x, *(each for each in (low, high) if each is not None))
+    dtype = _promoted(t, x, *(bound for bound in (low, high) if bound is not None))
     result = _cast(t, t.tensor(x), dtype)
-    if all(each is None or isinstance(each, NUMBERS) for each in (low, high)):
-        bounds = ["" if each is None else t.number(each, dtype or "float32") for each in (low, high)]
+    if all(bound is None or isinstance(bound, NUMBERS) for bound in (low, high)):
+        bounds = ["" if bound is None else t.number(bound, dtype or "float32") for bound in (low, high)]
         return t.new(t.build.one("Clip", result.name, *bounds), dtype, result.rank)
     for op, bound in (("Max", low), ("Min", high)):
         if bound is not None:
@@ -631,7 +631,7 @@ def _addmm(t: ScriptTranslator, a: Any) -> TensorValue:
 
 @_operation("bilinear", "x other weight bias=None")
 def _bilinear(t: ScriptTranslator, a: Any) -> TensorValue:
-    x, other, weight = (t.tensor(each) for each in (a.x, a.other, a.weight))
+    x, other, weight = (t.tensor(operand) for operand in (a.x, a.other, a.weight))
     name = t.build.one("Einsum", x.name, weight.name, other.name, equation="...i,oij,...j->...o")
     result = t.new(name, weight.dtype, x.rank)
     return result if a.bias is None else _elementwise(t, "Add", result, a.bias)
@@ -639,11 +639,11 @@ def _bilinear(t: ScriptTranslator, a: Any) -> TensorValue:
 
 @_operation("einsum", "equation tensors path=None")
 def _einsum(t: ScriptTranslator, a: Any) -> TensorValue:
-    tensors = [t.tensor(each) for each in a.tensors]
-    require(isinstance(a.equation, str) and len({each.dtype for each in tensors}) == 1, "an einsum")
+    tensors = [t.tensor(tensor) for tensor in a.tensors]
+    require(isinstance(a.equation, str) and len({tensor.dtype for tensor in tensors}) == 1, "an einsum")
     result = a.equation.replace(" ", "").partition("->")
     rank = len(result[2]) if result[1] and "." not in a.equation else None
-    name = t.build.one("Einsum", *(each.name for each in tensors), equation=a.equation)
+    name = t.build.one("Einsum", *(tensor.name for tensor in tensors), equation=a.equation)
     return t.new(name, tensors[0].dtype, rank)
 
 
@@ -653,7 +653,7 @@ def _einsum(t: ScriptTranslator, a: Any) -> TensorValue:
 )
 def _attention(t: ScriptTranslator, a: Any) -> TensorValue:
     require(a.dropout_p == 0 and a.enable_gqa is False, "dropout or groups in attention")
-    q, k, v = (t.tensor(each) for each in (a.q, a.k, a.v))
+    q, k, v = (t.tensor(operand) for operand in (a.q, a.k, a.v))
     if a.scale is None:
         extent = t.build.one("Shape", q.name, start=-1)
         width = t.build.one("Cast", extent, to=q.dtype or "float32")
@@ -694,9 +694,9 @@ def _fused_attention(t: ScriptTranslator, a: Any) -> list[Any]:
     heads = t.build.number([0, 0, a.heads, -1], "int64")
     q, k, v = (
         t.new(
-            t.build.one("Transpose", t.build.one("Reshape", each.name, heads), perm=(0, 2, 1, 3)), x.dtype, 4
+            t.build.one("Transpose", t.build.one("Reshape", gate.name, heads), perm=(0, 2, 1, 3)), x.dtype, 4
         )
-        for each in _gates(t, x, 3)
+        for gate in _gates(t, x, 3)
     )
     mixed = compute(t, "scaled_dot_product_attention", q, k, v)
     rows = t.build.one("Transpose", mixed.name, perm=(0, 2, 1, 3))
@@ -872,8 +872,8 @@ def _movedim(t: ScriptTranslator, a: Any) -> TensorValue:
     x = t.tensor(a.x)
     if x.rank is None:
         raise OpaqueError("a transposition with an unknown number of axes")
-    order = [axis for axis in range(x.rank) if axis not in {each % (x.rank or 1) for each in _ints(a.source)}]
-    pairs = zip((each % x.rank for each in _ints(a.destination)), _ints(a.source), strict=True)
+    order = [axis for axis in range(x.rank) if axis not in {axis % (x.rank or 1) for axis in _ints(a.source)}]
+    pairs = zip((axis % x.rank for axis in _ints(a.destination)), _ints(a.source), strict=True)
     for destination, source in sorted(pairs):
         order.insert(destination, source % x.rank)
     return t.view(x, t.build.one("Transpose", x.name, perm=tuple(order)), x.rank)
@@ -883,7 +883,7 @@ def _movedim(t: ScriptTranslator, a: Any) -> TensorValue:
 def _cat(t: ScriptTranslator, a: Any) -> TensorValue:
     values = a.tensors.take(None) if isinstance(a.tensors, PartsValue) else a.tensors
     dtype = _promoted(t, *values)
-    names = [_name(t, each, dtype) for each in values]
+    names = [_name(t, value, dtype) for value in values]
     return t.new(t.build.one("Concat", *names, axis=a.dim), dtype, _rank(t, *values))
 
 
@@ -892,14 +892,14 @@ def _stack(t: ScriptTranslator, a: Any) -> TensorValue:
     values = a.tensors.take(None) if isinstance(a.tensors, PartsValue) else a.tensors
     dtype, rank = _promoted(t, *values), _rank(t, *values)
     axes = t.build.number([a.dim], "int64")
-    names = [t.build.one("Unsqueeze", _name(t, each, dtype), axes) for each in values]
+    names = [t.build.one("Unsqueeze", _name(t, value, dtype), axes) for value in values]
     return t.new(t.build.one("Concat", *names, axis=a.dim), dtype, None if rank is None else rank + 1)
 
 
 def _sliced(
     t: ScriptTranslator, x: TensorValue, bounds: tuple[Any, Any], axis: int, step: int = 1
 ) -> TensorValue:
-    starts, ends = (t.sizes([each]) for each in bounds)
+    starts, ends = (t.sizes([bound]) for bound in bounds)
     listed = [starts, ends, t.build.number([axis], "int64"), t.build.number([step], "int64")]
     return t.view(x, t.build.one("Slice", x.name, *listed), x.rank)
 
@@ -993,8 +993,8 @@ def _unbind(t: ScriptTranslator, a: Any) -> PartsValue:
         count = _known_extent(t, x, a.dim) if count is None else count
         axes = t.build.number([a.dim], "int64")
         return [
-            t.view(x, t.build.one("Squeeze", each.name, axes), rank)
-            for each in _parts(t, x, [1] * count, a.dim)
+            t.view(x, t.build.one("Squeeze", part.name, axes), rank)
+            for part in _parts(t, x, [1] * count, a.dim)
         ]
 
     return PartsValue(take)
@@ -1005,7 +1005,7 @@ def _expand(t: ScriptTranslator, a: Any) -> TensorValue:
     x = t.tensor(a.x)
     require(isinstance(a.size, list), "a shape of unknown length")
     # -1 leaves an extent as it is, and so does 1 in ONNX's operator.
-    sizes = [1 if isinstance(each, int) and each == -1 else each for each in a.size]
+    sizes = [1 if isinstance(extent, int) and extent == -1 else extent for extent in a.size]
     return t.view(x, t.build.one("Expand", x.name, t.sizes(sizes)), len(sizes))
 
 
@@ -1030,7 +1030,7 @@ def _repeat(t: ScriptTranslator, a: Any) -> TensorValue:
 def _flip(t: ScriptTranslator, a: Any) -> TensorValue:
     axes = _ints(a.dims)
     listed = [[-1] * len(axes), [-LAST] * len(axes), axes, [-1] * len(axes)]
-    return _applied(t, "Slice", a.x, *(t.build.number(each, "int64") for each in listed))
+    return _applied(t, "Slice", a.x, *(t.build.number(axis, "int64") for axis in listed))
 
 
 @_operation("roll", "x shifts dims=[]")
@@ -1072,7 +1072,7 @@ def _embedding(t: ScriptTranslator, a: Any) -> TensorValue:
 
 @_operation("index", "x indices")
 def _index(t: ScriptTranslator, a: Any) -> TensorValue:
-    x, chosen = t.tensor(a.x), [n for n, each in enumerate(a.indices) if each is not None]
+    x, chosen = t.tensor(a.x), [n for n, index in enumerate(a.indices) if index is not None]
     require(len(chosen) == 1, "positions on several axes")
     (axis,) = chosen
     positions = _integer(t, a.indices[axis])
@@ -1152,7 +1152,7 @@ def _arange(t: ScriptTranslator, a: Any) -> TensorValue:
     start, end = (0, a.start) if a.end is None else (a.start, a.end)
     default = _promoted(t, start, end, a.step) or "int64"
     dtype = _requested_type(a, default)
-    names = [t.number(each, dtype) for each in (start, end, a.step)]
+    names = [t.number(bound, dtype) for bound in (start, end, a.step)]
     return t.new(t.build.one("Range", *names), dtype, 1)
 
 
@@ -1173,7 +1173,7 @@ def _to(t: ScriptTranslator, a: Any) -> TensorValue:
     x = t.tensor(a.x)
     if isinstance(a.one, _TENSORS):
         return _cast(t, x, t.tensor(a.one).dtype)
-    codes = [each for each in (a.dtype, a.one, a.two) if type(each) is int]
+    codes = [code for code in (a.dtype, a.one, a.two) if type(code) is int]
     if not codes:
         return x
     require(codes[0] in TORCH_TYPES, "an unknown type")
@@ -1273,8 +1273,8 @@ def _define_extremes() -> None:
                 require(a.keepdim is False, "all axes of a position kept")
                 name, rank = t.build.one("Reshape", name, t.build.number([-1], "int64")), 1
             rank = rank if a.keepdim or rank is None else rank - 1
-            made = t.build.one(op, name, axis=0 if a.dim is None else a.dim, keepdims=int(a.keepdim))
-            return t.new(made, "int64", rank)
+            positions = t.build.one(op, name, axis=0 if a.dim is None else a.dim, keepdims=int(a.keepdim))
+            return t.new(positions, "int64", rank)
 
         _operation(name, "x dim=None keepdim=False")(extreme)
         _operation(f"arg{name}", "x dim=None keepdim=False")(place)
@@ -1488,10 +1488,10 @@ def _define_pools() -> None:
 
         def largest(t: ScriptTranslator, a: Any, axes: int = axes, count: int = 1) -> Any:
             settings = {**_window_settings(a, axes), "dilations": tuple(_ints(a.dilation, axes))}
-            found = _batched(
+            outputs = _batched(
                 t, t.tensor(a.x), axes, lambda name: t.build.add("MaxPool", (name,), count, **settings)
             )
-            return found[0]
+            return outputs[0]
 
         def average(t: ScriptTranslator, a: Any, axes: int = axes) -> Any:
             settings = {**_window_settings(a, axes), "count_include_pad": int(a.count_include_pad)}
@@ -1507,19 +1507,19 @@ def _define_pools() -> None:
 
         def whole(t: ScriptTranslator, a: Any, axes: int = axes) -> Any:
             x = t.tensor(a.x)
-            if all(each == 1 for each in (a.size if isinstance(a.size, list) else [a.size])):
+            if all(size == 1 for size in (a.size if isinstance(a.size, list) else [a.size])):
                 return _reduced(t, "ReduceMean", x, [*range(-axes, 0)], keepdim=True)
             return _adaptive(t, x, a.size if isinstance(a.size, list) else [a.size] * axes)
 
         def whole_max(t: ScriptTranslator, a: Any, axes: int = axes) -> Any:
             x, sizes = t.tensor(a.x), a.size if isinstance(a.size, list) else [a.size] * axes
-            if all(each == 1 for each in sizes):
-                found = _reduced(t, "ReduceMax", x, [*range(-axes, 0)], keepdim=True)
+            if all(size == 1 for size in sizes):
+                largest = _reduced(t, "ReduceMax", x, [*range(-axes, 0)], keepdim=True)
             else:
                 extents = _part_extents(t, x, sizes)
                 require(extents is not None, "an adaptive maximum of an image of unknown size")
-                found = _pooled_parts(t, x, extents or [], "MaxPool")
-            return [found, UnknownValue("positions of an adaptive maximum")]
+                largest = _pooled_parts(t, x, extents or [], "MaxPool")
+            return [largest, UnknownValue("positions of an adaptive maximum")]
 
         _operation(f"max_pool{axes}d", "x kernel stride=[] padding=0 dilation=1 ceil_mode=False")(largest)
         _operation(
@@ -1602,7 +1602,7 @@ def _pooled_parts(
         name = t.build.one("Gather", name, t.build.number(entries.reshape(-1), "int64"), axis=axis)
     windows: dict[str, Any] = {"kernel_shape": tuple(kernel), "strides": tuple(kernel)}
     whole = t.new(name, x.dtype, x.rank)
-    (pooled,) = _batched(t, whole, len(kernel), lambda each: t.build.add(op, (each,), **windows))
+    (pooled,) = _batched(t, whole, len(kernel), lambda part: t.build.add(op, (part,), **windows))
     for factor in factors:
         pooled = _applied(t, "Mul", pooled, factor)
     return pooled
@@ -1641,12 +1641,12 @@ def _define_resizes() -> None:
                 settings |= {"mode": mode, "cubic_coeff_a": -0.75} if mode == "cubic" else {"mode": mode}
                 settings["coordinate_transformation_mode"] = "align_corners" if corners else "half_pixel"
             factors = a.scales if isinstance(a.scales, list) else [a.scales, a.second, a.third][:axes]
-            given = all(isinstance(each, int | float) for each in factors)
-            if a.size is not None and not (given and not isinstance(a.scales, list)):
+            has_factors = all(isinstance(factor, int | float) for factor in factors)
+            if a.size is not None and not (has_factors and not isinstance(a.scales, list)):
                 inputs = ["", "", t.sizes(a.size)]
             else:
-                require(given, "a resize without size")
-                inputs = ["", t.build.number([float(each) for each in factors], "float32"), ""]
+                require(has_factors, "a resize without size")
+                inputs = ["", t.build.number([float(factor) for factor in factors], "float32"), ""]
             return _applied(t, "Resize", x, *inputs, **settings)
 
         _operation(name, f"x size {aligned}scales=None second=None third=None")(resize)
@@ -1689,28 +1689,28 @@ def _recurrent(
     lasts: list[list[str]] = [[] for _ in states]
     for layer in range(a.layers):
         groups = [weights[(layer * directions + d) * per :][:per] for d in range(directions)]
-        rows = [[_gate_rows(t, kind, each) for each in group] for group in groups]
+        rows = [[_gate_rows(t, kind, tensor) for tensor in group] for group in groups]
 
         def whole(n: int, rows: list[list[str]] = rows) -> str:
-            listed = [each[n] for each in rows]
+            listed = [row[n] for row in rows]
             return t.build.one("Concat", *listed, axis=0) if len(listed) > 1 else listed[0]
 
         bias = t.build.one("Concat", whole(2), whole(3), axis=1) if a.has_biases else ""
         starts = [
-            _sliced(t, t.tensor(each), (layer * directions, (layer + 1) * directions), 0).name
-            for each in states
+            _sliced(t, t.tensor(state), (layer * directions, (layer + 1) * directions), 0).name
+            for state in states
         ]
-        made = t.build.add(kind, (name, whole(0), whole(1), bias, "", *starts), 1 + len(states), **settings)
-        for listed, last in zip(lasts, made[1:], strict=True):
+        values = t.build.add(kind, (name, whole(0), whole(1), bias, "", *starts), 1 + len(states), **settings)
+        for listed, last in zip(lasts, values[1:], strict=True):
             listed.append(last)
         if a.bidirectional:
-            merged = t.build.one("Transpose", made[0], perm=(0, 2, 1, 3))
+            merged = t.build.one("Transpose", values[0], perm=(0, 2, 1, 3))
             name = t.build.one("Reshape", merged, t.build.number([0, 0, -1], "int64"))
         else:
-            name = t.build.one("Squeeze", made[0], t.build.number([1], "int64"))
+            name = t.build.one("Squeeze", values[0], t.build.number([1], "int64"))
     name = t.build.one("Transpose", name, perm=(1, 0, 2)) if a.batch_first else name
-    ends = [t.build.one("Concat", *each, axis=0) if len(each) > 1 else each[0] for each in lasts]
-    return [t.new(each, x.dtype, 3) for each in (name, *ends)]
+    ends = [t.build.one("Concat", *last, axis=0) if len(last) > 1 else last[0] for last in lasts]
+    return [t.new(output, x.dtype, 3) for output in (name, *ends)]
 
 
 def _projected(t: ScriptTranslator, a: Any, states: list[Any], directions: int) -> list[TensorValue]:
@@ -1723,7 +1723,7 @@ def _projected(t: ScriptTranslator, a: Any, states: list[Any], directions: int) 
         sides = []
         for row in range(layer * directions, (layer + 1) * directions):
             w_ih, w_hh, *biases, projection = a.weights[row * per : (row + 1) * per]
-            h, c = (compute(t, "select", each, 0, row) for each in states)
+            h, c = (compute(t, "select", state, 0, row) for state in states)
             outputs = []
             for n in range(length)[:: -1 if row % directions else 1]:
                 step = compute(t, "select", x, 0, n)
@@ -1736,7 +1736,7 @@ def _projected(t: ScriptTranslator, a: Any, states: list[Any], directions: int) 
             sides.append(compute(t, "stack", outputs))
         x = compute(t, "cat", sides, -1)
     x = t.new(t.build.one("Transpose", x.name, perm=(1, 0, 2)), x.dtype, 3) if a.batch_first else x
-    return [x, *(compute(t, "stack", each) for each in lasts)]
+    return [x, *(compute(t, "stack", last) for last in lasts)]
 
 
 _RECURRENT = "x states weights has_biases layers dropout train bidirectional batch_first"
@@ -1767,7 +1767,7 @@ def _lstm_cell(t: ScriptTranslator, a: Any) -> list[TensorValue]:
 
 @_operation("gru_cell", _CELL)
 def _gru_cell(t: ScriptTranslator, a: Any) -> TensorValue:
-    one, two = (_gates(t, each, 3) for each in _sums(t, a, a.h))
+    one, two = (_gates(t, gates, 3) for gates in _sums(t, a, a.h))
     r, z = (_elementwise(t, "Sigmoid", _elementwise(t, "Add", one[n], two[n])) for n in (0, 1))
     new = _elementwise(t, "Tanh", _elementwise(t, "Add", one[2], _elementwise(t, "Mul", r, two[2])))
     change = _elementwise(t, "Mul", z, _elementwise(t, "Sub", a.h, new))

@@ -75,12 +75,12 @@ class ScriptInterpreter:
     depth: int = 0
     parsed: dict[str, ast.Module] = field(default_factory=dict)
 
-    def _called(self, module: Path, name: str, given: Sequence[Any]) -> Any:
+    def _called(self, module: Path, name: str, arguments: Sequence[Any]) -> Any:
         """Return the result of calling a module's method."""
-        return self._run(self._find_method(module, name), [ScriptModule(module), *given])
+        return self._run(self._find_method(module, name), [ScriptModule(module), *arguments])
 
-    def _function(self, name: str, given: Sequence[Any]) -> Any:
-        return self._run(self._find_function(name), given)
+    def _function(self, name: str, arguments: Sequence[Any]) -> Any:
+        return self._run(self._find_function(name), arguments)
 
     def _class(self, module: Path) -> str:
         container = self.tree.containers.get(module)
@@ -113,18 +113,18 @@ class ScriptInterpreter:
             self.parsed[name] = ast.parse(text)
         return self.parsed[name]
 
-    def _run(self, function: ast.FunctionDef, given: Sequence[Any]) -> Any:
+    def _run(self, function: ast.FunctionDef, arguments: Sequence[Any]) -> Any:
         self.calls += 1
         if self.calls > _CALLS or self.depth > _DEEP:
             raise OpaqueError
-        named = [each.arg for each in function.args.args]
-        known = [self._value(each, {}) for each in function.args.defaults]
-        if len(given) < len(named):
-            given = [*given, *known[len(known) - (len(named) - len(given)) :]]
-        if len(given) != len(named):
+        named = [argument.arg for argument in function.args.args]
+        known = [self._value(default, {}) for default in function.args.defaults]
+        if len(arguments) < len(named):
+            arguments = [*arguments, *known[len(known) - (len(named) - len(arguments)) :]]
+        if len(arguments) != len(named):
             raise OpaqueError
         self.depth += 1
-        done, value = self._block(function.body, dict(zip(named, given, strict=True)))
+        done, value = self._block(function.body, dict(zip(named, arguments, strict=True)))
         self.depth -= 1
         if not done:
             raise OpaqueError
@@ -148,8 +148,8 @@ class ScriptInterpreter:
         if isinstance(target, ast.Name):
             scope[target.id] = value
         elif isinstance(target, ast.Tuple) and isinstance(value, list) and len(value) == len(target.elts):
-            for each, part in zip(target.elts, value, strict=True):
-                self._assign(each, part, scope)
+            for element, part in zip(target.elts, value, strict=True):
+                self._assign(element, part, scope)
         else:
             raise OpaqueError
 
@@ -161,7 +161,7 @@ class ScriptInterpreter:
                 return scope[node.id]
             raise OpaqueError
         if isinstance(node, ast.List | ast.Tuple):
-            return [self._value(each, scope) for each in node.elts]
+            return [self._value(element, scope) for element in node.elts]
         if isinstance(node, ast.Attribute):
             return self._attribute(node, scope)
         raise OpaqueError

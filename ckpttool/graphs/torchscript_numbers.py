@@ -97,8 +97,8 @@ def is_number_operation(name: str) -> bool:
 def apply_numbers(t: ScriptTranslator, name: str, given: list[Any], named: Mapping[str, Any]) -> Any:
     """Return the result of an operation on numbers, lists and texts."""
     if t.shapes is not None and name in CONTAINERS:
-        given = [each.take(None) if isinstance(each, PartsValue) else each for each in given]
-    if named or any(isinstance(each, PartsValue) for each in given):
+        given = [argument.take(None) if isinstance(argument, PartsValue) else argument for argument in given]
+    if named or any(isinstance(argument, PartsValue) for argument in given):
         raise OpaqueError(name)
     if name in ("append", "_set_item"):
         return change_list(t, given)
@@ -121,10 +121,10 @@ def apply_numbers(t: ScriptTranslator, name: str, given: list[Any], named: Mappi
     return result
 
 
-def _require_small(name: str, given: Sequence[Any]) -> None:
+def _require_small(name: str, arguments: Sequence[Any]) -> None:
     """Refuse an operation whose result may need much memory: numbers have 64 bits in the language."""
-    lengths = [len(each) for each in given if isinstance(each, list | str | range)]
-    numbers = [abs(each) for each in given if type(each) is int]
+    lengths = [len(argument) for argument in arguments if isinstance(argument, list | str | range)]
+    numbers = [abs(argument) for argument in arguments if type(argument) is int]
     repeated = name == "mul" and lengths and numbers
     size = lengths[0] * numbers[0] if repeated else sum(lengths)
     large = name == "pow" and len(numbers) == 2 and numbers[1] > 64
@@ -143,48 +143,48 @@ def change_list(t: ScriptTranslator, given: Sequence[Any]) -> Any:
     return values
 
 
-def _apply_sizes(t: ScriptTranslator, name: str, given: list[Any]) -> Any:
+def _apply_sizes(t: ScriptTranslator, name: str, arguments: list[Any]) -> Any:
     """Return the result of an operation on lists of extents."""
     if name in ("list", "copy"):
-        return given[0]
+        return arguments[0]
     if name == "add":
-        parts = [each.parts if isinstance(each, SizesValue) else tuple(each) for each in given[:2]]
+        parts = [word.parts if isinstance(word, SizesValue) else tuple(word) for word in arguments[:2]]
         return SizesValue((*parts[0], *parts[1]))
     if name == "__getitem__":
-        return t.item(*given)
-    if name == "prod" and len(given) == 1:
+        return t.item(*arguments)
+    if name == "prod" and len(arguments) == 1:
         axes = t.build.number([0], "int64")
-        return NumberValue(t.build.one("ReduceProd", t.sizes(given[0]), axes, keepdims=0), "int64")
+        return NumberValue(t.build.one("ReduceProd", t.sizes(arguments[0]), axes, keepdims=0), "int64")
     if name == "len":
-        return NumberValue(t.build.one("Size", t.sizes(given[0])), "int64")
-    if name == "slice" and len(given[0].parts) == 1:
-        (part,) = given[0].parts
-        bounds: list[Any] = [*given[1:], *[0, None, 1][len(given) - 1 :]]
+        return NumberValue(t.build.one("Size", t.sizes(arguments[0])), "int64")
+    if name == "slice" and len(arguments[0].parts) == 1:
+        (part,) = arguments[0].parts
+        bounds: list[Any] = [*arguments[1:], *[0, None, 1][len(arguments) - 1 :]]
         start, end, step = bounds
         end = None if end in (None, LAST) else end
         whole = isinstance(part, ShapeRange) and part.start == 0 and part.end is None
-        if whole and step == 1 and all(isinstance(each or 0, int) for each in (start, end)):
+        if whole and step == 1 and all(isinstance(bound or 0, int) for bound in (start, end)):
             return SizesValue((ShapeRange(part.tensor, start or 0, end),))
     raise OpaqueError("a shape of unknown length")
 
 
-def _apply_number_values(t: ScriptTranslator, name: str, given: list[Any]) -> Any:
+def _apply_number_values(t: ScriptTranslator, name: str, args: list[Any]) -> Any:
     """Return the result of an operation on numbers of which some are values of the graph."""
     if name in ("__is__", "__isnot__"):
-        return (given[0] is given[1]) is (name == "__is__")
-    if name == "__contains__" and isinstance(given[0], list):
+        return (args[0] is args[1]) is (name == "__is__")
+    if name == "__contains__" and isinstance(args[0], list):
         result: Any = False
-        for each in given[0]:
-            result = apply_numbers(t, "__or__", [result, apply_numbers(t, "eq", [each, given[1]], {})], {})
+        for argument in args[0]:
+            result = apply_numbers(t, "__or__", [result, apply_numbers(t, "eq", [argument, args[1]], {})], {})
         return result
-    if name == "prod" and isinstance(given[0], list):
+    if name == "prod" and isinstance(args[0], list):
         product: Any = 1
-        for each in given[0]:
-            product = apply_numbers(t, "mul", [product, each], {})
+        for argument in args[0]:
+            product = apply_numbers(t, "mul", [product, argument], {})
         return product
-    if name == "range" or any(not isinstance(each, NUMBERS) for each in given):
+    if name == "range" or any(not isinstance(argument, NUMBERS) for argument in args):
         raise OpaqueError("a list whose length depends on a tensor")
-    return _compute(t, name, [t.as_number(each) for each in given])
+    return _compute(t, name, [t.as_number(argument) for argument in args])
 
 
 def _compute(t: ScriptTranslator, name: str, numbers: Sequence[NumberValue]) -> NumberValue:
@@ -192,10 +192,12 @@ def _compute(t: ScriptTranslator, name: str, numbers: Sequence[NumberValue]) -> 
     if name in _TYPES:
         return NumberValue(t.number(numbers[0], _TYPES[name]), _TYPES[name])
     if name in _LOGIC:
-        return NumberValue(t.build.one(_LOGIC[name], *(t.number(each, "bool") for each in numbers)), "bool")
-    whole = all(each.dtype in ("int64", "bool") for each in numbers)
+        return NumberValue(
+            t.build.one(_LOGIC[name], *(t.number(number, "bool") for number in numbers)), "bool"
+        )
+    whole = all(number.dtype in ("int64", "bool") for number in numbers)
     dtype = "int64" if whole else "float64"
-    names = [t.number(each, dtype) for each in numbers]
+    names = [t.number(number, dtype) for number in numbers]
     if name in _ARITHMETIC:
         return NumberValue(t.build.one(_ARITHMETIC[name], *names), dtype)
     if name in COMPARISONS:
@@ -207,7 +209,7 @@ def _compute(t: ScriptTranslator, name: str, numbers: Sequence[NumberValue]) -> 
         if name == "remainder":
             return NumberValue(rest, dtype)
         return NumberValue(t.build.one("Div", t.build.one("Sub", names[0], rest), names[1]), dtype)
-    wide = [t.number(each, "float64") for each in numbers]
+    wide = [t.number(number, "float64") for number in numbers]
     if name in _FUNCTIONS and (name != "pow" or not whole):
         return NumberValue(t.build.one(_FUNCTIONS[name], *wide), "float64")
     if name in ("floor", "ceil"):

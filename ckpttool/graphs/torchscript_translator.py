@@ -116,11 +116,11 @@ class ScriptTranslator(ScriptInterpreter):
     def _flat(self, value: Any, title: str) -> Iterator[tuple[str, Any]]:
         """Yield the tensors of a result, with names from the keys of dicts."""
         if isinstance(value, list):
-            for each in value:
-                yield from self._flat(each, title)
+            for item in value:
+                yield from self._flat(item, title)
         elif isinstance(value, dict):
-            for name, each in value.items():
-                yield from self._flat(each, str(name) if not title else f"{title}.{name}")
+            for name, item in value.items():
+                yield from self._flat(item, str(name) if not title else f"{title}.{name}")
         elif isinstance(value, PartsValue):
             yield from self._flat(value.take(None), title)
         elif value is not None:
@@ -143,7 +143,7 @@ class ScriptTranslator(ScriptInterpreter):
             inner = annotation.slice
             if kind == "Tuple":
                 parts = inner.elts if isinstance(inner, ast.Tuple) else [inner]
-                return [self._argument(f"{name}_{n}", each, leaves) for n, each in enumerate(parts)]
+                return [self._argument(f"{name}_{n}", part, leaves) for n, part in enumerate(parts)]
             if kind == "Optional":
                 return self._argument(name, inner, leaves)
             if kind == "Dict":
@@ -182,50 +182,50 @@ class ScriptTranslator(ScriptInterpreter):
 
     # The language.
 
-    def _called(self, module: Path, name: str, given: Sequence[Any]) -> Any:
+    def _called(self, module: Path, name: str, arguments: Sequence[Any]) -> Any:
         cls = self._class(module)
         scope = tuple(str(step.value) for step in module)
         return self._guarded(
             cls,
             (scope, cls.rpartition(".")[0]),
-            lambda: self._run_method(module, name, given),
-            given,
+            lambda: self._run_method(module, name, arguments),
+            arguments,
         )
 
-    def _run_method(self, module: Path, name: str, given: Sequence[Any]) -> Any:
+    def _run_method(self, module: Path, name: str, arguments: Sequence[Any]) -> Any:
         """Return the result of a method; with known shapes, a module without operations is a node as well."""
         count = self.build.count
-        result = super()._called(module, name, given)
-        unchanged = isinstance(result, TensorValue) and any(result is each for each in given)
+        result = super()._called(module, name, arguments)
+        unchanged = isinstance(result, TensorValue) and any(result is argument for argument in arguments)
         if self.shapes is None or count != self.build.count or not unchanged:
             return result
         return self.view(result, self.build.one("Identity", result.name), result.rank)
 
-    def _function(self, name: str, given: Sequence[Any]) -> Any:
+    def _function(self, name: str, arguments: Sequence[Any]) -> Any:
         where = name.rpartition(".")[0]
         return self._guarded(
             name,
             (self.build.scope, where),
-            lambda: super(ScriptTranslator, self)._function(name, given),
-            given,
+            lambda: super(ScriptTranslator, self)._function(name, arguments),
+            arguments,
         )
 
     def _guarded(
-        self, title: str, place: tuple[tuple[str, ...], str], call: Callable[[], Any], given: Sequence[Any]
+        self, title: str, location: tuple[tuple[str, ...], str], call: Callable[[], Any], args: Sequence[Any]
     ) -> Any:
         """Return the result of a call; one that cannot be translated is an opaque node."""
         before = (self.build.scope, self.depth, self.effects, self.build.place, len(self.build.nodes))
-        self.build.scope = place[0]
-        self.where.append(place[1])
+        self.build.scope = location[0]
+        self.where.append(location[1])
         try:
             return call()
         except OpaqueError:
             whole = self.shapes is not None and len(self.where) == 1
-            if whole or self.effects != before[2] or not self._tensor_names(given):
+            if whole or self.effects != before[2] or not self._tensor_names(args):
                 raise
             del self.build.nodes[before[4] :]
             # The whole name, because a class may have the name of an operator.
-            return self.opaque(re.sub(r"\.___torch_mangle_\d+", "", title), given)
+            return self.opaque(re.sub(r"\.___torch_mangle_\d+", "", title), args)
         finally:
             self.where.pop()
             self.build.scope, self.depth, self.build.place = before[0], before[1], before[3]
@@ -237,9 +237,9 @@ class ScriptTranslator(ScriptInterpreter):
         name = self.build.add(title, self._tensor_names(given), **(settings or {}))[0]
         return TensorValue(name, None, None, self.new_storage())
 
-    def _tensor_names(self, given: Sequence[Any]) -> list[str]:
+    def _tensor_names(self, arguments: Sequence[Any]) -> list[str]:
         names = []
-        for value in given:
+        for value in arguments:
             if isinstance(value, TensorValue | ScriptTensor):
                 names.append(self.tensor(value).name)
             elif isinstance(value, NumberValue):
@@ -357,8 +357,8 @@ class ScriptTranslator(ScriptInterpreter):
             return
         then = body(first, [name for name, _ in pairs])
         orelse = body(second, [name for _, name in pairs])
-        made = self.build.add("If", (condition,), len(pairs), then_branch=then, else_branch=orelse)
-        for value, name in zip(names, made, strict=True):
+        outputs = self.build.add("If", (condition,), len(pairs), then_branch=then, else_branch=orelse)
+        for value, name in zip(names, outputs, strict=True):
             value.name = name
 
     def _joined(self, one: Any, two: Any, pairs: list[tuple[str, str]], names: list[Any]) -> Any:
@@ -435,8 +435,8 @@ class ScriptTranslator(ScriptInterpreter):
             owner, at = self._value(node.value, scope), self._value(node.slice, scope)
             return self.item(owner, at)
         if isinstance(node, ast.Dict):
-            keys = [self._value(each, scope) for each in node.keys if each is not None]
-            return dict(zip(keys, (self._value(each, scope) for each in node.values), strict=True))
+            keys = [self._value(part, scope) for part in node.keys if part is not None]
+            return dict(zip(keys, (self._value(value, scope) for value in node.values), strict=True))
         if isinstance(node, ast.Call):
             return self._call(node, scope)
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
@@ -477,11 +477,11 @@ class ScriptTranslator(ScriptInterpreter):
     @cached_property
     def _children(self) -> Mapping[Path, Mapping[Any, None]]:
         """The names directly below each path of the archive, in order."""
-        found: dict[Path, dict[Any, None]] = {}
+        children: dict[Path, dict[Any, None]] = {}
         for path in (*self.tree, *self.tree.containers, *self.tree.shared):
             for depth, step in enumerate(path):
-                found.setdefault(path[:depth], {})[step.value] = None
-        return found
+                children.setdefault(path[:depth], {})[step.value] = None
+        return children
 
     def _stored_list(self, path: Path) -> Any:
         """Return a module, or a list, tuple or dict of the archive."""
@@ -516,7 +516,7 @@ class ScriptTranslator(ScriptInterpreter):
             return self._call_value(node, scope.get(called or ""), scope)
         if called.startswith("__torch__.") and self._is_check(called, None):
             return None
-        named = {each.arg: self._value(each.value, scope) for each in node.keywords if each.arg}
+        named = {word.arg: self._value(word.value, scope) for word in node.keywords if word.arg}
         values = self._values(node.args, scope)
         where = self.where[-1] if self.where else ""
         self.build.place = f"{where} line {node.lineno}, column {node.col_offset + 1}"
@@ -536,7 +536,7 @@ class ScriptTranslator(ScriptInterpreter):
         return self._called(owner.path, node.func.attr, self._values(node.args, scope))
 
     def _values(self, nodes: Sequence[ast.expr], scope: Mapping[str, Any]) -> list[Any]:
-        return [self._value(each, scope) for each in nodes]
+        return [self._value(node, scope) for node in nodes]
 
     def _is_check(self, name: str, module: Path | None) -> bool:
         """Return whether a function of PyTorch's own code only checks its arguments."""
@@ -626,8 +626,8 @@ class ScriptTranslator(ScriptInterpreter):
         self.effects += 1
         changed = tensor.storage.overwrite()
         tensor.name, tensor.version, tensor.entry = value.name, tensor.storage.version, None
-        for path, each in self.tensors.items():
-            if each.storage in changed:
+        for path, other in self.tensors.items():
+            if other.storage in changed:
                 self.overwritten[path] = None
         return tensor
 
@@ -670,7 +670,7 @@ class ScriptTranslator(ScriptInterpreter):
             parts = [parts]
         if not isinstance(parts, list | tuple):
             raise OpaqueError("a list of numbers is expected")
-        if all(isinstance(each, int) and not isinstance(each, bool) for each in parts):
+        if all(isinstance(part, int) and not isinstance(part, bool) for part in parts):
             return self.build.number(list(parts), "int64")
         names = []
         for part in parts:

@@ -22,7 +22,7 @@ def number_calls(graph: Graph) -> dict[Path, CallPlace]:
     calls: dict[Path, CallPlace] = {}
     known = {value.name: 0 for value in graph.inputs}
     weights = {
-        name: frozenset((each.path,)) for name, each in graph.constants.items() if each.path is not None
+        name: frozenset((leaf.path,)) for name, leaf in graph.constants.items() if leaf.path is not None
     }
     _follow_calls(graph, graph.nodes, known, weights, calls)
     outputs = [known.get(value.name, 0) for value in graph.outputs]
@@ -41,7 +41,7 @@ def _follow_calls(
 ) -> None:
     """Add the calls of some nodes; `known` are the calls that values depend on, `weights` constants."""
     for node in nodes:
-        branches = [each for each in node.attributes.values() if isinstance(each, Graph)]
+        branches = [attribute for attribute in node.attributes.values() if isinstance(attribute, Graph)]
         names = [name for name in node.inputs if name]
         used = frozenset[Path]().union(*(weights.get(name, frozenset()) for name in names))
         if not (branches or any(name in known for name in names) or _looks_up(graph, node, weights)):
@@ -93,8 +93,12 @@ def find_roles(graph: Graph) -> dict[Path, tuple[str, Mapping[str, Any]]]:
     """
     uses = _WeightRoles(graph)
     uses.add_all(graph.nodes)
-    roles = {path: next(iter(each)) for path, each in uses.roles.items() if len(each) == 1}
-    settings = {path: each[0] for path, each in uses.settings.items() if each.count(each[0]) == len(each)}
+    roles = {path: next(iter(role)) for path, role in uses.roles.items() if len(role) == 1}
+    settings = {
+        path: setting[0]
+        for path, setting in uses.settings.items()
+        if setting.count(setting[0]) == len(setting)
+    }
     return {path: (roles.get(path, ""), settings.get(path, {})) for path in {**roles, **settings}}
 
 
@@ -107,17 +111,17 @@ class _WeightRoles:
     def __init__(self, graph: Graph) -> None:
         self.roles: dict[Path, set[str]] = {}
         self.settings: dict[Path, list[dict[str, Any]]] = {}
-        self._paths = {name: each.path for name, each in graph.constants.items()}
+        self._paths = {name: constant.path for name, constant in graph.constants.items()}
         self._products: set[str] = set()
         self._vectors: dict[str, Path] = {}
         self._matrices: dict[str, tuple[Path, bool]] = {}
-        for name, each in graph.constants.items():
-            if each.path is None:
+        for name, constant in graph.constants.items():
+            if constant.path is None:
                 continue
-            if len(each.shape or ()) == 1 and each.rule == KEEP:
-                self._vectors[name] = each.path
-            elif len(each.shape or ()) == 2 and each.rule in (KEEP, _TURN):
-                self._matrices[name] = each.path, each.rule == _TURN
+            if len(constant.shape or ()) == 1 and constant.rule == KEEP:
+                self._vectors[name] = constant.path
+            elif len(constant.shape or ()) == 2 and constant.rule in (KEEP, _TURN):
+                self._matrices[name] = constant.path, constant.rule == _TURN
 
     def add_all(self, nodes: Sequence[OperatorNode]) -> None:
         """Add nodes, with those of branches and loops."""
@@ -162,11 +166,11 @@ def extract_module(graph: Graph, scope: tuple[str, ...]) -> Graph | None:
         dynamic.update(node.outputs)
         if node.scope[: len(scope)] == scope:
             inside.append(node)
-    made = {name for node in inside for name in node.outputs}
-    entering = {name for node in inside for name in node.inputs if name in dynamic} - made
+    outputs = {name for node in inside for name in node.outputs}
+    entering = {name for node in inside for name in node.inputs if name in dynamic} - outputs
     outside = [node for node in graph.nodes if node.scope[: len(scope)] != scope]
     used = {name for node in outside for name in node.inputs} | {value.name for value in graph.outputs}
-    leaving = made & used
+    leaving = outputs & used
     if len(entering) != 1 or len(leaving) != 1:
         return None
     needed: dict[str, OperatorNode] = {}

@@ -147,7 +147,7 @@ def _transposed_window(sizes: Sequence[int], kernel: Sequence[int], get: Callabl
     rank = len(sizes)
     strides, dilations = get("strides") or (1,) * rank, get("dilations") or (1,) * rank
     added, listed = get("output_padding") or (0,) * rank, get("pads") or (0,) * (2 * rank)
-    wanted, automatic = get("output_shape"), get("auto_pad") or "NOTSET"
+    shape, automatic = get("output_shape"), get("auto_pad") or "NOTSET"
     if len(kernel) != rank or min(strides) < 1 or min(dilations) < 1:
         raise ValueError(kernel, strides, dilations)
     pads, extents = [], []
@@ -155,13 +155,13 @@ def _transposed_window(sizes: Sequence[int], kernel: Sequence[int], get: Callabl
         whole = s * (size - 1) + more + d * (k - 1) + 1
         before, after = listed[n], listed[n + rank]
         same = automatic in ("SAME_UPPER", "SAME_LOWER")
-        if wanted is not None or same:
-            both = whole - (wanted[n - rank] if wanted is not None else size * s)
+        if shape is not None or same:
+            both = whole - (shape[n - rank] if shape is not None else size * s)
             smaller = both // 2
             before, after = (
                 (both - smaller, smaller) if automatic == "SAME_LOWER" else (smaller, both - smaller)
             )
-            if wanted is not None and automatic != "SAME_UPPER":
+            if shape is not None and automatic != "SAME_UPPER":
                 before, after = both - smaller, smaller
         elif automatic == "VALID":
             before = after = 0
@@ -391,8 +391,8 @@ def _max_unpool(
     if shape is None:
         return result.reshape(whole)
     # The positions are those of the inferred shape, whose image is the first part of the output's.
-    wanted = tuple(int(extent) for extent in shape)
-    require_size(wanted)
+    extents = tuple(int(extent) for extent in shape)
+    require_size(extents)
     return np.pad(
-        result.reshape(whole), [(0, extent - size) for extent, size in zip(wanted, whole, strict=True)]
+        result.reshape(whole), [(0, extent - size) for extent, size in zip(extents, whole, strict=True)]
     )
