@@ -73,12 +73,12 @@ _SNAPSHOT = "_variables"
 
 def recognise(tree: Tree, name: str) -> RecognizedAgent | None:
     """Return the recognised agent of a learner's networks, or of a snapshot identified by its name."""
-    names = [each.split("/") for each in tree.names.values()]
-    if not any(each[-1] == "w" for each in names):
+    names = [name.split("/") for name in tree.names.values()]
+    if not any(name[-1] == "w" for name in names):
         return None
-    if any(_TARGETS & set(each[:2]) for each in names):
+    if any(_TARGETS & set(name[:2]) for name in names):
         table = TABLE
-    elif name in _ROOTS and all(each[0] == _SNAPSHOT for each in names):
+    elif name in _ROOTS and all(name[0] == _SNAPSHOT for name in names):
         table = replace(TABLE, components={_SNAPSHOT: TABLE.components[name]}, optimizers={}, rooted=False)
     else:
         return None
@@ -86,7 +86,7 @@ def recognise(tree: Tree, name: str) -> RecognizedAgent | None:
     if binding is None:
         return None
     binding = binding.noted(*list_distribution_notes(binding, tree))
-    return _add_metadata(binding, {segment for each in names for segment in each})
+    return _add_metadata(binding, {segment for name in names for segment in name})
 
 
 def _add_metadata(binding: RecognizedAgent, segments: set[str]) -> RecognizedAgent:
@@ -118,21 +118,21 @@ def plan(binding: RecognizedAgent, agent: Tree, settings: Settings) -> Plan:
     """
     normed = _is_layer_norm_mlp(binding)
     names = _LAYER_NORM_MLP if normed else _MLP
-    entries = {theirs: ours for theirs, ours in TABLE.components.items() if theirs != "critic"}
+    entries = {part: canonical for part, canonical in TABLE.components.items() if part != "critic"}
     rows = [
         NetworkRow(
-            ours,
-            parse_edge_path(f"{theirs}/{'_critic_network' if 'critic' in theirs else '_layers/0'}"),
+            canonical,
+            parse_edge_path(f"{component}/{'_critic_network' if 'critic' in component else '_layers/0'}"),
             names,
         )
-        for theirs, ours in {"critic": "critic/q1", **entries}.items()
+        for component, canonical in {"critic": "critic/q1", **entries}.items()
     ]
     written = WritingTable(
         _WHOSE,
         rows,
         "affine",
         hidden="" if normed else "relu",
-        optimizers={ours: parse_edge_path(theirs) for theirs, ours in TABLE.optimizers.items()},
+        optimizers={canonical: parse_edge_path(name) for name, canonical in TABLE.optimizers.items()},
         counters={"total_it": parse_edge_path("num_steps"), "save_counter": parse_edge_path("save_counter")},
         needs=("actor", "critic"),
         kinds=SONNET,
@@ -145,12 +145,12 @@ def plan(binding: RecognizedAgent, agent: Tree, settings: Settings) -> Plan:
 def _is_layer_norm_mlp(binding: RecognizedAgent) -> bool:
     """Return whether the networks are LayerNormMLPs; raise UnsupportedError if they only resemble them."""
     kinds = [[layer.kind for layer in part.layers] for part in binding.parts if part.component in NETWORKS]
-    if not any("layer_norm" in each for each in kinds):
+    if not any("layer_norm" in kind for kind in kinds):
         return False
     facts = binding.facts
     every = {facts.activations_of(part.component) for part in binding.parts if part.component in NETWORKS}
     hidden = every.pop() if len(every) == 1 else ("several",)
-    first = all(each[:2] == _NORMED and "layer_norm" not in each[2:] for each in kinds)
+    first = all(kind[:2] == _NORMED and "layer_norm" not in kind[2:] for kind in kinds)
     if not first or hidden[0] != "tanh" or set(hidden[1:]) - {"elu"} or facts.epsilon != TABLE.facts.epsilon:
         raise UnsupportedError(
             "Acme's LayerNormMLP requires a layer norm with epsilon 1e-5 after the first layer, then "

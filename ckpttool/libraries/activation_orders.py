@@ -139,7 +139,7 @@ def read_orders(checkpoint: Checkpoint, shapes: Sequence[Shape] = ()) -> _Orders
 def with_uses(orders: _Orders, graph: Graph) -> _Orders:
     """Return the orders with the position of each weight's call in the graph, its role and settings."""
     calls, roles = number_calls(graph), find_roles(graph)
-    made = {}
+    uses = {}
     for path in {**calls, **orders}:
         role, settings = roles.get(path, ("", {}))
         use = orders.get(path, WeightUse())
@@ -148,8 +148,8 @@ def with_uses(orders: _Orders, graph: Graph) -> _Orders:
             for part in use.parts
         )
         call = calls.get(path, NO_CALL)
-        made[path] = use._replace(call=call, role=role, settings=dict(settings), parts=parts)
-    return made
+        uses[path] = use._replace(call=call, role=role, settings=dict(settings), parts=parts)
+    return uses
 
 
 def _read_function_orders(checkpoint: Checkpoint) -> _Orders:
@@ -166,13 +166,13 @@ def _read_function_orders(checkpoint: Checkpoint) -> _Orders:
             orders = trace_graph_orders(graph, checkpoint.tree, -1)
             if len(graph.inputs) > 1:
                 orders = _without_inputs(orders)
-        for path, each in orders.items():
-            known = result.get(path, each)
-            parts = common_parts([known.parts, each.parts])
-            takes, makes = _agreed(known.takes, each.takes), _agreed(known.makes, each.makes)
+        for path, order in orders.items():
+            known = result.get(path, order)
+            parts = common_parts([known.parts, order.parts])
+            takes, makes = _agreed(known.takes, order.takes), _agreed(known.makes, order.makes)
             result[path] = WeightUse(takes, makes, parts=parts)
     # Several functions may call the layers in different orders; Keras exports one function under two names.
-    first = graphs[0] if graphs and all(each == calls[0] for each in calls) else None
+    first = graphs[0] if graphs and all(call == calls[0] for call in calls) else None
     return result if first is None else with_uses(result, first)
 
 
@@ -191,7 +191,7 @@ def _without_inputs(orders: _Orders) -> _Orders:
 
 def _agreed(one: AxisOrder | None, two: AxisOrder | None) -> AxisOrder | None:
     """Return the order of one axis that two computations state; none and unknown contradict nothing."""
-    known = [each for each in (one, two) if each not in (None, UNKNOWN)]
+    known = [order for order in (one, two) if order not in (None, UNKNOWN)]
     if not known:
         return UNKNOWN if UNKNOWN in (one, two) else None
     return known[0] if len(set(known)) == 1 else UNKNOWN
@@ -225,11 +225,11 @@ def _keep_size_independent(orders: _Orders) -> _Orders:
     def kept(order: AxisOrder | None) -> AxisOrder | None:
         if order is None or order == UNKNOWN:
             return order
-        forms = (framework_order(order.parts, each) for each in ("torch", "tensorflow"))
+        forms = (framework_order(order.parts, framework) for framework in ("torch", "tensorflow"))
         return order if order in forms else UNKNOWN
 
     return {
-        path: WeightUse(kept(each.takes), kept(each.makes), parts=each.parts) for path, each in orders.items()
+        path: WeightUse(kept(use.takes), kept(use.makes), parts=use.parts) for path, use in orders.items()
     }
 
 
@@ -270,17 +270,17 @@ def with_orders(
         sources: the checkpoint paths of leaves that were computed from others.
         unknown: mark an order that cannot be evaluated as unknown, instead of as not recorded.
     """
-    found = read_orders(checkpoint, shapes)
-    if not found:
+    orders = read_orders(checkpoint, shapes)
+    if not orders:
         return tree
     whole = checkpoint.tree
-    own = {id(whole[path]): each for path, each in found.items() if path in whole}
+    own = {id(whole[path]): order for path, order in orders.items() if path in whole}
     if sources is not None:
         # Their axes are not those of the checkpoint's leaves.
         own = {
-            id(tree[path]): found[old]._replace(role="")
+            id(tree[path]): orders[old]._replace(role="")
             for path, old in sources.items()
-            if path in tree and old in found
+            if path in tree and old in orders
         }
     return annotate_orders(tree, own, unknown=unknown)
 
@@ -292,12 +292,12 @@ def annotate_orders(tree: Tree, orders: Mapping[int, WeightUse], *, unknown: boo
     """
     leaves: dict[Path, Leaf | ValueLeaf] = {}
     for path, leaf in tree.items():
-        each = orders.get(id(leaf))
-        if each is not None and isinstance(leaf, Leaf):
+        use = orders.get(id(leaf))
+        if use is not None and isinstance(leaf, Leaf):
             if not unknown:
-                takes, makes = (None if side == UNKNOWN else side for side in (each.takes, each.makes))
-                each = each._replace(takes=takes, makes=makes)
-            leaf = replace(leaf, use=each)
+                takes, makes = (None if side == UNKNOWN else side for side in (use.takes, use.makes))
+                use = use._replace(takes=takes, makes=makes)
+            leaf = replace(leaf, use=use)
         leaves[path] = leaf
     return Tree(leaves, tree.aliases, tree.containers)
 
@@ -476,7 +476,7 @@ class _RecordedOrderReader:
             if node.op in ("If", "Loop"):
                 outputs = self._branched(node, inputs)
             elif is_known(node.op) and (
-                all(each is None or isinstance(each, _TracedWeight) for each in inputs)
+                all(input_ is None or isinstance(input_, _TracedWeight) for input_ in inputs)
                 or all(self.shapes.is_constant(name) for name in node.outputs if name)
             ):
                 outputs = [self._weight(node, inputs, shape) for shape in inferred]
@@ -504,36 +504,41 @@ class _RecordedOrderReader:
             self.add(branch.nodes)
             self.loops -= node.op == "Loop"
         if node.op == "Loop":
-            return [each if isinstance(each, _TracedWeight) else _UntracedActivation() for each in inputs[2:]]
+            return [
+                input_ if isinstance(input_, _TracedWeight) else _UntracedActivation()
+                for input_ in inputs[2:]
+            ]
         results = zip(
-            *([self.value(each.name) for each in branch.outputs] for branch in branches), strict=True
+            *([self.value(output.name) for output in branch.outputs] for branch in branches), strict=True
         )
-        return [each[0] if self._is_same(each) else _UntracedActivation() for each in results]
+        return [result[0] if self._is_same(result) else _UntracedActivation() for result in results]
 
     @staticmethod
     def _is_same(values: Sequence[_TracedValue]) -> bool:
         first, *others = values
         return all(
-            each is first
+            other is first
             or (
-                isinstance(each, _Activation)
+                isinstance(other, _Activation)
                 and isinstance(first, _Activation)
-                and np.array_equal(each.entries, first.entries)
+                and np.array_equal(other.entries, first.entries)
             )
-            for each in others
+            for other in others
         )
 
     def _weight(self, node: OperatorNode, inputs: _Inputs, shape: Shape | None) -> _TracedValue:
         """Return the result of an operator on constants, with the weights whose features it keeps."""
         if shape is None:
             return _UntracedActivation()
-        weights = [each for each in inputs if isinstance(each, _TracedWeight)]
+        weights = [input_ for input_ in inputs if isinstance(input_, _TracedWeight)]
         first = weights[0] if weights else _TracedWeight((), shape)
         plain = _TracedWeight((), shape)
         if _kind(node) == "elementwise":
-            whole = [each for each in weights if each.shape == shape and each.paths]
-            if all(_count_long(each.shape) <= 1 for each in weights):
-                return _TracedWeight(tuple(dict.fromkeys(p for each in weights for p in each.paths)), shape)
+            whole = [weight for weight in weights if weight.shape == shape and weight.paths]
+            if all(_count_long(weight.shape) <= 1 for weight in weights):
+                return _TracedWeight(
+                    tuple(dict.fromkeys(p for weight in weights for p in weight.paths)), shape
+                )
             return whole[0] if len(whole) == 1 else plain
         if node.op == "Transpose" and first.part is None:
             return first._replace(shape=shape)
@@ -541,22 +546,22 @@ class _RecordedOrderReader:
             return first._replace(shape=shape, part=1 - (first.part or 0))
         if node.op in _RESHAPES and first.part is None:
             # A convolution over one axis may be one over two of which one has the extent 1.
-            long = [[n for n in each if n > 1] for each in (first.shape, shape)]
+            long = [[n for n in extents if n > 1] for extents in (first.shape, shape)]
             return first._replace(shape=shape) if long[0] == long[1] else plain
         if node.op == "Split" and len(shape) == _MATRIX and first.part is None:
             return first._replace(shape=shape, part=node.attributes.get("axis", 0) % _MATRIX)
         if node.op == "Concat" and len(shape) > _MATRIX and node.attributes.get("axis") == 0:
             # The directions of a recurrent layer.
-            return _TracedWeight(tuple(p for each in weights for p in each.paths), shape)
+            return _TracedWeight(tuple(p for weight in weights for p in weight.paths), shape)
         return plain
 
     def _outputs(
         self, node: OperatorNode, inputs: _Inputs, inferred: Sequence[Shape | None]
     ) -> Sequence[_TracedValue]:
         kind, rule = _kind(node), _ORDERS.get(node.op)
-        untraced = [each for each in inputs if isinstance(each, _UntracedActivation)]
+        untraced = [input_ for input_ in inputs if isinstance(input_, _UntracedActivation)]
         if untraced and node.op not in ("MatMul", "Gemm", *_RECURRENT):
-            features = {each.features for each in untraced}
+            features = {value.features for value in untraced}
             keeps = kind == "elementwise" or node.op in _SAME_ORDER or node.op in _NORMS
             return [_UntracedActivation(features.pop() if keeps and len(features) == 1 else None)]
         shape = inferred[0] if inferred else None
@@ -589,15 +594,15 @@ class _RecordedOrderReader:
 
     def _combined(self, node: OperatorNode, inputs: _Inputs) -> _Activation:
         """Return the result of an elementwise operation on results broadcast to one shape."""
-        values = [self.tensor(each) for each in inputs if each is not None]
+        values = [self.tensor(input_) for input_ in inputs if input_ is not None]
         # The bounds of a clip do not change the order, nor does the type of another tensor.
         values = values[:1] if node.op in ("Clip", "CastLike") else values
-        shape = np.broadcast_shapes(*(each.shape for each in values))
-        whole = [each for each in values if each.shape == shape] or [self.fresh(shape)]
-        output = next((each for each in whole if each.channel is not None), whole[0])
-        for each in whole:
-            if each is not output and (each.channel is None or each.channel != output.channel):
-                self.activations.link(output.entries, each.entries)
+        shape = np.broadcast_shapes(*(value.shape for value in values))
+        whole = [value for value in values if value.shape == shape] or [self.fresh(shape)]
+        output = next((value for value in whole if value.channel is not None), whole[0])
+        for value in whole:
+            if value is not output and (value.channel is None or value.channel != output.channel):
+                self.activations.link(output.entries, value.entries)
         for weight in inputs if node.op in _SCALES else ():
             if not isinstance(weight, _TracedWeight) or _count_long(weight.shape) != 1:
                 continue
@@ -611,7 +616,7 @@ class _RecordedOrderReader:
         self, node: OperatorNode, inputs: _Inputs, inferred: Sequence[Shape | None]
     ) -> list[_Activation | _UntracedActivation]:
         """Return entries in new positions, as the operator moves numbers."""
-        tensors = [self.tensor(each) for each in inputs[: find_operator(node.op).data] if each is not None]
+        tensors = [self.tensor(value) for value in inputs[: find_operator(node.op).data] if value is not None]
         x, shape = tensors[0], inferred[0] or ()
         if node.op in _RESHAPES:
             return [x if x.shape == shape else _Activation(shape, lambda: x.entries.reshape(shape))]
@@ -621,7 +626,7 @@ class _RecordedOrderReader:
         channel = x.channel if node.op in _KEEPS_AXES else None
         if node.op == "Concat":
             axis = node.attributes.get("axis", 0) % len(shape)
-            channel = axis if {each.channel for each in tensors} == {axis} else None
+            channel = axis if {tensor.channel for tensor in tensors} == {axis} else None
         # Padding is 0, the number of no entry here; the value that pads is not an entry.
         positions = [self.shapes.value(name) if name else None for name in node.inputs[len(tensors) :]]
         if node.op == "Pad" and len(positions) > 1:
@@ -631,14 +636,14 @@ class _RecordedOrderReader:
 
         def move(number: int) -> Any:
             if not results:
-                for each in inferred:
-                    _require_room(each or ())
-                results.extend(compute_node(node, [*(each.entries + 1 for each in tensors), *positions]))
+                for extents in inferred:
+                    _require_room(extents or ())
+                results.extend(compute_node(node, [*(tensor.entries + 1 for tensor in tensors), *positions]))
             return results[number] - 1
 
         return [
-            _UntracedActivation() if each is None else _Activation(each, partial(move, number), channel)
-            for number, each in enumerate(inferred)
+            _UntracedActivation() if shape is None else _Activation(shape, partial(move, number), channel)
+            for number, shape in enumerate(inferred)
         ]
 
     # Layers.
@@ -682,8 +687,8 @@ class _RecordedOrderReader:
         origins: dict[int, tuple[str, Any]] = {-1: (MIXED, -1)}
         for number, value in enumerate(self.inputs):
             if value.is_numbered:
-                for each, _ in self.activations.results(value.entries.ravel()):
-                    origins[each] = ("input", number)
+                for label, _ in self.activations.results(value.entries.ravel()):
+                    origins[label] = ("input", number)
         for weight, sides in self.uses.items():
             for row in sides.get("makes", ()):
                 results = self.activations.results(row) if isinstance(row, np.ndarray) else ()
@@ -695,7 +700,7 @@ class _RecordedOrderReader:
         results = self.activations.results(row) if isinstance(row, np.ndarray) else ()
         if len(results) < 2:
             return ()
-        return tuple(FeaturePart(count, *origins.get(each, ("", -1))) for each, count in results)
+        return tuple(FeaturePart(count, *origins.get(label, ("", -1))) for label, count in results)
 
     def _order(self, calls: Sequence[Any]) -> AxisOrder | None:
         """Return the order of all calls: rows of entries, or for an untraced activation its features."""
@@ -777,7 +782,7 @@ def _product(
             return output
         if len(weight.paths) == 1 and weight.part == (0 if turned else 1):
             run.record(weight.paths[0], "takes", x)
-    traced = not any(isinstance(each, _UntracedActivation) for each in (x, weight))
+    traced = not any(isinstance(operand, _UntracedActivation) for operand in (x, weight))
     return run.fresh(shape) if traced and shape is not None else _UntracedActivation()
 
 
@@ -788,8 +793,8 @@ def _einsum(
     if shape is None:
         return _UntracedActivation()
     equation = str(node.attributes.get("equation", "")).replace(" ", "")
-    taken, _, result = equation.partition("->")
-    names = taken.split(",")
+    letters, _, result = equation.partition("->")
+    names = letters.split(",")
     for number, weight in enumerate(inputs if len(inputs) == _MATRIX and "." not in equation else ()):
         x = inputs[1 - number]
         if not isinstance(weight, _TracedWeight) or not isinstance(x, _Activation) or not weight.path:
@@ -797,9 +802,9 @@ def _einsum(
         shared = [letter for letter in names[number] if letter in names[1 - number] and letter not in result]
         if len(weight.shape) == _MATRIX and len(shared) == 1:
             run.record(weight.path, "takes", x, names[1 - number].index(shared[0]))
-    tensors = [run.tensor(each) for each in inputs]
-    if len(tensors) == 1 and "." not in taken and sorted(taken) == sorted(result) == sorted(set(result)):
-        return _transposed(tensors[0], [taken.index(letter) for letter in result])
+    tensors = [run.tensor(input_) for input_ in inputs]
+    if len(tensors) == 1 and "." not in letters and sorted(letters) == sorted(result) == sorted(set(result)):
+        return _transposed(tensors[0], [letters.index(letter) for letter in result])
     return run.fresh(shape)
 
 

@@ -96,7 +96,7 @@ def recognise(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: ARG001 
 def _bind_networks(tree: Tree) -> RecognizedAgent | None:
     values = {tree.names[path]: leaf.value for path, leaf in tree.plain()}
     networks = list(_list_networks(values))
-    policy = next((each for each in networks if each.name == "actor"), None)
+    policy = next((network for network in networks if network.name == "actor"), None)
     if policy is None:
         return None
     state = _add_plain_norms(tree, values, networks)
@@ -104,9 +104,9 @@ def _bind_networks(tree: Tree) -> RecognizedAgent | None:
     table = _make_table(values, networks, added)
     # Other encoders than dense layers are no chain: only the head of such a network is listed.
     heads = {names.rpartition("+")[2]: role for names, role in table.components.items()}
-    bound = (bind(state, each) for each in (table, replace(table, components=heads)))
-    roles = ((each, {part.title for part in each.parts}) for each in bound if each is not None)
-    binding = next((each for each, titles in roles if policy.role in titles), None)
+    bound = (bind(state, candidate) for candidate in (table, replace(table, components=heads)))
+    roles = ((agent, {part.title for part in agent.parts}) for agent in bound if agent is not None)
+    binding = next((agent for agent, titles in roles if policy.role in titles), None)
     if binding is None:
         return None
     binding = _move_plain_norms(binding, added)
@@ -116,10 +116,10 @@ def _bind_networks(tree: Tree) -> RecognizedAgent | None:
     binding = _add_statistics(_add_action_map(binding, tree, values, policy), values, tree)
     binding = _add_activations(_refuse_other_layers(binding, tree, values, networks), values, networks)
     # The agent's other attributes are settings, spaces, metrics and arguments.
-    taken = {move.source for move in binding.moves.moves} | binding.consumed
+    used = {move.source for move in binding.moves.moves} | binding.consumed
     tops = (*(f"{_MODULES}/{name}" for name in _ROLES), *(f"{_OPTIMIZERS}/{name}" for name in _OF_OPTIMIZERS))
     kept = ("wrapper_", *(f"{top}_state_dict/" for top in tops))
-    rest = (path for path in tree if path not in taken and not tree.names[path].startswith(kept))
+    rest = (path for path in tree if path not in used and not tree.names[path].startswith(kept))
     return replace(binding, consumed=binding.consumed.union(rest))
 
 
@@ -136,22 +136,22 @@ def _make_table(
 ) -> LayoutTable:
     """Return the table of the file's networks and optimizers; `added` tensors are in no optimizer."""
 
-    def bind_optimizer(found: StoredOptimizer) -> OptimizerMoves:
-        weights = tuple(each for each in found.weights if each[0] not in added)
-        return from_torch(replace(found, weights=weights))
+    def bind_optimizer(optimizer: StoredOptimizer) -> OptimizerMoves:
+        weights = tuple(weight for weight in optimizer.weights if weight[0] not in added)
+        return from_torch(replace(optimizer, weights=weights))
 
     components = {
-        "+".join(f"{_MODULES}/{each.name}_state_dict/{part}" for part in parts): role
-        for each in networks
-        for role, parts in each.chains.items()
+        "+".join(f"{_MODULES}/{network.name}_state_dict/{part}" for part in parts): role
+        for network in networks
+        for role, parts in network.chains.items()
     }
-    own = {n: ours for n, ours in _OF_OPTIMIZERS.items() if f"{_OPTIMIZERS}/{n}_cls" in values}
-    if any(each.role == "value" for each in networks):
+    own = {n: canonical for n, canonical in _OF_OPTIMIZERS.items() if f"{_OPTIMIZERS}/{n}_cls" in values}
+    if any(network.role == "value" for network in networks):
         own = {"optimizer": schema.JOINT}
     return replace(
         TABLE,
         components=components,
-        optimizers={f"{_OPTIMIZERS}/{name}_state_dict": ours for name, ours in own.items()},
+        optimizers={f"{_OPTIMIZERS}/{name}_state_dict": canonical for name, canonical in own.items()},
         tensors={
             f"{_MODULES}/actor_state_dict/head_net/log_std": "actor/log_std",
             **{f"{_STATISTICS}/{name}": f"normalizer/{name}" for name in ("mean", "var", "count")},
@@ -163,10 +163,10 @@ def _make_table(
 def _add_plain_norms(tree: Tree, values: Mapping[str, object], networks: list[_StoredNetwork]) -> Tree:
     """Return the tree with the scale and the offset of layer norms without parameters, after their layers."""
     normed = {
-        f"{_MODULES}/{each.name}_state_dict/{part}"
-        for each in networks
-        for part, kind in zip(each.parts, ("encoder", "head"), strict=True)
-        if values.get(f"{_MODULES}/{each.name}_init_dict/{kind}_config/output_layernorm") is True
+        f"{_MODULES}/{network.name}_state_dict/{part}"
+        for network in networks
+        for part, kind in zip(network.parts, ("encoder", "head"), strict=True)
+        if values.get(f"{_MODULES}/{network.name}_init_dict/{kind}_config/output_layernorm") is True
     }
     leaves: dict[Path, Leaf | ValueLeaf] = {}
     for path, leaf in tree.items():
@@ -175,8 +175,8 @@ def _add_plain_norms(tree: Tree, values: Mapping[str, object], networks: list[_S
         if last is None or not isinstance(leaf, Leaf) or tree.names[path].rsplit("/", 2)[0] not in normed:
             continue
         for name, value in (("weight", 1.0), ("bias", 0.0)):
-            place = (*path[:-1], key(f"{last[1]}layer_norm_output.{name}"))
-            leaves[place] = constant_tensor(leaf.dtype, leaf.shape, value, display(place), "buffer")
+            location = (*path[:-1], key(f"{last[1]}layer_norm_output.{name}"))
+            leaves[location] = constant_tensor(leaf.dtype, leaf.shape, value, display(location), "buffer")
     return Tree(leaves, tree.aliases, tree.containers)
 
 
@@ -196,10 +196,10 @@ def _move_plain_norms(binding: RecognizedAgent, added: frozenset[Path]) -> Recog
 def _take_spaces(tree: Tree) -> Tree:
     """Return the pickled spaces where Stable-Baselines3 has them; arrays may be shared under other names."""
     leaves = {
-        (_DATA, *place): leaf
+        (_DATA, *location): leaf
         for path, leaf in tree.items()
-        for place in (path, *(alias.path for alias in tree.aliases.get(path, ())))
-        if place and place[0].value in _SPACES
+        for location in (path, *(alias.path for alias in tree.aliases.get(path, ())))
+        if location and location[0].value in _SPACES
     }
     named = {(_DATA, *path): c for path, c in tree.containers.items() if path and path[0].value in _SPACES}
     return Tree(leaves, containers=named)
@@ -248,12 +248,12 @@ def _add_statistics(binding: RecognizedAgent, values: Mapping[str, object], tree
     wrapper = values.get("wrapper_cls")
     if not isinstance(wrapper, Record):
         return binding
-    found, epsilon = binding.statistics(tree), values.get(f"{_STATISTICS}/epsilon")
-    if not wrapper.name.endswith(".RSNorm") or {*found} != {"mean", "var", "count"}:
+    statistics, epsilon = binding.statistics(tree), values.get(f"{_STATISTICS}/epsilon")
+    if not wrapper.name.endswith(".RSNorm") or {*statistics} != {"mean", "var", "count"}:
         return binding.refused(binding.parts[0].component, f"{wrapper.name} around the agent")
     if not isinstance(epsilon, float):
         return binding.refused(binding.parts[0].component, f"{_STATISTICS} without an epsilon")
-    norm = schema.ObservationNormalizer(found["mean"], found["var"], epsilon=epsilon)
+    norm = schema.ObservationNormalizer(statistics["mean"], statistics["var"], epsilon=epsilon)
     return replace(binding, facts=binding.facts.read(_STATISTICS, norm=norm))
 
 
@@ -261,25 +261,25 @@ def _refuse_other_layers(
     binding: RecognizedAgent, tree: Tree, values: Mapping[str, object], networks: list[_StoredNetwork]
 ) -> RecognizedAgent:
     """Return the binding in which networks with modules of other encoders are refused by their names."""
-    for each in networks:
-        component = each.role.partition("/")[0]
-        start = f"{_MODULES}/{each.name}_state_dict/"
-        parts = {part for parts in each.chains.values() for part in parts}
+    for network in networks:
+        component = network.role.partition("/")[0]
+        start = f"{_MODULES}/{network.name}_state_dict/"
+        parts = {part for parts in network.chains.values() for part in parts}
         names = {tree.names[path] for path, _ in tree.tensors()}
-        names |= {display(alias.path) for found in tree.aliases.values() for alias in found}
+        names |= {display(alias.path) for aliases in tree.aliases.values() for alias in aliases}
         strange = []
         for name in sorted(name.removeprefix(start) for name in names if name.startswith(start)):
             part, _, module = name.rpartition("/")[0].rpartition("/")
             if name != "head_net/log_std" and (part not in parts or not _LAYER.fullmatch(module)):
-                strange.append(f"{each.name}/{name}")
-        settings = f"{_MODULES}/{each.name}_init_dict"
+                strange.append(f"{network.name}/{name}")
+        settings = f"{_MODULES}/{network.name}_init_dict"
         strange += [
-            f"{each.name}: {option}"
+            f"{network.name}: {option}"
             for option in ("simba", "recurrent")
             if values.get(f"{settings}/{option}") is True
         ]
         if values.get(f"{settings}/encoder_cls") is not None:
-            strange.append(f"{each.name}: encoder_cls")
+            strange.append(f"{network.name}: encoder_cls")
         if strange:
             binding = binding.refused(component, *strange)
     return binding
@@ -289,14 +289,14 @@ def _add_activations(
     binding: RecognizedAgent, values: Mapping[str, object], networks: list[_StoredNetwork]
 ) -> RecognizedAgent:
     """Return the binding with the activations of its networks; unknown ones are refused."""
-    for each in networks:
-        part = next((part for part in binding.parts if part.title == each.role), None)
+    for network in networks:
+        part = next((part for part in binding.parts if part.title == network.role), None)
         if part is None:
             continue
         dense = [layer for layer in part.layers if layer.kind == "dense"]
         stems = [layer.name[-1].partition("_linear_layer_")[0] for layer in dense]
         encoder = stems.count(stems[0])
-        settings = f"{_MODULES}/{each.name}_init_dict"
+        settings = f"{_MODULES}/{network.name}_init_dict"
         recorded = [
             *[values.get(f"{settings}/encoder_config/activation")] * (encoder - 1),
             values.get(f"{settings}/encoder_config/output_activation"),
@@ -307,13 +307,13 @@ def _add_activations(
             "linear" if value is None else known.get(value) if isinstance(value, str) else None
             for value in recorded
         ]
-        component = each.role.partition("/")[0]
+        component = network.role.partition("/")[0]
         if None in names:
             strange = next(value for value, name in zip(recorded, names, strict=True) if name is None)
             binding = binding.refused(component, f"the activation {strange}")
             continue
         own = tuple(name for name in names if name is not None)
-        if each.name == "actor":
+        if network.name == "actor":
             binding = replace(binding, facts=binding.facts.read(settings, activations=own))
         else:
             binding = replace(binding, facts=binding.facts.read_network(component, settings, own))

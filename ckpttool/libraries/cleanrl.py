@@ -122,7 +122,7 @@ _ASSUMED = f"{_ENCODER}: default of library cleanrl"
 def _bind_shared(tree: Tree) -> RecognizedAgent | None:
     """Return the recognised agent of ppo_atari.py, whose policy and value share the network of images."""
     component = {path: key("value" if str(path[0].value).startswith("critic.") else "actor") for path in tree}
-    leaves = {(place, *path): tree[path] for path, place in component.items()}
+    leaves = {(title, *path): tree[path] for path, title in component.items()}
     table = replace(_CATEGORICAL, components={"actor": "actor", "value": "value"}, facts=_IMAGE_FACTS)
     binding = bind(Tree(leaves), table)
     if binding is None:
@@ -204,9 +204,9 @@ def plan(binding: RecognizedAgent, agent: Tree, settings: Settings) -> Plan:
         needs=("actor", "critic"),
         containers={(): Container("tuple")},
     )
-    made = plan_torch_file(writing, binding, agent, settings)
+    file_plan = plan_torch_file(writing, binding, agent, settings)
     require_action_bounds(binding.facts, agent, "CleanRL's actor")
-    return made
+    return file_plan
 
 
 _NAMED = f"name the file *{_SUFFIX}: its names alone are no evidence of CleanRL"

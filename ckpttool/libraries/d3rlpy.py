@@ -212,27 +212,27 @@ def _list_activations(configuration: ConfigValues, part: AgentNetwork) -> tuple[
 def _list_stated_functions(configuration: ConfigValues, part: AgentNetwork) -> list[str]:
     """Return the activations that the configuration states, understood or not."""
     factories = _FACTORIES.get(part.component, ("critic_encoder_factory",))
-    names = [f"{each}/params/{key}" for each in factories for key in ("activation", "last_activation")]
-    found = [configuration[name] for name in names if configuration.get(name) is not None]
-    kinds = [configuration.get(f"{each}/type") for each in factories]
+    names = [f"{factory}/params/{key}" for factory in factories for key in ("activation", "last_activation")]
+    values = [configuration[name] for name in names if configuration.get(name) is not None]
+    kinds = [configuration.get(f"{factory}/type") for factory in factories]
     return [
-        *map(str, found),
+        *map(str, values),
         *(f"an encoder {kind}" for kind in kinds if kind not in (None, "vector", "default")),
     ]
 
 
 def _numbers(configuration: ConfigValues, name: str) -> tuple[float, ...]:
     """Return a list of numbers, empty if it has other entries."""
-    found: list[float] = []
-    while isinstance(number := configuration.get(f"{name}/{len(found)}"), int | float):
-        found.append(float(number))
-    return tuple(found)
+    numbers: list[float] = []
+    while isinstance(number := configuration.get(f"{name}/{len(numbers)}"), int | float):
+        numbers.append(float(number))
+    return tuple(numbers)
 
 
 VERSION = "2.8.1"  # version of the names and the configuration
 _NONE: Mapping[str, Any] = {"type": "none", "params": {}}
 _ADAM: Mapping[str, Any] = {"type": "adam", "params": {"lr_scheduler_factory": _NONE}}
-_NAMES = {ours: theirs for theirs, ours in ACTIVATIONS.items()}
+_NAMES = {canonical: name for name, canonical in ACTIVATIONS.items()}
 
 
 def build_config(binding: RecognizedAgent, agent: Tree) -> dict[str, Any]:
@@ -271,7 +271,7 @@ def _networks(binding: RecognizedAgent, agent: Tree, parts: Mapping[str, AgentNe
         policy = "stochastic" if is_gaussian(binding) else "deterministic"
         return {"optim_factory": _ADAM, "encoder_factory": actor, "policy_type": policy}
     heads = [_encoder_factory(part, binding, agent) for part in parts.values() if part.component == "critic"]
-    if any(each != heads[0] for each in heads):
+    if any(head != heads[0] for head in heads):
         raise UnsupportedError("d3rlpy requires all Q-functions to have the same size")
     optimizers = ("actor", "critic", *(("temp",) if is_gaussian(binding) else ()))
     return {
@@ -290,10 +290,10 @@ def _encoder_factory(part: AgentNetwork, binding: RecognizedAgent, agent: Tree) 
     first, last = names[0], names[-1]
     if any(name != first for name in names[:-1]) or not {first, last} <= _NAMES.keys():
         raise UnsupportedError("d3rlpy's encoders do not support these activations", found=", ".join(names))
-    found: dict[str, Any] = {"hidden_units": widths, "activation": _NAMES[first]}
+    parameters: dict[str, Any] = {"hidden_units": widths, "activation": _NAMES[first]}
     if last != first:
-        found["last_activation"] = _NAMES[last]
-    return {"type": "vector", "params": found}
+        parameters["last_activation"] = _NAMES[last]
+    return {"type": "vector", "params": parameters}
 
 
 def _action_scaler(agent: Tree) -> Mapping[str, Any]:
@@ -353,24 +353,24 @@ def plan_d3(binding: RecognizedAgent, agent: Tree, settings: Settings) -> Plan:
     """
     # The configuration contains what the other form's note requests.
     writing = replace(_choose_table(binding), hidden="", notes=(_TRAINING,))
-    found = plan_torch_file(writing, binding, agent, settings)
+    file_plan = plan_torch_file(writing, binding, agent, settings)
     configuration = dict(list_config_leaves(build_config(binding, agent), (key("config"),)))
     norm = binding.facts.norm
-    values = {path: each for path, each in configuration.items() if isinstance(each, ValueLeaf)}
+    values = {path: leaf for path, leaf in configuration.items() if isinstance(leaf, ValueLeaf)}
     return replace(
-        found,
-        moves=tuple(replace(move, target=(*_TORCH, *move.target)) for move in found.moves),
+        file_plan,
+        moves=tuple(replace(move, target=(*_TORCH, *move.target)) for move in file_plan.moves),
         added={
-            **{(*_TORCH, *path): leaf for path, leaf in found.added.items()},
+            **{(*_TORCH, *path): leaf for path, leaf in file_plan.added.items()},
             **values,
             (key("version"),): ValueLeaf(VERSION),
         },
         containers={
             (): DICT,
-            **{(*_TORCH, *path): each for path, each in found.containers.items()},
-            **{path: each for path, each in configuration.items() if isinstance(each, Container)},
+            **{(*_TORCH, *path): container for path, container in file_plan.containers.items()},
+            **{path: leaf for path, leaf in configuration.items() if isinstance(leaf, Container)},
         },
-        notes=(*found.notes, *([_SCALED if norm.clip is None else _LIMIT] if norm is not None else ())),
+        notes=(*file_plan.notes, *([_SCALED if norm.clip is None else _LIMIT] if norm is not None else ())),
     )
 
 
@@ -396,14 +396,14 @@ def _choose_table(binding: RecognizedAgent) -> WritingTable:
 
 
 def _make_table(rows: list[NetworkRow | SingleTensorRow], optimizers: dict[str, str]) -> WritingTable:
-    places: dict[str, Path] = {ours: (key(name), key("optim")) for ours, name in optimizers.items()}
+    places: dict[str, Path] = {canonical: (key(name), key("optim")) for canonical, name in optimizers.items()}
     return WritingTable(
         "d3rlpy",
         rows,
         "affine",
         optimizers=places,
         fresh=True,
-        constants={(place[0], key("lr_scheduler")): ValueLeaf(None) for place in places.values()},
+        constants={(path[0], key("lr_scheduler")): ValueLeaf(None) for path in places.values()},
         notes=(_CONFIG,),
     )
 
@@ -483,22 +483,22 @@ def recognise(tree: Tree, name: str) -> RecognizedAgent | None:
     # Part of a .d3 file without its configuration, which might specify discrete actions.
     if match is None or (name.endswith(".d3") and not match[1]):
         return None
-    found = _D3rlpyNaming(tree, match[1] or "", match[2])
+    naming = _D3rlpyNaming(tree, match[1] or "", match[2])
     configuration = read_values(tree, "config")
-    table = found.table()
+    table = naming.table()
     binding = bind(tree, table) if table.components else None
     if binding is None:
         return None
     critics = any(part.component == "critic" for part in binding.parts)
-    if configuration and critics and found.discrete() != _is_discrete(configuration):
+    if configuration and critics and naming.discrete() != _is_discrete(configuration):
         return None  # networks of another algorithm than the configuration's
-    if found.discrete():
-        binding = _refuse_combined(binding.choosing(tree), found, configuration)
+    if naming.discrete():
+        binding = _refuse_combined(binding.choosing(tree), naming, configuration)
     else:
         binding = binding.noted(*list_distribution_notes(binding, tree))
     binding = replace(
-        binding.entered(*found.chosen()),
-        unplaced={**binding.unplaced, **found.left},
+        binding.entered(*naming.chosen()),
+        unplaced={**binding.unplaced, **naming.left},
         consumed=binding.consumed.union(
             # Settings, which are read as facts, and absent schedulers.
             path
@@ -511,10 +511,10 @@ def recognise(tree: Tree, name: str) -> RecognizedAgent | None:
 
 
 def _refuse_combined(
-    binding: RecognizedAgent, found: _D3rlpyNaming, configuration: ConfigValues
+    binding: RecognizedAgent, naming: _D3rlpyNaming, configuration: ConfigValues
 ) -> RecognizedAgent:
     """Refuse Q-functions that do not choose alone; a configuration shows what several ones output."""
-    if found.has(f"{found.mark}imitator"):
+    if naming.has(f"{naming.mark}imitator"):
         return binding.refusing_policy("an imitator that limits the choice of actions (BCQ)")
     kind = str(configuration.get("config/type", ""))
     if configuration and kind not in _BEST_OUTPUT:
@@ -556,19 +556,19 @@ class _D3rlpyNaming:
 
     def table(self) -> LayoutTable:
         """Return the names of this file's version, without networks that cannot be run or converted."""
-        named = {self.mark + theirs: ours for theirs, ours in TABLE.components.items()}
+        named = {self.mark + component: canonical for component, canonical in TABLE.components.items()}
         if not self.has(self.mark + "policy"):
-            named = {self.mark + theirs: ours for theirs, ours in _IMITATOR.items()}
-        for theirs, ours in (_OLD_CRITICS if self.mark else _CRITICS).items():
-            numbers = sorted({int(n) for n in self._steps(theirs) if _NUMBER.fullmatch(n)})[:_ENSEMBLE]
-            named |= {f"{theirs}/{number}": f"{ours}/q{number + 1}" for number in numbers}
-        components = {theirs: ours for theirs, ours in named.items() if self._usable(theirs, ours)}
-        optimizers = {self._optimizer(self.mark + t): ours for t, ours in TABLE.optimizers.items()}
+            named = {self.mark + component: canonical for component, canonical in _IMITATOR.items()}
+        for stem, canonical in (_OLD_CRITICS if self.mark else _CRITICS).items():
+            numbers = sorted({int(n) for n in self._steps(stem) if _NUMBER.fullmatch(n)})[:_ENSEMBLE]
+            named |= {f"{stem}/{number}": f"{canonical}/q{number + 1}" for number in numbers}
+        components = {part: canonical for part, canonical in named.items() if self._usable(part, canonical)}
+        optimizers = {self._optimizer(self.mark + t): canonical for t, canonical in TABLE.optimizers.items()}
         if not self.has(self.mark + "policy"):
             has_critic = any(component.startswith("critic/") for component in named.values())
             name = self._optimizer(self.mark + "optim")
             optimizers = {name: "critic_optimizer" if has_critic else "actor_optimizer"}
-        tensors = {self.mark + theirs: ours for theirs, ours in TABLE.tensors.items()}
+        tensors = {self.mark + tensor: canonical for tensor, canonical in TABLE.tensors.items()}
         return replace(TABLE, components=components, optimizers=optimizers, tensors=tensors)
 
     def has(self, component: str) -> bool:
@@ -620,16 +620,16 @@ class _D3rlpyNaming:
             else name
         )
 
-    def _usable(self, theirs: str, ours: str) -> bool:
+    def _usable(self, prefix: str, canonical: str) -> bool:
         """Return whether the schema can represent this network; if not, record why."""
-        mine = {n: leaf for n, leaf in self.leaves.items() if n.startswith(theirs + "/")}
-        component = ours.partition("/")[0]
+        mine = {n: leaf for n, leaf in self.leaves.items() if n.startswith(prefix + "/")}
+        component = canonical.partition("/")[0]
         reason = _find_obstacle(mine)
-        partial = any(map(self._has_decoder, _DECODERS)) and not self.has(f"{theirs}/_mu")
+        partial = any(map(self._has_decoder, _DECODERS)) and not self.has(f"{prefix}/_mu")
         if reason is None and component in ("actor", "actor_target") and partial:
             reason = "only a part of the policy: a decoder or a perturbation computes the action"
         if reason is not None:
-            self.left[component] = (*self.left.get(component, ()), f"{self.top}{theirs} ({reason})")
+            self.left[component] = (*self.left.get(component, ()), f"{self.top}{prefix} ({reason})")
         return bool(mine) and reason is None
 
 

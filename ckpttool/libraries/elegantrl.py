@@ -44,9 +44,9 @@ TABLE = LayoutTable(
     facts=AgentMetadata(head="affine", hidden="relu", epsilon=1e-5, lacks=LEFT_OPEN["elegantrl"]),
     tensors={
         **{
-            f"{name}/state_{theirs}": f"normalizer/{ours}"
+            f"{name}/state_{statistic}": f"normalizer/{canonical}"
             for name in ("actor", "critic", "value")
-            for theirs, ours in {"avg": "mean", "std": "std"}.items()
+            for statistic, canonical in {"avg": "mean", "std": "std"}.items()
         },
         "actor/action_std_log": "actor/log_std",
     },
@@ -104,7 +104,7 @@ def _choose_table(names: Mapping[str, Leaf]) -> LayoutTable:
     if _ENCODED not in names:
         return _SAC if _SOFT in names else TABLE
     streams = filter(None, map(_STREAMS.fullmatch, names))
-    heads = {f"critic/net_state+critic/{each[1]}": f"critic/{_HEADS[each[2]]}" for each in streams}
+    heads = {f"critic/net_state+critic/{stream[1]}": f"critic/{_HEADS[stream[2]]}" for stream in streams}
     return replace(TABLE, components=heads)
 
 
@@ -150,11 +150,11 @@ def _add_encoded_activations(binding: RecognizedAgent, module: PickledModule | N
 def _add_activations(binding: RecognizedAgent, module: PickledModule) -> RecognizedAgent:
     """Return the binding with the activations of the module's classes; refuse other classes."""
     net = "net" if "net" in module.classes else "net_s"
-    parts = [each for each in module.children(net) if not module.classes[each].endswith(".Linear")]
-    found = {each: module.activation(each) for each in parts}
-    known = tuple(name for name in found.values() if name is not None)
-    if len(known) != len(found):
-        strange = (f"{module.classes[each]} ({each})" for each, name in found.items() if name is None)
+    parts = [child for child in module.children(net) if not module.classes[child].endswith(".Linear")]
+    functions = {part: module.activation(part) for part in parts}
+    known = tuple(name for name in functions.values() if name is not None)
+    if len(known) != len(functions):
+        strange = (f"{module.classes[part]} ({part})" for part, name in functions.items() if name is None)
         return binding.refused(binding.parts[0].component, *strange)
     if not known:
         return binding
@@ -167,7 +167,7 @@ def plan(binding: RecognizedAgent, agent: Tree, settings: Settings) -> Plan:
     Only the policy is written: ElegantRL has a separate file for every network. Raise UnsupportedError
     for a policy that these classes cannot represent.
     """
-    places = {ours: (key(f"state_{theirs}"),) for theirs, ours in (("avg", "mean"), ("std", "std"))}
+    places = {canonical: (key(f"state_{name}"),) for name, canonical in (("avg", "mean"), ("std", "std"))}
     rows: list[NetworkRow | SingleTensorRow | StatisticsRow] = [
         StatisticsRow(places, "float32", required=True)
     ]

@@ -87,9 +87,9 @@ def _choose_action_output(names: Sequence[str]) -> str | None:
     """Return the name of the output that is the action, None if the names do not decide."""
     likely = [name for name in names if not _ACTS_NOT.search(name.lower())]
     for pattern in _ACTS:
-        found = [name for name in likely if pattern.fullmatch(name.lower())]
-        if len(found) == 1:
-            return found[0]
+        matches = [name for name in likely if pattern.fullmatch(name.lower())]
+        if len(matches) == 1:
+            return matches[0]
     return likely[0] if len(likely) == 1 and len(names) > 1 else None
 
 
@@ -210,15 +210,15 @@ class _GraphLowering:
             )
         if name is None:
             name = others[0] if len(others) == 1 else _choose_action_output(others)
-        if name is None and len(probable := [each for each in others if self._is_probability(each)]) == 1:
+        if name is None and len(probable := [other for other in others if self._is_probability(other)]) == 1:
             name = probable[0]
         if name is None:
-            likely = [each for each in others if not _ACTS_NOT.search(each.lower())]
+            likely = [other for other in others if not _ACTS_NOT.search(other.lower())]
             raise UsageError(
                 "the model has several outputs, and it is unknown which one is the action",
                 file=self.file,
                 found=abbreviate_list(names, 8),
-                hint=" or ".join(f"--network {shlex.quote(each)}" for each in (likely or names)[:8]),
+                hint=" or ".join(f"--network {shlex.quote(name)}" for name in (likely or names)[:8]),
             )
         left = [other for other in others if other != name]
         notes = [f"{', '.join(left)} left out: {name} is the policy"] if left else []
@@ -259,7 +259,7 @@ class _GraphLowering:
                 raise self._refused(operation.value["node"].op, operation.value["node"])
         self._require_carried([operation for _, operation in operations])
         places = {number: number for number in range(self.builder.first)}
-        places |= {number: self.builder.first + place for place, number in enumerate(needed)}
+        places |= {number: self.builder.first + position for position, number in enumerate(needed)}
         steps = tuple(
             operation._replace(inputs=tuple(places[one] for one in operation.inputs))
             for _, operation in operations
@@ -275,10 +275,10 @@ class _GraphLowering:
         """Return the numbers of the operations that a value depends on, in order."""
         needed, waiting = set[int](), [number]
         while waiting:
-            place = waiting.pop()
-            if place >= self.builder.first and place not in needed:
-                needed.add(place)
-                waiting += self.builder.operations[place - self.builder.first].inputs
+            value_number = waiting.pop()
+            if value_number >= self.builder.first and value_number not in needed:
+                needed.add(value_number)
+                waiting += self.builder.operations[value_number - self.builder.first].inputs
         return sorted(needed)
 
     def _find_choices(self, output: ProgramValue) -> tuple[ProgramValue, Choices] | None:
@@ -317,7 +317,7 @@ class _GraphLowering:
     ) -> tuple[ProgramValue, Choices] | None:
         """Return the scores with a number, and the choices that they decide."""
         values = (value for value in self.builder.values.values() if isinstance(value, ProgramValue))
-        scores = next((each for each in values if each.number == number and not each.ones), None)
+        scores = next((value for value in values if value.number == number and not value.ones), None)
         if scores is None or scores.shape != (sum(counts),):
             return None
         return scores, Choices(tuple(counts), tuple(starts), single=len(counts) == 1)

@@ -114,7 +114,7 @@ def plan(binding: RecognizedAgent, agent: Tree, settings: Settings) -> Plan:
     facts = binding.facts
     actor, critic = (", ".join(dict.fromkeys(facts.activations_of(name))) for name in ("actor", "critic"))
     hidden = actor if actor == critic else f"{actor} (actor) and {critic} (critic)"
-    made = WritingTable(
+    table = WritingTable(
         "keras-rl",
         [
             NetworkRow("actor", (key("actor"),), names),
@@ -131,4 +131,4 @@ def plan(binding: RecognizedAgent, agent: Tree, settings: Settings) -> Plan:
             "build the critic with the observation before the action",
         ),
     )
-    return replace(plan_torch_file(made, binding, agent, settings), containers={})
+    return replace(plan_torch_file(table, binding, agent, settings), containers={})

@@ -75,7 +75,7 @@ def check_connections(
 
 def _is_named(pattern: re.Pattern[str], name: tuple[str, ...]) -> bool:
     """Return whether a part of a layer's name has a word of the pattern, in any spelling."""
-    return any(pattern.search(word) for each in name for word in _split_words(each))
+    return any(pattern.search(word) for step in name for word in _split_words(step))
 
 
 def find_joined_layers(layers: Sequence[tuple[str, ...]], widths: Sequence[tuple[int, int]]) -> list[str]:
@@ -84,7 +84,7 @@ def find_joined_layers(layers: Sequence[tuple[str, ...]], widths: Sequence[tuple
     `widths` are their inputs and outputs. Layers of one width may be branches: a projection between two
     others, or a block of several layers that ends in the width it begins with.
     """
-    found = {
+    joined = {
         "/".join(name): None
         for number, (name, (inputs, outputs)) in enumerate(zip(layers, widths, strict=True))
         if _is_named(_JOINING, name)
@@ -99,8 +99,8 @@ def find_joined_layers(layers: Sequence[tuple[str, ...]], widths: Sequence[tuple
             blocks.setdefault(name[: end + 1], []).append(number)
     for numbers in blocks.values():
         if len(numbers) > 1 and widths[numbers[0]][0] == widths[numbers[-1]][1]:
-            found |= dict.fromkeys("/".join(layers[number]) for number in numbers)
-    return list(found)
+            joined |= dict.fromkeys("/".join(layers[number]) for number in numbers)
+    return list(joined)
 
 
 def _note_residuals(binding: RecognizedAgent, tree: Tree, recorded: Sidecar | None) -> Iterator[LedgerEntry]:
@@ -135,7 +135,7 @@ class _DenseLayer(NamedTuple):
 
     def follows_in_sequential(self, other: _DenseLayer) -> bool:
         """Return whether both are parts of one torch Sequential, whose other parts are between them."""
-        (*owner, before, weight), (*own, number, name) = (("", *each.stored) for each in (other, self))
+        (*owner, before, weight), (*own, number, name) = (("", *layer.stored) for layer in (other, self))
         numbered = weight == name == "weight" and all(map(_INDEX.fullmatch, (before, number)))
         return numbered and owner == own and int(number) - int(before) > 1
 
@@ -162,8 +162,8 @@ def _is_user_written(binding: RecognizedAgent, recorded: Sidecar | None) -> bool
         return False
     source = None if recorded is None else recorded.source
     if recorded is not None and recorded.activations and not recorded.is_assumed("activations"):
-        given = source is not None and recorded.is_given("activations")
-        if not given:
+        stated = source is not None and recorded.is_given("activations")
+        if not stated:
             return False
     layout = binding.layout if source is None else str(source.get("layout") or NO_LAYOUT)
     if layout == NO_LAYOUT:
@@ -194,13 +194,13 @@ def _list_distances(layers: Sequence[AgentLayer]) -> list[tuple[AgentLayer, Agen
 
     Numbers without any gap belong to a ModuleList, whose modules are connected by code.
     """
-    found = []
+    distances = []
     for one, two in pairwise(layers):
         first, second = _number(one), _number(two)
         if first is not None and second is not None and one.name[:-1] == two.name[:-1]:
-            found.append((one, two, second - first))
-    gapped = {one.name[:-1] for one, _, distance in found if distance > 1}
-    return [each for each in found if each[0].name[:-1] in gapped]
+            distances.append((one, two, second - first))
+    gapped = {one.name[:-1] for one, _, distance in distances if distance > 1}
+    return [distance for distance in distances if distance[0].name[:-1] in gapped]
 
 
 def _list_refusals(part: AgentNetwork) -> Iterator[str]:
@@ -256,15 +256,15 @@ def read_hidden_activations(binding: RecognizedAgent, checkpoint: Checkpoint) ->
         return replace(binding, facts=facts.without_lack("activation"))
     if checkpoint.format != "saved_model":
         return binding
-    found = _find_graph_activations(checkpoint)
-    strange = sorted(name for name in found if name in _OTHER_OPERATIONS)
+    activations = _find_graph_activations(checkpoint)
+    strange = sorted(name for name in activations if name in _OTHER_OPERATIONS)
     if strange:
         text, where = abbreviate_list(strange, 3), "the SavedModel's graph"
         facts = binding.facts.without_lack("activation").not_understood("activations", text, where)
         return replace(binding, facts=facts)
     # A continuous action map has its own tanh.
     mapped = frozenset() if binding.facts.head == "argmax" else {"tanh"}
-    hidden = found - mapped - _OF_DEVIATIONS or found & {"tanh"}
+    hidden = activations - mapped - _OF_DEVIATIONS or activations & {"tanh"}
     if len(hidden) != 1:
         return binding
     facts = binding.facts.without_lack("activation")
@@ -297,9 +297,9 @@ def _find_graph_activations(checkpoint: Checkpoint) -> frozenset[str]:
     try:
         graphs = tf_saved_model_messages.parse_saved_model(memoryview(file.read(0, file.size)), meter)
         read = [graph.nodes for graph in graphs if graph.nodes is not None]
-        libraries = [tf_functions.read_functions(each, meter) for each in read]
+        libraries = [tf_functions.read_functions(graph, meter) for graph in read]
         # TensorFlow 1 has no functions: all operations are those of the graph.
-        outside = [tf_saved_model_messages.parse_graph_def(each, meter) for each in read]
+        outside = [tf_saved_model_messages.parse_graph_def(graph, meter) for graph in read]
     except (CkpttoolError, RecursionError, struct.error):
         return frozenset()
     nodes = (n for library in libraries for function in library.values() for n in function.nodes.values())
@@ -367,15 +367,15 @@ def _read_pickled_policy(binding: RecognizedAgent, tree: Tree) -> RecognizedAgen
         return binding
     where = "/".join(str(step.value) for step in module if step != PICKLED_MODULES) or "the pickled module"
     between = [
-        [each for each in order[order.index(one) : order.index(two)] if each in functions]
+        [name for name in order[order.index(one) : order.index(two)] if name in functions]
         for one, two in pairwise(layers)
         if one in classes and two in classes
     ]
     facts = binding.facts.without_lack("activation")
     dense = sum(layer.kind == "dense" for layer in part.layers) - 1
-    placed = [_find_activation(tree, each[0], functions[each[0]]) for each in between if len(each) == 1]
+    placed = [_find_activation(tree, names[0], functions[names[0]]) for names in between if len(names) == 1]
     names = tuple(name for name in placed if name is not None)
-    if len(names) == dense and all(len(each) < 2 for each in between):
+    if len(names) == dense and all(len(names) < 2 for names in between):
         return replace(binding, facts=facts.read(where, activations=names))
     kinds = {_find_activation(tree, path, name) for path, name in functions.items()}
     # A final tanh is the action map.
@@ -438,8 +438,8 @@ def _read_configuration(binding: RecognizedAgent, checkpoint: Checkpoint) -> tup
 
     activations = dict(_list_dense_layers(document))
     hidden = [layer for layer in part.layers if layer.kind == "dense"][:-1]
-    found = [activations.get(layer.name[-1]) for layer in hidden if layer.name]
-    known = tuple(format_object(each) for each in found if each is not None)
+    functions = [activations.get(layer.name[-1]) for layer in hidden if layer.name]
+    known = tuple(format_object(function) for function in functions if function is not None)
     return known if known and len(known) == len(hidden) else None
 
 

@@ -81,17 +81,17 @@ def read_chain_facts(steps: Sequence[ChainStep], file: str, origin: str = _CONFI
         raise UnsupportedError("the model has no dense layer", file=file)
     between = [steps[a + 1 : b] for a, b in zip([-1, *dense], [*dense, len(steps)], strict=True)]
     _require_none(between[0], file)
-    hidden = [_activation(each, file) for each in between[1:-1]]
+    hidden = [_activation(step, file) for step in between[1:-1]]
     head, scale, offset, notes = _read_head(between[-1], file)
     epsilons = {step.value for step in steps if step.kind == "layer_norm"}
     if len(epsilons) > 1:
         raise UnsupportedError(
             "the layer norms have different epsilons", file=file, found=", ".join(map(str, sorted(epsilons)))
         )
-    unclear = [each for each in hidden if isinstance(each, NotUnderstood)]
+    unclear = [step for step in hidden if isinstance(step, NotUnderstood)]
     known: tuple[str, ...] | NotUnderstood | None = None
     if unclear:
-        text = ", ".join(dict.fromkeys(each.text for each in unclear))
+        text = ", ".join(dict.fromkeys(step.text for step in unclear))
         known = NotUnderstood(text, origin)
     elif None not in hidden:
         known = tuple(str(name) for name in hidden)
@@ -189,16 +189,16 @@ def own_class(document: Mapping[str, Any]) -> str | None:
 
 def list_precisions(document: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the dtypes in which a Keras model's layers compute, without float32 and float64."""
-    found: dict[str, None] = {}
+    precisions: dict[str, None] = {}
     waiting: list[Any] = [document]
-    while waiting and len(found) < _MOST_TYPES:
+    while waiting and len(precisions) < _MOST_TYPES:
         config = config_of(waiting.pop())
         kind = config.settings.get("dtype")
         kind = config_of(kind).name if isinstance(kind, dict) else kind
         if isinstance(kind, str) and kind not in ("float32", "float64") and config.cls != "InputLayer":
-            found[kind] = None
-        waiting += reversed([each for each in config.settings.get("layers") or () if isinstance(each, dict)])
-    return tuple(found)
+            precisions[kind] = None
+        waiting += reversed([part for part in config.settings.get("layers") or () if isinstance(part, dict)])
+    return tuple(precisions)
 
 
 _MOST_TYPES = 8
@@ -256,8 +256,8 @@ def _chained_layers(model: KerasConfig) -> list[KerasConfig] | None:
         nodes = layer.get("inbound_nodes") or [[]]
         legal = isinstance(nodes, list) and 0 <= call < len(nodes) and output == 0
         calls = list_references(nodes[call]) if legal else calls
-    begun = not calls and bool(chain) and chain[-1].cls == "InputLayer"
-    return chain[::-1] if begun and len(chain) == len(stored) else None
+    starts = not calls and bool(chain) and chain[-1].cls == "InputLayer"
+    return chain[::-1] if starts and len(chain) == len(stored) else None
 
 
 def _keras_layer(cls: str, name: Name, state: Mapping[str, Any]) -> Iterator[ChainStep]:
@@ -338,10 +338,10 @@ def read_sequential_steps(module: PickledModule, name: Name) -> tuple[ChainStep,
     cls = module.classes.get(title, outer if not title else "")
     if cls != _SEQUENTIAL:
         return None
-    found = list(_torch_steps(module, title))
+    steps = list(_torch_steps(module, title))
     if title:
-        found.append(ChainStep("code", (outer.rpartition(".")[2] or "module",), "forward"))
-    return tuple(found)
+        steps.append(ChainStep("code", (outer.rpartition(".")[2] or "module",), "forward"))
+    return tuple(steps)
 
 
 def is_sequential(cls: str) -> bool:

@@ -110,13 +110,13 @@ def plan_state_dict(checkpoint: Checkpoint) -> tuple[Plan, tuple[LayerOption, ..
     choices: list[LayerOption] = []
     for layer, name in zip(layers, names, strict=True):
         for use in layer.uses:
-            place = (key(".".join((*name, use.name))),)
+            target = (key(".".join((*name, use.name))),)
             if (use.path, use.rule.name) in placed:
                 continue  # a layer that is used twice
-            placed[use.path, use.rule.name] = place
-            moves.append(Move(use.path, place, use.rule))
-            labels[place] = Label(
-                "buffer" if use.name.startswith("running_") else "parameter", key=str(place[0].value)
+            placed[use.path, use.rule.name] = target
+            moves.append(Move(use.path, target, use.rule))
+            labels[target] = Label(
+                "buffer" if use.name.startswith("running_") else "parameter", key=str(target[0].value)
             )
         choices.append(_make_choice(layer, name))
     used = {move.source for move in moves}
@@ -142,10 +142,10 @@ def read_as_state_dict(checkpoint: Checkpoint) -> Checkpoint:
     lone = {path: (key(str(path[0].value)),) for path in _lone_parameters(checkpoint.tree, plan)}
     plan = replace(
         plan,
-        moves=(*plan.moves, *(Move(path, place, KEEP) for path, place in lone.items())),
+        moves=(*plan.moves, *(Move(path, target, KEEP) for path, target in lone.items())),
         labels={
             **plan.labels,
-            **{place: Label("parameter", key=str(place[0].value)) for place in lone.values()},
+            **{target: Label("parameter", key=str(target[0].value)) for target in lone.values()},
         },
         kept=tuple(path for path in plan.kept if path not in lone),
     )
@@ -161,10 +161,10 @@ _PARAMETER = deferred.compile(r"[A-Za-z_]\w*(?:\.\w+)*", re.ASCII)
 def _lone_parameters(tree: Tree, plan: Plan) -> Iterator[Path]:
     """Yield the parameters with names of the program that no layer reads, such as a scale or a token."""
     used = {move.source for move in plan.moves} | {*plan.consumed}
-    taken = {str(move.target[-1].value) for move in plan.moves}
+    names = {str(move.target[-1].value) for move in plan.moves}
     for path, leaf in tree.tensors():
         name = str(path[0].value)
-        free = len(path) == 1 and path not in used and name not in taken
+        free = len(path) == 1 and path not in used and name not in names
         if free and leaf.role == "parameter" and _PARAMETER.fullmatch(name):
             yield path
 
@@ -226,18 +226,18 @@ class _OnnxLayerFinder:
     def constant(self, node: OnnxNode, number: int) -> tuple[Path, bool, Leaf] | None:
         """Return the constant input of a node, whether it is transposed first, and its leaf."""
         name = node.inputs[number] if len(node.inputs) > number else ""
-        found = self.source.get(name)
-        leaf = self.tree[found[0]] if found is not None else None
-        return (*found, leaf) if found is not None and isinstance(leaf, Leaf) else None
+        source = self.source.get(name)
+        leaf = self.tree[source[0]] if source is not None else None
+        return (*source, leaf) if source is not None and isinstance(leaf, Leaf) else None
 
     def layers(self) -> list[_OnnxLayer]:
         """Return the layers in the order of computation."""
-        found: list[_OnnxLayer] = []
+        layers: list[_OnnxLayer] = []
         for node in self.nodes:
             rule = _RULES.get(node.op) if node.title == node.op else None
-            made = rule(self, node) if rule is not None else None
-            found += made or []
-        return [*found, *self._cells({use.path for layer in found for use in layer.uses})]
+            rows = rule(self, node) if rule is not None else None
+            layers += rows or []
+        return [*layers, *self._cells({use.path for layer in layers for use in layer.uses})]
 
     def _cells(self, used: set[Path]) -> Iterator[_OnnxLayer]:
         """Yield recurrent layers under PyTorch's own names; the graph slices and joins their tensors."""
@@ -253,20 +253,20 @@ class _OnnxLayerFinder:
 
     def weight(self, node: OnnxNode, number: int, *, stored: bool) -> _OnnxLayerTensor | None:
         """Return a matrix in state_dict layout, [out, in]; `stored` means that the operator uses it as is."""
-        found = self.constant(node, number)
-        if found is None or len(found[2].shape) != 2:
+        constant = self.constant(node, number)
+        if constant is None or len(constant[2].shape) != 2:
             return None
-        path, turned, _ = found
+        path, turned, _ = constant
         return _OnnxLayerTensor("weight", path, KEEP if stored != turned else TRANSPOSE)
 
     def row(
         self, node: OnnxNode, number: int, name: str, width: int | None = None
     ) -> _OnnxLayerTensor | None:
         """Return a row of numbers, without axes of extent 1 before it."""
-        found = self.constant(node, number)
-        if found is None or found[1] or (width is not None and found[2].size != width):
+        constant = self.constant(node, number)
+        if constant is None or constant[1] or (width is not None and constant[2].size != width):
             return None
-        path, _, leaf = found
+        path, _, leaf = constant
         if leaf.size != max(leaf.shape, default=0) or not leaf.shape:
             return None
         return _OnnxLayerTensor(name, path, KEEP if len(leaf.shape) == 1 else Reshape((leaf.size,)))
@@ -303,21 +303,21 @@ def _matmul(reader: _OnnxLayerFinder, node: OnnxNode) -> list[_OnnxLayer]:
 
 
 def _convolution(reader: _OnnxLayerFinder, node: OnnxNode) -> list[_OnnxLayer]:
-    found = reader.constant(node, 1)
-    if found is None or found[1]:
+    constant = reader.constant(node, 1)
+    if constant is None or constant[1]:
         return []
     kind, group = "convolution", node.get("group", 1)
     if group > 1:
-        if found[2].shape[1] != 1 or node.op == "ConvTranspose":
+        if constant[2].shape[1] != 1 or node.op == "ConvTranspose":
             reader.refused.append(f"{node.name or node.outputs[0]} ({node.op} in {group} groups)")
             return []
         kind = "depthwise"
     bias = reader.row(node, 2, "bias")
     layer = _OnnxLayer(
-        node, kind, [_OnnxLayerTensor("weight", found[0]), *([bias] if bias is not None else [])]
+        node, kind, [_OnnxLayerTensor("weight", constant[0]), *([bias] if bias is not None else [])]
     )
     if kind == "depthwise":
-        layer.facts = LayerFacts(number=found[2].shape[0] // group)
+        layer.facts = LayerFacts(number=constant[2].shape[0] // group)
     return [layer]
 
 
@@ -325,9 +325,9 @@ def _row_reader(kind: str, *names: str) -> Callable[[_OnnxLayerFinder, OnnxNode]
     """Return the handler of an operator whose inputs after the first are rows with these names."""
 
     def read(reader: _OnnxLayerFinder, node: OnnxNode) -> list[_OnnxLayer]:
-        found = [reader.row(node, number + 1, name) for number, name in enumerate(names)]
-        uses = [use for use in found if use is not None]
-        return [_OnnxLayer(node, kind, uses)] if uses and found[0] is not None else []
+        rows = [reader.row(node, number + 1, name) for number, name in enumerate(names)]
+        uses = [use for use in rows if use is not None]
+        return [_OnnxLayer(node, kind, uses)] if uses and rows[0] is not None else []
 
     return read
 
@@ -345,11 +345,11 @@ def _match_layer_norm(reader: _OnnxLayerFinder, node: OnnxNode) -> list[_OnnxLay
 
 
 def _embedding(reader: _OnnxLayerFinder, node: OnnxNode) -> list[_OnnxLayer]:
-    found = reader.constant(node, 0)
+    constant = reader.constant(node, 0)
     taken_ = node.inputs[1] in reader.source if len(node.inputs) > 1 else True
-    if found is None or found[1] or taken_ or len(found[2].shape) != 2 or node.get("axis", 0):
+    if constant is None or constant[1] or taken_ or len(constant[2].shape) != 2 or node.get("axis", 0):
         return []
-    return [_OnnxLayer(node, "embedding", [_OnnxLayerTensor("weight", found[0])])]
+    return [_OnnxLayer(node, "embedding", [_OnnxLayerTensor("weight", constant[0])])]
 
 
 def _recurrent(reader: _OnnxLayerFinder, node: OnnxNode) -> list[_OnnxLayer]:
@@ -357,7 +357,7 @@ def _recurrent(reader: _OnnxLayerFinder, node: OnnxNode) -> list[_OnnxLayer]:
     order = _RECURRENT[node.op]
     weights = [reader.constant(node, number) for number in (1, 2)]
     biases = reader.constant(node, 3)
-    if any(each is None or each[1] or len(each[2].shape) != 3 for each in weights):
+    if any(weight is None or weight[1] or len(weight[2].shape) != 3 for weight in weights):
         return []
     title = node.name or node.outputs[0]
     if node.op == "GRU" and not node.get("linear_before_reset", 0):
@@ -367,13 +367,13 @@ def _recurrent(reader: _OnnxLayerFinder, node: OnnxNode) -> list[_OnnxLayer]:
         reader.refused.append(f"{title} ({node.op} with non-default activations or peepholes)")
         return []
     uses: list[_OnnxLayerTensor] = []
-    for name, each in zip(("weight_ih", "weight_hh"), weights, strict=True):
-        if each is None:
+    for name, weight in zip(("weight_ih", "weight_hh"), weights, strict=True):
+        if weight is None:
             return []
-        directions, rows, columns = each[2].shape
+        directions, rows, columns = weight[2].shape
         for number in range(directions):
             turn = _direction_rule(order, number, directions, (rows, columns))
-            uses.append(_OnnxLayerTensor(f"{name}_l0{'_reverse' * number}", each[0], turn))
+            uses.append(_OnnxLayerTensor(f"{name}_l0{'_reverse' * number}", weight[0], turn))
     if biases is not None:
         directions, both = biases[2].shape
         for number in range(directions):
@@ -408,35 +408,35 @@ def _name_layers(layers: Sequence[_OnnxLayer], tree: Tree) -> tuple[list[tuple[s
     """Return a name for each layer, and a sentence if names do not come from the tensors."""
     taken_: Counter[tuple[str, ...]] = Counter()
     first: dict[Path, tuple[str, ...]] = {}
-    found: list[tuple[str, ...]] = []
-    given: list[str] = []
+    names: list[tuple[str, ...]] = []
+    numbered: list[str] = []
     for number, layer in enumerate(layers):
         shared = first.get(layer.uses[0].path)
         if shared is not None:
-            found.append(shared)
+            names.append(shared)
             continue
         stored = [_module_of_tensor(str(use.path[0].value)) for use in layer.uses]
-        name = next((each for each in stored if each), None)
+        name = next((name for name in stored if name), None)
         if name is None:
             name = module_of_node(layer.node.name) or ("layers", str(number))
-            given.append(f"{tree.names[layer.uses[0].path]} is {'.'.join((*name, layer.uses[0].name))}")
+            numbered.append(f"{tree.names[layer.uses[0].path]} is {'.'.join((*name, layer.uses[0].name))}")
         taken_[name] += 1
         if taken_[name] > 1:
             name = (*name[:-1], f"{name[-1]}_{taken_[name]}")
         first[layer.uses[0].path] = name
-        found.append(name)
-    assumed = [f"names taken from the graph's nodes: {abbreviate_list(given, 3)}"] if given else []
-    return found, assumed
+        names.append(name)
+    assumed = [f"names taken from the graph's nodes: {abbreviate_list(numbered, 3)}"] if numbered else []
+    return names, assumed
 
 
 def _module_of_tensor(stored: str) -> tuple[str, ...] | None:
     """Return the module in a constant's own name, None for an exporter's number."""
     if "::" in stored:
         return None
-    found = _TORCH.fullmatch(stored) or _PARTS.fullmatch(stored)
-    if found is None or not found[1]:
+    match = _TORCH.fullmatch(stored) or _PARTS.fullmatch(stored)
+    if match is None or not match[1]:
         return None
-    return split_scope(found[1])
+    return split_scope(match[1])
 
 
 def _sort_unused(

@@ -97,17 +97,17 @@ Row = tuple[Path, Name, Rule]
 
 def name_canonical_paths(names: Mapping[Path, Name]) -> dict[Path, Path]:
     """Return the canonical path of each weight, by its TensorFlow name."""
-    taken: set[Path] = set()
-    found = {}
+    targets: set[Path] = set()
+    canonical = {}
     for source, name in names.items():
         path = (_NETWORKS, *map(attr, name))
         number = 0
-        while path in taken:
+        while path in targets:
             number += 1
             path = (_NETWORKS, *map(attr, name), index(number))
-        taken.add(path)
-        found[source] = path
-    return found
+        targets.add(path)
+        canonical[source] = path
+    return canonical
 
 
 class OptimizerSettings(NamedTuple):
@@ -118,14 +118,14 @@ class OptimizerSettings(NamedTuple):
 
     def of(self, *names: str) -> Mapping[str, Setting]:
         """Return the settings of the optimizer with these names; a single one may have another name."""
-        found = [self.settings[name] for name in names if self.settings.get(name)]
-        if found:
-            return found[0]
-        given = {name for name, _ in self.stated}
+        matching = [self.settings[name] for name in names if self.settings.get(name)]
+        if matching:
+            return matching[0]
+        stated_names = {name for name, _ in self.stated}
         own = [
             settings
             for name, settings in self.settings.items()
-            if settings and name not in given and name not in schema.ALL_OPTIMIZED
+            if settings and name not in stated_names and name not in schema.ALL_OPTIMIZED
         ]
         return own[0] if len(own) == 1 else {}
 
@@ -213,9 +213,9 @@ class _OptimizerStates:
         target = "torch" if variable is None else "tensorflow"
         notes = optimizers_write.list_epsilon_notes(agent, self.framework, target, (state.name,))
         plan = replace(plan, kept=tuple(self._unread(agent, plan)), notes=(*plan.notes, *notes))
-        made = compose_plans(Plan(moves, consumed=tuple(state.moves.consumed)), plan)
+        composed = compose_plans(Plan(moves, consumed=tuple(state.moves.consumed)), plan)
         assumed = (state.moves.assumed,) if state.moves.assumed else ()
-        return replace(made, assumed=(*assumed, *made.assumed))
+        return replace(composed, assumed=(*assumed, *composed.assumed))
 
     def _named(self, agent: Tree, state: BoundOptimizer) -> Tree:  # noqa: ARG002 - for Keras
         return agent
@@ -253,15 +253,15 @@ class TorchStates(_OptimizerStates):
 
         `rows` are the weights with their names in the target and their rules.
         """
-        found: dict[str, dict[Path, None]] = {}
+        trained: dict[str, dict[Path, None]] = {}
         names: dict[Path, Name] = {}
         for source, name, _ in rows:
             leaf = self.tree[source]
             names.setdefault(source, name)
             if isinstance(leaf, Leaf) and leaf.role == "parameter" and "float" in leaf.dtype:
-                found.setdefault(display(source[:-1]), {})[source] = None
+                trained.setdefault(display(source[:-1]), {})[source] = None
         order = {path: number for number, path in enumerate(self.tree)}
-        networks = {name: tuple(sorted(own, key=order.__getitem__)) for name, own in found.items()}
+        networks = {name: tuple(sorted(own, key=order.__getitem__)) for name, own in trained.items()}
         self.canonical = name_canonical_paths(names)
         return bind_torch_optimizers(self.tree, self.tops, networks, self.canonical)
 
@@ -413,17 +413,17 @@ class KerasStates(_OptimizerStates):
         # Weight averages (use_ema, ExponentialMovingAverage), which no PyTorch optimizer has.
         self.averages = frozenset(path for path, leaf in tree.tensors() if leaf.slot == _AVERAGE)
         self.tops = {
-            top: found
+            top: trained
             for top, own in tops.items()
-            if top not in self.around and (found := [path for path in own if path not in self.averages])
+            if top not in self.around and (trained := [path for path in own if path not in self.averages])
         }
         # Entries of optimizers without slots: counters and settings, which belong to no parameter.
         self.idle: set[Path] = {path for top in self.around for path in tops[top]} | self.averages
 
     def is_root(self, sources: Sequence[Path]) -> bool:
         """Return whether the root itself is a model, not a tf.train.Checkpoint with attributes."""
-        held = self.tree.containers.get(())
-        if held is not None and held.kind == "module":
+        root = self.tree.containers.get(())
+        if root is not None and root.kind == "module":
             return True
         return any(len(path) < 3 or _INNER.fullmatch(str(path[0].value)) for path in sources)
 
@@ -490,8 +490,8 @@ class KerasStates(_OptimizerStates):
         return tuple(display(next(iter(scopes))).split("/")) if len(scopes) == 1 and () not in scopes else ()
 
     def _class(self, top: Path) -> str | None:
-        held = self.tree.containers.get(top)
-        return held.name.lower() if held is not None and held.kind == "module" and held.name else None
+        node = self.tree.containers.get(top)
+        return node.name.lower() if node is not None and node.kind == "module" and node.name else None
 
     def _named(self, agent: Tree, state: BoundOptimizer) -> Tree:
         """Return the tree with the update counter renamed to the file's name for the optimizer class."""
@@ -503,8 +503,8 @@ class KerasStates(_OptimizerStates):
 
     def _configuration(self, top: Path) -> Mapping[str, Any]:
         """Return the optimizer's configuration in the file, {} if there is none."""
-        held = self.tree.containers.get(top)
-        return held.state if held is not None and isinstance(held.state, dict) else {}
+        container = self.tree.containers.get(top)
+        return container.state if container is not None and isinstance(container.state, dict) else {}
 
     def _clipped(self, top: Path, title: str) -> Iterator[str]:
         """Yield a note for each setting that changes updates and that PyTorch handles outside optimizers."""
@@ -548,16 +548,16 @@ class KerasStates(_OptimizerStates):
     def _configured(self, top: Path) -> dict[str, Setting]:
         """Return the settings in the optimizer's configuration in the file."""
         state = self._configuration(top)
-        found: dict[str, Setting] = {
+        settings: dict[str, Setting] = {
             name: value
             for name, value in state.items()
             if name in _CONFIGURED and isinstance(value, bool | int | float)
         }
         if state.get("decay"):  # of the learning rate, in old versions
-            found["decay"] = state["decay"]
-        if found.get("weight_decay") is not None or self._class(top) == ADAMW:
-            found["decoupled_weight_decay"] = True
-        return found
+            settings["decay"] = state["decay"]
+        if settings.get("weight_decay") is not None or self._class(top) == ADAMW:
+            settings["decoupled_weight_decay"] = True
+        return settings
 
     def write_torch(
         self,
@@ -636,9 +636,9 @@ class KerasStates(_OptimizerStates):
                 sources = [path for path in state.weights if self.canonical[path] == move.source]
                 more += [Move(path, own, KEEP) for path in sources]
                 more += [
-                    replace(each, target=(*each.target, attr("second")))
-                    for each in state.moves.moves
-                    if owners.get(each.source) in sources
+                    replace(move, target=(*move.target, attr("second")))
+                    for move in state.moves.moves
+                    if owners.get(move.source) in sources
                 ]
                 weights.append(Move(own, paths[twin], move.rule))
                 doubled.append(".".join(twin))
@@ -714,33 +714,33 @@ class ConvertedOptimizers(NamedTuple):
         return [
             {
                 "name": name,
-                "class": each.cls,
-                "arguments": dict(each.arguments),
-                "groups": [[self._weight(path) for path in group] for group in each.groups],
+                "class": optimizer.cls,
+                "arguments": dict(optimizer.arguments),
+                "groups": [[self._weight(path) for path in group] for group in optimizer.groups],
             }
-            for name, each in self.written.items()
+            for name, optimizer in self.written.items()
         ]
 
     def loading_code(self, lines: Sequence[str], form: str) -> tuple[str, ...]:
         """Return the lines that load the model, with those that create and load its optimizers."""
         if form == "torch" or not self.written:
             return tuple(lines)
-        made = []
-        for name, each in self.written.items():
-            constructor = each.constructor if len(self.written) == 1 else None
-            made.append(f"{name} = {constructor or f'keras.optimizers.{each.cls}(...)'}")
-            numbers = [self.order[path] for path in each.groups[0]]
-            if each.plain:
-                plain = ", ".join(f"{self.weights}[{self.order[path]}]" for path in each.plain)
-                made.append(f"{name}.exclude_from_weight_decay([{plain}])")
+        lines_before = []
+        for name, optimizer in self.written.items():
+            constructor = optimizer.constructor if len(self.written) == 1 else None
+            lines_before.append(f"{name} = {constructor or f'keras.optimizers.{optimizer.cls}(...)'}")
+            numbers = [self.order[path] for path in optimizer.groups[0]]
+            if optimizer.plain:
+                plain = ", ".join(f"{self.weights}[{self.order[path]}]" for path in optimizer.plain)
+                lines_before.append(f"{name}.exclude_from_weight_decay([{plain}])")
             # An optimizer of other variables than the file's loads nothing, with a warning only.
             chosen = f"[{self.weights}[n] for n in {tuple(numbers)}]"
             whole = len(numbers) == self.parameters
-            made.append(f"{name}.build({'model.trainable_variables' if whole else chosen})")
+            lines_before.append(f"{name}.build({'model.trainable_variables' if whole else chosen})")
         if form == "keras":
-            return (*made, f"model.compile({next(iter(self.written))})", *lines)
+            return (*lines_before, f"model.compile({next(iter(self.written))})", *lines)
         both = f"tf.train.Checkpoint(model, {', '.join(f'{name}={name}' for name in self.written)})"
-        return (*made, *(line.replace("tf.train.Checkpoint(model)", both) for line in lines))
+        return (*lines_before, *(line.replace("tf.train.Checkpoint(model)", both) for line in lines))
 
     def _weight(self, path: Path) -> int | str:
         own = path[len(self.prefix) :]
@@ -781,8 +781,8 @@ def convert_optimizers(
         if path[len(top)] == key("param_groups") and isinstance(source[path], ValueLeaf)
     )
     left = tuple(path for path in (*slots, *listed) if path not in used)
-    made = apply_plan(source, replace(plan, aliases={}))
-    tree = _beside_model(filling.tree, made, plan, planner.prefix)
+    converted = apply_plan(source, replace(plan, aliases={}))
+    tree = _beside_model(filling.tree, converted, plan, planner.prefix)
     return ConvertedOptimizers(
         tree,
         replace(plan, notes=(*reasons, *plan.notes)),
@@ -894,12 +894,12 @@ def _in_weights_file(plan: Plan, top: Path) -> Plan:
     )
 
 
-def _beside_model(model: Tree, made: Tree, plan: Plan, prefix: Path) -> Tree:
+def _beside_model(model: Tree, tree: Tree, plan: Plan, prefix: Path) -> Tree:
     """Return one tree of the model and its optimizers; state that the model already has is replaced."""
-    tops = {path[:1] for path in made}
+    tops = {path[:1] for path in tree}
     old = {path for path in model if not prefix and path[:1] in tops}
     whole = model.under(prefix)
-    leaves = {path: leaf for path, leaf in whole.items() if path not in old} | dict(made.leaves)
+    leaves = {path: leaf for path, leaf in whole.items() if path not in old} | dict(tree.leaves)
     aliases = {path: others for path, others in whole.aliases.items() if path in leaves}
     for path, others in plan.aliases.items():
         mine = tuple(alias for alias in aliases.get(path, ()) if alias.path[:1] not in tops)
@@ -918,7 +918,7 @@ def stage_keras_optimizer(
     Raise UsageError for an optimizer of another class, or one without a variable that the state needs.
     """
     name, written = _only_optimizer(optimizer, made)
-    own = [id(_variable(each)) for each in getattr(optimizer, "_trainable_variables", ())]
+    own = [id(_variable(variable)) for variable in getattr(optimizer, "_trainable_variables", ())]
     order = [id(_variable(tensors[path])) for path in written.groups[0]]
     if not own or not set(order) <= set(own):
         raise UsageError(
@@ -928,22 +928,22 @@ def stage_keras_optimizer(
     for path, leaf in made.tree.tensors():
         if path[0] != attr(name):
             continue
-        held: Any = getattr(optimizer, str(path[1].value), None)
-        if held is not None and len(path) > 2:
+        variable: Any = getattr(optimizer, str(path[1].value), None)
+        if variable is not None and len(path) > 2:
             at = own.index(order[_number(path[2])])
-            held = held[at] if at < len(held) else None
-        if held is None:
+            variable = variable[at] if at < len(variable) else None
+        if variable is None:
             raise UsageError(
                 "the optimizer has no such state; create it with the settings of the checkpoint",
                 path=display(path),
                 hint=written.constructor and f"restore into {written.constructor}",
             )
-        yield display(path), held, leaf
+        yield display(path), variable, leaf
 
 
-def _variable(held: Any) -> Any:
+def _variable(variable: Any) -> Any:
     """Return TensorFlow's variable inside one of Keras 3."""
-    return getattr(held, "value", held) if hasattr(held, "_value") else held
+    return getattr(variable, "value", variable) if hasattr(variable, "_value") else variable
 
 
 def build_torch_state(
@@ -962,25 +962,25 @@ def build_torch_state(
     for group, paths in enumerate(written.groups):
         for path in paths:
             numbers[str(path[-1].value)] = (len(numbers), group)
-    held: dict[str, Any] = _nested(made.tree, key(top), tensor)
+    state_dict: dict[str, Any] = _nested(made.tree, key(top), tensor)
     state: dict[int, Any] = {}
     groups: list[dict[str, Any]] = []
     missing = set(numbers)
     for own in optimizer.param_groups:
-        first = sum(len(each["params"]) for each in groups)
+        first = sum(len(group["params"]) for group in groups)
         called = [names.get(id(parameter), "") for parameter in own["params"]]
         missing -= set(called)
-        mine = [held["param_groups"][numbers[name][1]] for name in called if name in numbers]
-        settings = [{k: v for k, v in each.items() if k not in ("params", "param_names")} for each in mine]
-        if any(each != settings[0] for each in settings):
+        mine = [state_dict["param_groups"][numbers[name][1]] for name in called if name in numbers]
+        settings = [{k: v for k, v in group.items() if k not in ("params", "param_names")} for group in mine]
+        if any(setting != settings[0] for setting in settings):
             raise UsageError(
                 f"parameter group {len(groups)} of the optimizer has parameters with different settings",
                 hint="create the optimizer with the parameter groups of the checkpoint",
             )
         for position, name in enumerate(called):
-            found = held["state"].get(numbers[name][0]) if name in numbers else None
-            if found is not None:
-                state[first + position] = found
+            slots = state_dict["state"].get(numbers[name][0]) if name in numbers else None
+            if slots is not None:
+                state[first + position] = slots
         kept = {k: v for k, v in own.items() if k != "params"}
         params = list(range(first, first + len(called)))
         groups.append({**kept, **(settings[0] if settings else {}), "params": params})
@@ -994,15 +994,15 @@ def build_torch_state(
 
 def _nested(tree: Tree, top: PathStep, tensor: Callable[[Leaf], Any]) -> dict[str, Any]:
     """Return the state_dict under a key as nested dicts, with settings as plain values."""
-    found: dict[str, Any] = {"state": {}, "param_groups": {}}
+    state_dict: dict[str, Any] = {"state": {}, "param_groups": {}}
     for path, leaf in tree.items():
         if path[0] != top or len(path) < 4:
             continue
         number, name = _number(path[2]), str(path[3].value)
-        own = found[str(path[1].value)].setdefault(number, {})
+        own = state_dict[str(path[1].value)].setdefault(number, {})
         value = tensor(leaf) if isinstance(leaf, Leaf) else leaf.value
         own[name] = (*own.get(name, ()), value) if len(path) > 4 else value
-    return found
+    return state_dict
 
 
 def _number(step: PathStep) -> int:
@@ -1010,16 +1010,16 @@ def _number(step: PathStep) -> int:
     return step.value
 
 
-def _only_optimizer(optimizer: Any, made: ConvertedOptimizers) -> tuple[str, WrittenOptimizer]:
+def _only_optimizer(optimizer: Any, converted: ConvertedOptimizers) -> tuple[str, WrittenOptimizer]:
     """Return the only converted optimizer; raise UsageError unless it is of the given object's class."""
-    if len(made.written) != 1:
+    if len(converted.written) != 1:
         raise UsageError(
             "the checkpoint has no optimizer for this model"
-            if not made.written
-            else f"the checkpoint has {len(made.written)} optimizers for this model",
-            found=next(iter(made.reasons), None),
+            if not converted.written
+            else f"the checkpoint has {len(converted.written)} optimizers for this model",
+            found=next(iter(converted.reasons), None),
         )
-    ((name, written),) = made.written.items()
+    ((name, written),) = converted.written.items()
     if type(optimizer).__name__ != written.cls:
         raise UsageError(
             "the optimizer is of another class than that of the checkpoint",

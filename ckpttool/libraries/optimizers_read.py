@@ -85,8 +85,8 @@ _NUMBERED = deferred.compile(r"beta1_power(_\d+)?")
 
 def _tf1_class(leaf: Leaf | ValueLeaf) -> str | None:
     """Return the class of TensorFlow 1 after which the slot is named."""
-    found = _TAIL.fullmatch(leaf.name or leaf.key) if isinstance(leaf, Leaf) else None
-    return found[1] if found else None
+    match = _TAIL.fullmatch(leaf.name or leaf.key) if isinstance(leaf, Leaf) else None
+    return match[1] if match else None
 
 
 def _find_family_by_kinds(slots: Iterable[Path], tree: Tree) -> optimizers.OptimizerFamily | None:
@@ -99,7 +99,7 @@ def _find_family_by_kinds(slots: Iterable[Path], tree: Tree) -> optimizers.Optim
     ftrl = any(leaf.slot == "linear" for _, leaf in tree.tensors())
     for family in FAMILIES if kinds else ():
         sure = {family.keras_slots[slot].keras for slot in family.always}
-        able = {each.keras for each in family.specs}
+        able = {spec.keras for spec in family.specs}
         # Ftrl also has an accumulator.
         if sure <= kinds <= able and not (ftrl and family is ADAGRAD):
             return family
@@ -124,15 +124,15 @@ def _find_beta_powers(
 def _pair_unscoped_powers(tree: Tree) -> Iterator[tuple[Path, Path]]:
     by_name = {name: path for path, name in tree.names.items()}
     for name, path in by_name.items():
-        found = _NUMBERED.fullmatch(name)
-        other = by_name.get(f"{POWERS[1]}{found[1] or ''}") if found else None
+        match = _NUMBERED.fullmatch(name)
+        other = by_name.get(f"{POWERS[1]}{match[1] or ''}") if match else None
         if other is not None:
             yield path, other
 
 
-def _move_step_count(optimizer: StoredOptimizer, found: Mapping[str, Path]) -> tuple[Move, ...]:
+def _move_step_count(optimizer: StoredOptimizer, paths: Mapping[str, Path]) -> tuple[Move, ...]:
     """Return the moves of the update count computed from the beta powers, and of the betas."""
-    pair = tuple(found[power] for power in POWERS if power in found)
+    pair = tuple(paths[power] for power in POWERS if power in paths)
     inferred = infer_step_count(optimizer.tree, pair)
     if inferred is None:
         return ()
@@ -158,8 +158,8 @@ def infer_step_count(tree: Tree, pair: Sequence[Path]) -> tuple[int, tuple[float
         raise
     except CkpttoolError:
         return None
-    found = [value.value for value in values if isinstance(value, ValueLeaf)]
-    numbers = [float(value) for value in found if isinstance(value, int | float)]
+    numbers_stored = [value.value for value in values if isinstance(value, ValueLeaf)]
+    numbers = [float(value) for value in numbers_stored if isinstance(value, int | float)]
     for betas in BETAS if len(numbers) == len(POWERS) else ():
         steps = count_adam_steps(numbers[0], numbers[1], *betas)
         if steps is not None:
@@ -183,11 +183,11 @@ def from_keras(optimizer: StoredOptimizer) -> OptimizerMoves:
         weights.setdefault(source, []).append((target, rule))
     own = {name[0]: path for name, path in mine.items() if len(name) == 1 and name[0] in KERAS_SETTINGS}
     counted = not ITERATIONS.isdisjoint(own)
-    found = dict(_pair_slots(optimizer, mine, weights))
-    family = optimizers.find_class(kind) or _find_family_by_kinds(found, tree) or ADAM
+    slots = dict(_pair_slots(optimizer, mine, weights))
+    family = optimizers.find_class(kind) or _find_family_by_kinds(slots, tree) or ADAM
     moves: list[Move] = []
     of: dict[Path, Path] = {}
-    for path, owner in found.items():
+    for path, owner in slots.items():
         slot = _find_canonical_slot(tree[path], family, counted=counted)
         if slot is not None:
             moves += [
@@ -200,18 +200,18 @@ def from_keras(optimizer: StoredOptimizer) -> OptimizerMoves:
         for name, path in own.items()
         if isinstance(tree[path], Leaf)
     ]
-    powers = _find_beta_powers(optimizer, mine, found) if family is ADAM else {}
+    powers = _find_beta_powers(optimizer, mine, slots) if family is ADAM else {}
     # Entries that TensorFlow 1 computes from the update count contain no further information.
     moves += () if counted else _move_step_count(optimizer, powers)
     stepped = any(move.target == schema.canonical_setting_path(optimizer.name, "step") for move in moves)
     consumed = set(powers.values() if stepped else ())
     for path in mine.values() if family is ADAM else ():
         # Zeros that Keras 2 stores as maxima of an Adam without amsgrad (formats/keras_tree.py).
-        leaf, held = tree[path], tree.containers.get(path[:1])
-        off = held is not None and isinstance(held.state, dict) and held.state.get("amsgrad") is False
+        leaf, node = tree[path], tree.containers.get(path[:1])
+        off = node is not None and isinstance(node.state, dict) and node.state.get("amsgrad") is False
         if off and isinstance(leaf, Leaf) and (leaf.role, leaf.shape) == ("other", (1,)):
             consumed.add(path)
-    named = any(_tf1_class(tree[path]) for path in found)
+    named = any(_tf1_class(tree[path]) for path in slots)
     guessed = optimizers.SAME_SLOTS.get(family.name) if kind is None and of and not named else None
     assumed = (
         f"{optimizer.name} is {family.name}, by its slots: the checkpoint does not name its class, and "
@@ -234,9 +234,9 @@ def _stored_class(tree: Tree, mine: Mapping[Name, Path]) -> str | None:
     """Return the class in lower case: by the configuration, a variable of that class only, or a name."""
     own = {name[0]: path for name, path in mine.items() if len(name) == 1}
     for path in own.values():
-        held = tree.containers.get(path[:-1])
-        if held is not None and held.kind == "module" and held.name and _is_class(held.name.lower()):
-            return held.name.lower()
+        node = tree.containers.get(path[:-1])
+        if node is not None and node.kind == "module" and node.name and _is_class(node.name.lower()):
+            return node.name.lower()
     only = (optimizers.OWN_VARIABLES[name] for name in own if name in optimizers.OWN_VARIABLES)
     return next(only, None) or keras_class(tree[path] for path in mine.values())
 
@@ -247,9 +247,9 @@ def keras_class(leaves: Iterable[Leaf | ValueLeaf]) -> str | None:
     Keras 3 names all variables after it (`adam_1/iteration`), 2.11 to 2.15 only the slots
     (`AdamW/m/dense/kernel`).
     """
-    found = [leaf for leaf in leaves if isinstance(leaf, Leaf) and leaf.name]
-    found.sort(key=lambda leaf: leaf.role != "counter")
-    firsts = (str(leaf.name).split("/")[0].lower() for leaf in found)
+    named = [leaf for leaf in leaves if isinstance(leaf, Leaf) and leaf.name]
+    named.sort(key=lambda leaf: leaf.role != "counter")
+    firsts = (str(leaf.name).split("/")[0].lower() for leaf in named)
     names = (re.sub(r"_\d+$", "", first).replace("_", "") for first in firsts)
     return next(filter(_is_class, names), None)
 
@@ -281,11 +281,11 @@ def _find_canonical_slot(
     kind = leaf.slot if isinstance(leaf, Leaf) else None
     if family is ADAMAX and kind == "v":
         kind = "u"  # the name of the maximum in tf_keras/src/optimizers/legacy/adamax.py
-    found = next((ours for ours, theirs in family.keras_slots.items() if theirs.keras == kind), None)
+    canonical = next((target for target, spec in family.keras_slots.items() if spec.keras == kind), None)
     # Keras counts updates in every optimizer; in TensorFlow 1 and Sonnet, momentum has no count.
-    if found == VELOCITY and family is SGD and (not counted or _tf1_class(leaf) == SGD.tf1):
+    if canonical == VELOCITY and family is SGD and (not counted or _tf1_class(leaf) == SGD.tf1):
         return BUFFER
-    return found
+    return canonical
 
 
 def _match_by_order(path: Path, slot: Leaf, optimizer: StoredOptimizer) -> Path | None:
@@ -329,7 +329,7 @@ class CanonicalOptimizer:
             str(path[1].value) for path in own if len(path) > 2 and path[1].value in schema.SLOTS
         )
         names = [str(path[1].value) for path in own if path[1].value not in schema.SLOTS]
-        self.settings = tuple(dict.fromkeys((*names, *(each.partition("/")[0] for each in settings))))
+        self.settings = tuple(dict.fromkeys((*names, *(setting.partition("/")[0] for setting in settings))))
         # The class after which the agent's variables are named.
         cls = keras_class(leaf for path, leaf in agent.items() if path[0] == attr(name))
         by_slots, by_class = optimizers.find_family(self.slots), optimizers.find_class(cls)
@@ -403,7 +403,7 @@ class CanonicalOptimizer:
         """Return a slot for every weight, in float64; zeros, as in a new optimizer, if there is none."""
         import numpy as np
 
-        found = []
+        arrays = []
         for weight in weights:
             leaf, owner = (
                 self.agent.get(schema.canonical_slot_path(self.name, slot, weight)),
@@ -417,8 +417,8 @@ class CanonicalOptimizer:
                     found=str(leaf.shape),
                 )
             array = leaf.array().astype(np.float64) if isinstance(leaf, Leaf) else np.zeros(shape)
-            found.append(array * factor)
-        return tuple(found)
+            arrays.append(array * factor)
+        return tuple(arrays)
 
     def assumed(self, setting: str) -> str:
         """Return the sentence that a default was used."""
@@ -499,7 +499,7 @@ def read_parameter_groups(mine: Mapping[Name, Path], tree: Tree) -> tuple[Parame
         if name[0] == "param_groups" and len(name) > 2:
             kind = name[2] if name[2] in ("params", "param_names") else "settings"
             groups.setdefault(name[1], {}).setdefault(kind, []).append(("/".join(name[2:]), path))
-    found = []
+    result = []
     for own in groups.values():
         paths, names = ([path for _, path in own.get(kind, ())] for kind in ("params", "param_names"))
         numbers = [str(leaf.value) for path in paths if isinstance(leaf := tree[path], ValueLeaf)]
@@ -507,22 +507,22 @@ def read_parameter_groups(mine: Mapping[Name, Path], tree: Tree) -> tuple[Parame
             return None
         named = dict(zip(numbers, names, strict=True)) if names else {}
         members = dict(zip(numbers, paths, strict=True))
-        found.append(ParameterGroup(dict(own.get("settings", ())), members, named))
-    return tuple(found)
+        result.append(ParameterGroup(dict(own.get("settings", ())), members, named))
+    return tuple(result)
 
 
 def slot_shapes(mine: Mapping[Name, Path], tree: Tree) -> dict[str, set[Shape]]:
     """Return the shapes of each parameter's slots by its number, which show its place in the network."""
-    found: dict[str, set[Shape]] = {}
+    shapes: dict[str, set[Shape]] = {}
     for name, path in mine.items():
         leaf = tree[path]
         if name[0] == "state" and len(name) == 3 and name[2] != "step" and isinstance(leaf, Leaf):
-            found.setdefault(name[1], set()).add(leaf.shape)
-    return found
+            shapes.setdefault(name[1], set()).add(leaf.shape)
+    return shapes
 
 
 def _merge_chains(
-    chains: Sequence[Sequence[_Item]], place: Callable[[_Item, int], list[_Part] | None]
+    chains: Sequence[Sequence[_Item]], extend: Callable[[_Item, int], list[_Part] | None]
 ) -> list[_Part] | None:
     """Return the only merge of chains, each of which keeps its order; None if none fits.
 
@@ -535,7 +535,7 @@ def _merge_chains(
         after: dict[tuple[int, ...], tuple[int, list[_Part]]] = {}
         for used, (count, order) in ways.items():
             for n, chain in enumerate(chains):
-                parts = place(chain[used[n]], len(order)) if used[n] < len(chain) else None
+                parts = extend(chain[used[n]], len(order)) if used[n] < len(chain) else None
                 if parts is not None:
                     now = (*used[:n], used[n] + 1, *used[n + 1 :])
                     after[now] = after.get(now, (0, order))[0] + count, [*order, *parts]
@@ -593,15 +593,15 @@ def _match_by_name(
     groups: Sequence[ParameterGroup], weights: Sequence[Path], tree: Tree
 ) -> dict[str, Path] | None:
     left = {tree.names[weight]: weight for weight in weights}
-    found = {}
-    for number, path in (each for group in groups for each in group.named.items()):
+    paths = {}
+    for number, path in (item for group in groups for item in group.named.items()):
         leaf = tree[path]
         name = str(leaf.value).replace(".", "/") if isinstance(leaf, ValueLeaf) else ""
-        fits = [each for each in left if each == name or each.endswith(f"/{name}")]
+        fits = [candidate for candidate in left if candidate == name or candidate.endswith(f"/{name}")]
         if len(fits) != 1:
             return None
-        found[number] = left.pop(fits[0])
-    return found
+        paths[number] = left.pop(fits[0])
+    return paths
 
 
 def from_torch(optimizer: StoredOptimizer) -> OptimizerMoves:
@@ -628,8 +628,8 @@ def from_torch(optimizer: StoredOptimizer) -> OptimizerMoves:
     moves: list[Move] = []
     of: dict[Path, Path] = {}
     for number, weight in order.items():
-        for theirs, slot in family.torch_slots.items():
-            path = mine.get(("state", number, theirs))
+        for torch_name, slot in family.torch_slots.items():
+            path = mine.get(("state", number, torch_name))
             if path is None:
                 continue
             # An old SGD without momentum stores None, which is read like a setting.
@@ -638,7 +638,7 @@ def from_torch(optimizer: StoredOptimizer) -> OptimizerMoves:
             moves += [
                 Move(
                     path,
-                    schema.canonical_slot_path(optimizer.name, slot if stored else theirs, target),
+                    schema.canonical_slot_path(optimizer.name, slot if stored else torch_name, target),
                     rule if stored else KEEP,
                 )
                 for target, rule in targets[weight]
@@ -673,9 +673,9 @@ def _move_settings(
             yield Move(path, schema.canonical_slot_path(optimizer.name, entry, target), rule)
 
     canonical = family.torch_settings
-    for theirs in dict.fromkeys(each for group in groups for each in group.settings):
-        ours = canonical.get(theirs, theirs)
-        paths = [group.settings.get(theirs) for group in groups]
+    for stored in dict.fromkeys(setting for group in groups for setting in group.settings):
+        ours = canonical.get(stored, stored)
+        paths = [group.settings.get(stored) for group in groups]
         leaves = [optimizer.tree[path] if path is not None else None for path in paths]
         values = {repr(leaf.value) if isinstance(leaf, ValueLeaf) else None for leaf in leaves}
         agree = len(paths) == 1 or (len(values) == 1 and None not in values)
@@ -722,12 +722,12 @@ def find_only_order(
     def place(item: Any, at: int) -> list[int] | None:
         if not isinstance(item, dict):
             return [item] if at < len(wanted) and parameters[item][1] == wanted[at] else None
-        own = {name: each for name, each in item.items() if isinstance(name, str)}
-        inner = {name[0]: each for name, each in item.items() if not isinstance(name, str)}
-        first = _merge_chains(_parameter_chains(own), lambda each, n: place(each, at + n))
+        own = {name: part for name, part in item.items() if isinstance(name, str)}
+        inner = {name[0]: part for name, part in item.items() if not isinstance(name, str)}
+        first = _merge_chains(_parameter_chains(own), lambda number, n: place(number, at + n))
         chains = _submodule_chains(inner, numbered=numbered)
         start = at + len(own)
-        rest = None if first is None else _merge_chains(chains, lambda each, n: place(each, start + n))
+        rest = None if first is None else _merge_chains(chains, lambda number, n: place(number, start + n))
         return None if first is None or rest is None else [*first, *rest]
 
     try:
@@ -743,8 +743,8 @@ def _parameter_chains(own: Mapping[str, int]) -> list[list[int]]:
         recurrent = _RECURRENT.fullmatch(name)
         if recurrent is not None:
             kind, gate, layer, reverse = recurrent.groups()
-            place = (int(layer), bool(reverse), gate == "hr", kind == "bias", gate == "hh")
-            chains.setdefault("recurrent", []).append((place, number))
+            rank = (int(layer), bool(reverse), gate == "hr", kind == "bias", gate == "hh")
+            chains.setdefault("recurrent", []).append((rank, number))
         else:
             chains.setdefault(name.replace("bias", "weight"), []).append((("bias" in name,), number))
     return [[number for _, number in sorted(chain)] for chain in chains.values()]
@@ -827,7 +827,7 @@ def bind_torch_optimizers(
         # The optimizer's name may refer to a network, and no optimizer trains copies.
         called = [fit for fit in fits if _words(fit[0]) == _words(title)]
         trained = [fit for fit in fits if not _words(fit[0]) & _COPIES]
-        chosen = next((each[0] for each in (fits, called, trained) if len(each) == 1), None)
+        chosen = next((candidates[0] for candidates in (fits, called, trained) if len(candidates) == 1), None)
         if chosen is None:
             fitting = abbreviate_list([name for name, _, _ in fits], 3)
             why = f"fit several networks ({fitting})" if fits else "match the parameters of no network"
@@ -864,8 +864,8 @@ def _words(name: str) -> frozenset[str]:
 
 def _is_sorted(tree: Tree, own: tuple[Path, ...]) -> bool:
     """Whether a plain dict contains a network's parameters sorted by name, as safetensors writes them."""
-    held = tree.containers.get(own[0][:-1]) if own else None
-    if held is not None and held.kind != "dict":
+    container = tree.containers.get(own[0][:-1]) if own else None
+    if container is not None and container.kind != "dict":
         return False
     by_type: dict[str, list[str]] = {}
     for path in own:
@@ -887,8 +887,8 @@ class _TorchOptimizer:
         shapes = slot_shapes(mine, tree)
         self.shapes = [shapes.get(number, set()) for number in numbers]
         # The shape of every parameter, None unless each has slots of one shape.
-        sure = bool(self.groups) and all(len(each) == 1 for each in self.shapes)
-        self.wanted = [shape for each in self.shapes for shape in each] if sure else None
+        sure = bool(self.groups) and all(len(shape) == 1 for shape in self.shapes)
+        self.wanted = [shape for group in self.shapes for shape in group] if sure else None
 
     def fits(self, networks: Iterable[tuple[str, tuple[Path, ...]]]) -> Iterator[_Fit]:
         """Yield the networks whose parameters are those of the groups, with the state bound to them."""
@@ -917,7 +917,7 @@ class _TorchOptimizer:
             (tuple(str(path[-1].value).split(".")), leaf.shape)
             for path, leaf in zip(own, leaves, strict=True)
         ]
-        orders = (find_only_order(parameters, self.wanted, numbered=each) for each in (False, True))
+        orders = (find_only_order(parameters, self.wanted, numbered=flag) for flag in (False, True))
         order = next(filter(None, orders), None)
         return None if order is None else tuple(own[number] for number in order)
 
@@ -937,11 +937,11 @@ class _TorchOptimizer:
                 yield name, first
 
 
-def _match_shapes(wanted: Sequence[Shape], own: Sequence[tuple[Path, Shape]]) -> tuple[Path, ...] | None:
+def _match_shapes(shapes: Sequence[Shape], own: Sequence[tuple[Path, Shape]]) -> tuple[Path, ...] | None:
     """Return the earliest parameters with these shapes in this order, None if there are none."""
     left = iter(own)
-    found = tuple(next((path for path, other in left if other == shape), None) for shape in wanted)
-    return tuple(path for path in found if path is not None) if None not in found else None
+    paths = tuple(next((path for path, other in left if other == shape), None) for shape in shapes)
+    return tuple(path for path in paths if path is not None) if None not in paths else None
 
 
 @dataclass(frozen=True, slots=True)

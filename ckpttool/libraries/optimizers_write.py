@@ -141,7 +141,7 @@ class KerasOptimizerWriter(_OptimizerWriter):
     @property
     def slots(self) -> tuple[str, ...]:
         """The slots that Keras's optimizer has with these settings, in its order."""
-        return tuple(each.name for each in self.family.specs if self._exists(each))
+        return tuple(spec.name for spec in self.family.specs if self._exists(spec))
 
     def _exists(self, spec: SlotSpec) -> bool:
         if spec.name == VELOCITY:
@@ -154,7 +154,7 @@ class KerasOptimizerWriter(_OptimizerWriter):
         known, arguments = self.known, self.family.arguments
         # Defaults of the source's library that Keras's class does not share.
         own = {name: default.value for name, default in self.family.defaults.items()}
-        foreign = {n for n, each in known.defaults.items() if n in own and each.value != own[n]}
+        foreign = {n for n, default in known.defaults.items() if n in own and default.value != own[n]}
         names = [n for n in arguments if n not in FLAGS and (known.has(n) or n in foreign)]
         # Keras refuses integers where it expects a float.
         shown = [f"{name}={float(v) if isinstance(v := known.value(name), int) else v}" for name in names]
@@ -186,8 +186,8 @@ class KerasOptimizerWriter(_OptimizerWriter):
             self._put(path, source, rule, ToTensor(dtype).leaf(value))
         for weight in self.weights:
             sources = {slot: self._stored(slot, weight) for slot in slots}
-            begun = any(sources.values())  # torch has no moments without a gradient
-            without += not begun
+            has_state = any(sources.values())  # torch has no moments without a gradient
+            without += not has_state
             for slot, source in sources.items():
                 path = self._moment(slot, weight.target)
                 labels[path] = self._label(slot, weight.target)
@@ -195,7 +195,7 @@ class KerasOptimizerWriter(_OptimizerWriter):
                     scale, exact = self._rescaled(source, weight, VELOCITY)
                     self._moves.append(Move(source, path, compose_rules(scale, weight.rule)))
                     unscaled += [] if exact else [display(path)]
-                elif family.zeros and (slot in zeros or not begun):
+                elif family.zeros and (slot in zeros or not has_state):
                     self._added[path] = self._zeros(weight)
                 else:
                     lost.append(display(path))
@@ -325,9 +325,9 @@ class KerasOptimizerWriter(_OptimizerWriter):
         known, name, cls = self.known, self.name, self.family.name
         if self.constructor is not None:
             yield f"{name}: restore into {self.constructor}"
-        paths, ours = {path for _, path in kept}, {*self.family.torch_settings.values()}
+        paths, known_settings = {path for _, path in kept}, {*self.family.torch_settings.values()}
         for setting in dict.fromkeys(str(path[1].value) for _, path in known.flat() if path not in paths):
-            if setting in ours:
+            if setting in known_settings:
                 yield f"{name}: Keras's {cls} does not support {setting}; {WITHOUT}"
         if self.plain:
             yield f"{name}: exclude from weight decay: {', '.join(map(display, self.plain))}"
@@ -369,33 +369,33 @@ class TorchOptimizerWriter(_OptimizerWriter):
         for move in weights:
             places.setdefault(move.target, []).append(move)
         self.groups = self._make_groups(list(places.values()))
-        self.parameters = [each for group in self.groups for each in group]
-        self.moments = [list(self._slots(each)) for each in self.parameters]
+        self.parameters = [parameter for group in self.groups for parameter in group]
+        self.moments = [list(self._slots(parameter)) for parameter in self.parameters]
         # torch has no state before the first update, and none for parameters without a gradient.
         self.started = any(self.moments)
         self._step = schema.canonical_setting_path(self.name, "step")
         self._counted = self._step in self.agent
         self._uncounted = self.family.counts and not self.family.uses_count and not self._counted
         # Whether the groups list parameter names: several do, unless the source's groups had none.
-        named = all(self.known.has(schema.NAMES, each[0].source) for each in self.parameters)
-        grouped = any(self.known.has(schema.GROUP, each[0].source) for each in self.parameters)
+        named = all(self.known.has(schema.NAMES, parameter[0].source) for parameter in self.parameters)
+        grouped = any(self.known.has(schema.GROUP, parameter[0].source) for parameter in self.parameters)
         self._named = named or (len(self.groups) > 1 and not grouped)
 
     def _make_groups(self, parameters: Sequence[_Parameter]) -> list[list[_Parameter]]:
         """Return the groups: as in the source if known, else one per set of settings."""
         known = self.known
         names = [name for name in known.settings if name not in (*PLACES, "step") and not is_state(name)]
-        marks = [known.value(schema.GROUP, each[0].source) for each in parameters]
-        values = [tuple(repr(known.value(name, each[0].source)) for name in names) for each in parameters]
+        marks = [known.value(schema.GROUP, parameter[0].source) for parameter in parameters]
+        values = [tuple(repr(known.value(name, param[0].source)) for name in names) for param in parameters]
         numbered = all(isinstance(mark, int) for mark in marks)
         fits = numbered and len(set(zip(marks, values, strict=True))) == len(set(marks))
-        found: dict[object, list[_Parameter]] = {}
-        for each, mark, own in zip(parameters, marks, values, strict=True):
-            found.setdefault(mark if fits else own, []).append(each)
-        order = sorted(found, key=lambda mark: int(str(mark))) if fits else list(found)
-        groups = [found[mark] for mark in order]
+        by_settings: dict[object, list[_Parameter]] = {}
+        for parameter, mark, own in zip(parameters, marks, values, strict=True):
+            by_settings.setdefault(mark if fits else own, []).append(parameter)
+        order = sorted(by_settings, key=lambda mark: int(str(mark))) if fits else list(by_settings)
+        groups = [by_settings[mark] for mark in order]
         for group in groups:
-            group.sort(key=lambda each: known.number(schema.NUMBER, each[0].source) or 0.0)
+            group.sort(key=lambda parameter: known.number(schema.NUMBER, parameter[0].source) or 0.0)
         return groups
 
     def plan(self, place: Path | None = None) -> Plan:
@@ -418,11 +418,11 @@ class TorchOptimizerWriter(_OptimizerWriter):
             if self._named:
                 containers[*at, key("param_names")] = _LIST
             self._write_settings(group[0][0].source, at)
-            for position, each in enumerate(group):
+            for position, member in enumerate(group):
                 self._added[*at, key("params"), index(position)] = ValueLeaf(count)
                 count += 1
                 if self._named:
-                    weight, target = each[0].source, each[0].target
+                    weight, target = member[0].source, member[0].target
                     source = self.known.source(schema.NAMES, weight)
                     known = None if source else self.known.value(schema.NAMES, weight)
                     name = ValueLeaf(known or ".".join(str(step.value) for step in target[1:]))
@@ -442,8 +442,8 @@ class TorchOptimizerWriter(_OptimizerWriter):
 
     def _write_settings(self, weight: Path, at: Path) -> None:
         known = self.known
-        for setting, theirs in self._list_settings(weight):
-            name, _, position = theirs.partition("/")
+        for setting, stored in self._list_settings(weight):
+            name, _, position = stored.partition("/")
             target = (*at, key(name), *((index(int(position)),) if position else ()))
             rule = ToValue(exact=known.exact(setting, weight))
             source = known.source(setting, weight)
@@ -452,7 +452,7 @@ class TorchOptimizerWriter(_OptimizerWriter):
     def _list_settings(self, weight: Path) -> list[tuple[str, str]]:
         """Return a group's settings by canonical and torch's names: torch's own, then other known ones."""
         known, listed = self.known, list_torch_settings()
-        own = {ours: theirs for theirs, ours in self.family.torch_settings.items()}
+        own = {canonical: stored for stored, canonical in self.family.torch_settings.items()}
         others = [
             name
             for name in known.settings
@@ -470,25 +470,25 @@ class TorchOptimizerWriter(_OptimizerWriter):
             stored = source is not None and isinstance(self.agent[source], Leaf)
             zero = ToTensor("float32").leaf(ValueLeaf(0, "counter"))
             self._put((*at, key("step")), source, Cast("float32") if stored else ToTensor("float32"), zero)
-        for theirs, weight, source in moments:
+        for torch_name, weight, source in moments:
             if not self._lacks_rate(source, weight):
                 rule = compose_rules(weight.rule, self._rescaled(source, weight, BUFFER)[0])
-                self._moves.append(Move(source, (*at, key(theirs)), rule))
+                self._moves.append(Move(source, (*at, key(torch_name)), rule))
         # An old SGD without momentum stores None.
-        for theirs in self.family.torch_slots:
-            source = schema.canonical_slot_path(self.name, theirs, parameter[0].source)
+        for slot in self.family.torch_slots:
+            source = schema.canonical_slot_path(self.name, slot, parameter[0].source)
             if source in self.agent:
-                self._moves.append(Move(source, (*at, key(theirs)), KEEP))
-            elif self.known.has(theirs, parameter[0].source):
-                self._added[*at, key(theirs)] = ValueLeaf(None)
+                self._moves.append(Move(source, (*at, key(slot)), KEEP))
+            elif self.known.has(slot, parameter[0].source):
+                self._added[*at, key(slot)] = ValueLeaf(None)
 
     def _slots(self, parameter: _Parameter) -> Iterator[tuple[str, Move, Path]]:
         """Yield a parameter's moments: torch's name, the weight's move, and where the agent stores it."""
-        for theirs, slot in self.family.torch_slots.items():
+        for stored, slot in self.family.torch_slots.items():
             for weight in parameter:
                 source = self._stored(slot, weight)
                 if source is not None:
-                    yield theirs, weight, source
+                    yield stored, weight, source
 
     def _lacks_rate(self, source: Path, weight: Move) -> bool:
         """Return whether the learning rate in gradient sums is unknown, or changes with every update."""
@@ -504,7 +504,7 @@ class TorchOptimizerWriter(_OptimizerWriter):
     def _decays_beside(self) -> list[float]:
         """The decoupled decay rates that PyTorch's class does not support: only Adam's does."""
         rates = set()
-        for weight in (each[0].source for each in self.parameters if self.family is not ADAM):
+        for weight in (parameter[0].source for parameter in self.parameters if self.family is not ADAM):
             rate = self.known.number(_DECAY, weight)
             # Without momentum both subtract rate * decay * weight.
             plain = self.family is SGD and self.known.idle(weight)
@@ -520,17 +520,17 @@ class TorchOptimizerWriter(_OptimizerWriter):
                 silent = setting in _SILENT or known.certain.get(setting)
                 if setting in known.defaults and not silent and not known.has(setting, weight):
                     yield known.assumed(setting)
-        without = sum(not each for each in self.moments)
+        without = sum(not moment for moment in self.moments)
         if self.started and without:
             yield f"{self.name} never updated {without} of {len(self.parameters)} parameters"
 
     def _missing(self) -> Iterator[str]:
         """Yield the moments that other weights of the network have and one lacks, and unknown scales."""
         family, known = self.family, self.known
-        wanted = dict.fromkeys((*family.always, *(s for s in family.slots if s in known.slots)))
+        required = dict.fromkeys((*family.always, *(s for s in family.slots if s in known.slots)))
         for number, parameter in enumerate(self.parameters):
             for weight in parameter if self.moments[number] or not family.zeros else ():
-                for slot in wanted:
+                for slot in required:
                     source = self._stored(slot, weight)
                     if source is None or self._lacks_rate(source, weight):
                         yield f"{self.name}/state/{number}/{family.torch_slot(slot)}"
@@ -578,14 +578,14 @@ class TorchOptimizerWriter(_OptimizerWriter):
             )
         if self.started and self._uncounted:
             yield f"{name}: its update count is not stored; {cls} does not use it"
-        scaled = [(source, weight) for each in self.moments for _, weight, source in each]
-        if any(self._lacks_rate(*each) for each in scaled):
+        scaled = [(source, weight) for moment in self.moments for _, weight, source in moment]
+        if any(self._lacks_rate(*moment) for moment in scaled):
             yield f"{name}: its velocity includes the learning rate, which " + (
                 f"changes with every update; {WITHOUT}"
                 if decay
                 else f"is unknown; pass --optimizer {name}/learning_rate=..."
             )
-        elif any(self._rescaled(*each, BUFFER)[0] != KEEP for each in scaled):
+        elif any(self._rescaled(*moment, BUFFER)[0] != KEEP for moment in scaled):
             yield f"{name}: momentum is divided by the learning rate, with rounding"
 
 

@@ -232,9 +232,9 @@ class ProgramBuilder:
             result = rule(self, node, *operands)
             if result is not None:
                 return result
-        for place, name in enumerate(node.inputs):
-            if is_fragment(operands[place]):
-                self.values[name] = operands[place] = self.whole_layer(operands[place])
+        for index, name in enumerate(node.inputs):
+            if is_fragment(operands[index]):
+                self.values[name] = operands[index] = self.whole_layer(operands[index])
         # The number of observations is only used in shapes.
         if node.op not in ("Reshape", "Expand") and any(getattr(one, "counts", False) for one in operands):
             return None
@@ -467,7 +467,7 @@ def _combine(b: ProgramBuilder, node: OperatorNode, one: Any, two: Any) -> Any:
     left, right = _as_terms(b, one, part.of), _as_terms(b, two, part.of)
     if left is None or right is None:
         return None
-    epsilon = max(each.epsilon for each in (one, two) if isinstance(each, PartialLayer))
+    epsilon = max(term.epsilon for term in (one, two) if isinstance(term, PartialLayer))
     terms = None if _is_whole(part.terms, node.op) else _TERMS[node.op](left, right)
     if terms is None:
         return None
@@ -983,13 +983,13 @@ def _reshape(b: ProgramBuilder, node: OperatorNode, flow: Any, target: Any) -> A
         sizes = [extents[axis] if size == 0 else size for axis, size in enumerate(sizes)]
     width = math.prod(flow.shape)
     if -1 in sizes:
-        place, known = sizes.index(-1), math.prod(size for size in sizes if size not in (-1, BATCH))
-        if BATCH not in sizes and known == width and place < len(sizes) - 1:
-            sizes[place] = BATCH
+        unknown, known = sizes.index(-1), math.prod(size for size in sizes if size not in (-1, BATCH))
+        if BATCH not in sizes and known == width and unknown < len(sizes) - 1:
+            sizes[unknown] = BATCH
         else:
             if BATCH not in sizes and sizes[0] in (1, b.batch):
                 known, sizes[0] = known // sizes[0], BATCH
-            sizes[place] = width // known
+            sizes[unknown] = width // known
     if BATCH not in sizes:
         # A graph for one observation, or for a fixed number of them, may state that number.
         places = [
@@ -1071,7 +1071,7 @@ def _cell(b: ProgramBuilder, node: OperatorNode, *operands: Any) -> Any:
     starts = (hidden, cell) if lstm else (hidden,)
     if not plain or lengths is not None or peephole is not None or flow.ones != (0,) or len(flow.shape) != 1:
         return None
-    names = {len(b.inputs) + place: name for place, name in enumerate(b.states)}
+    names = {len(b.inputs) + index: name for index, name in enumerate(b.states)}
     states = [names.get(one.number) if isinstance(one, ProgramValue) else None for one in starts]
     gates, units = 4 if lstm else 3, recurrent.array.shape[2]
     shapes = ((1, gates * units, flow.shape[0]), (1, gates * units, units))

@@ -108,18 +108,20 @@ def find_root(names: Sequence[Name], components: Mapping[str, str], *, rooted: b
 
     `rooted` allows one object between the top and the components, as in `Checkpoint(policy=agent)`.
     """
-    found: dict[Name, set[str]] = {}
-    theirs = {tuple(name.split("/")) for alternatives in components for name in alternatives.split("+")}
-    lengths = {len(name) for name in theirs}
+    components_by_root: dict[Name, set[str]] = {}
+    component_names = {
+        tuple(name.split("/")) for alternatives in components for name in alternatives.split("+")
+    }
+    lengths = {len(name) for name in component_names}
     for segments in names:
         for depth in range(2 if rooted else 1):
             for length in lengths:
                 stop = depth + length
-                if len(segments) > stop and segments[depth:stop] in theirs:
-                    found.setdefault(segments[:depth], set()).add("/".join(segments[depth:stop]))
-    if not found:
+                if len(segments) > stop and segments[depth:stop] in component_names:
+                    components_by_root.setdefault(segments[:depth], set()).add("/".join(segments[depth:stop]))
+    if not components_by_root:
         return None
-    return max(found, key=lambda root: (len(found[root]), -len(root)))
+    return max(components_by_root, key=lambda root: (len(components_by_root[root]), -len(root)))
 
 
 def group_layers(
@@ -130,13 +132,13 @@ def group_layers(
     With `matrices` a separate torch weight with two axes is a dense layer without a bias.
     """
     groups: dict[Name, dict[str, NamedLeaf]] = {}
-    seen: set[tuple[Path, str]] = set()
+    keys: set[tuple[Path, str]] = set()
     for entry in found:
         # A tensor's other names only count in components (of critics: Q-functions) without its own name.
         first = entry.segments[cut]
-        place = (entry.path, first if _QS.fullmatch(first) else "")
-        if entry.leaf.role in ("parameter", "buffer") and place not in seen:
-            seen.add(place)
+        layer_key = (entry.path, first if _QS.fullmatch(first) else "")
+        if entry.leaf.role in ("parameter", "buffer") and layer_key not in keys:
+            keys.add(layer_key)
             groups.setdefault(entry.segments[cut:-1], {})[entry.segments[-1]] = entry
     dense = SPELLING[framework, "dense"]
     kinds = {
@@ -172,9 +174,9 @@ def _sort_layers(stored: list[ComponentLayer]) -> tuple[ComponentLayer, ...]:
     return tuple(placed)
 
 
-def _rank_key(found: Sequence[ComponentLayer]) -> Callable[[ComponentLayer], tuple[int, ...]]:
+def _rank_key(layers: Sequence[ComponentLayer]) -> Callable[[ComponentLayer], tuple[int, ...]]:
     siblings: dict[Name, dict[str, int]] = {}
-    for module in found:
+    for module in layers:
         for depth, segment in enumerate(module.name):
             names = siblings.setdefault(module.name[:depth], {})
             names.setdefault(segment, len(names))
@@ -242,14 +244,14 @@ def _find_chains(
     `extra` values more.
     """
     owners = [name[:-1] for name in names]
-    found: list[tuple[int, ...]] = []
+    chains: list[tuple[int, ...]] = []
     stack: list[tuple[int, ...]] = [(n,) for n in range(len(names) - 1, -1, -1) if not before.get(n)]
     tries = 0
-    while stack and len(found) < 2 and tries < _TRIES:
+    while stack and len(chains) < 2 and tries < _TRIES:
         tries += 1
         done = stack.pop()
         if len(done) == len(names):
-            found.append(done)
+            chains.append(done)
             continue
         width = widths[done[-1]][1]
         for n in range(len(names) - 1, -1, -1):
@@ -260,7 +262,7 @@ def _find_chains(
             if fits and before.get(n, frozenset()) <= frozenset(done):
                 stack.append((*done, n))
     # An order is the only one if all were tried.
-    return found * 2 if stack and len(found) == 1 else found
+    return chains * 2 if stack and len(chains) == 1 else chains
 
 
 def _number(name: Name) -> int | None:
@@ -285,7 +287,7 @@ def split_critic(found: tuple[ComponentLayer, ...]) -> tuple[tuple[ComponentLaye
     starts = [[m.width_in for m in group if m.width_in is not None][:1] for group in by_owner.values()]
     # A trunk and a head are separate modules but parts of one Q-function. Quantile Q-functions have equal
     # input and output sizes.
-    alike = ends[:1] != [[]] and all(each[:1] * len(each) == each for each in (ends, starts))
+    alike = ends[:1] != [[]] and all(names[:1] * len(names) == names for names in (ends, starts))
     if len(by_owner) > 1 and (all(end == [1] for end in ends) or alike):
         return tuple(tuple(group) for group in by_owner.values())
     chains: list[list[ComponentLayer]] = [[]]
@@ -303,12 +305,12 @@ def is_connected(chain: Sequence[ComponentLayer], extra: int | None) -> bool:
     """
     width: int | None = None
     for module in chain:
-        taken = module.width_in
-        if taken is None:
+        inputs = module.width_in
+        if inputs is None:
             if module.width_norm != width:
                 return False
             continue
-        if width is not None and taken != width and (extra is None or taken != width + extra):
+        if width is not None and inputs != width and (extra is None or inputs != width + extra):
             return False
         width = module.width_out
     return width is not None
@@ -349,7 +351,7 @@ def _is_chain(chain: Sequence[ComponentLayer], streams: Sequence[tuple[str, int]
 
 def _name_streams(named: AgentNetwork, chain: Sequence[ComponentLayer], streams: Streams) -> AgentNetwork:
     """Return the network with names whose alphabetical order is that of its layers."""
-    stored = {ours: theirs for theirs, ours in _INPUTS.items()}
+    stored = {canonical: input_ for input_, canonical in _INPUTS.items()}
     owners: list[Name] = [(ENCODERS, stored[name]) for name, count in streams for _ in range(count)]
     rest = chain[len(owners) :]
     owners += [(JOINED,), *((JOINED if b.width_in != a.width_out else OUTPUT,) for a, b in pairwise(rest))]
@@ -447,13 +449,13 @@ class LayoutTable:
 
 def bind(tree: Tree, table: LayoutTable) -> RecognizedAgent | None:
     """Return the recognised agent, or None if the tree does not have this layout."""
-    found = tuple(list_leaves(tree))
-    root = find_root([entry.segments for entry in found], table.components, rooted=table.rooted)
+    leaves = tuple(list_leaves(tree))
+    root = find_root([entry.segments for entry in leaves], table.components, rooted=table.rooted)
     if root is None:
         return None
-    single = _move_named_tensors(found, root, table)
+    single = _move_named_tensors(leaves, root, table)
     placed = {move.source for move in single}
-    parts, moves, refused = _collect_networks([e for e in found if e.path not in placed], root, table)
+    parts, moves, refused = _collect_networks([e for e in leaves if e.path not in placed], root, table)
     if not parts:
         return None
     moves += single
@@ -466,7 +468,11 @@ def bind(tree: Tree, table: LayoutTable) -> RecognizedAgent | None:
         # first.
         if table.joined or move.source not in weights:
             weights.setdefault(move.source, []).append(move)
-    state = [each for name in table.optimizers if (each := _move_optimizer(tree, root, table, name, weights))]
+    state = [
+        optimizer
+        for name in table.optimizers
+        if (optimizer := _move_optimizer(tree, root, table, name, weights))
+    ]
     moves += tuple(move for found_state in state for move in found_state.moves)
     moves += tuple(move for move in _move_counters(tree, root, table) if move.source not in placed)
     notes = tuple(found_state.note for found_state in state if found_state.note)
@@ -480,7 +486,7 @@ def bind(tree: Tree, table: LayoutTable) -> RecognizedAgent | None:
         moves=MoveList(moves, (), notes),
         parts=parts,
         facts=table.facts,
-        unplaced=_list_unplaced(found, root, table, moves) | refused,
+        unplaced=_list_unplaced(leaves, root, table, moves) | refused,
         consumed=frozenset().union(*(found_state.consumed for found_state in state), repeated),
         evidence=f"{'/'.join(root)}/ has {networks}" if root else networks,
         of={slot: owner for found_state in state for slot, owner in (found_state.of or {}).items()},
@@ -511,7 +517,7 @@ def bind_means(
         return bind_plain(tree)
     if sources.keys() & tree.keys():  # two tensors of one name
         return None
-    places = {path: place for place, path in sources.items()}
+    places = {path: target for target, path in sources.items()}
     kept = {places.get(path, path): leaf for path, leaf in tree.items() if path not in unused}
     binding = bind_plain(Tree(kept, tree.aliases, tree.containers))
     if binding is None:
@@ -535,30 +541,30 @@ def is_whole_tree(binding: RecognizedAgent, tree: Tree) -> bool:
 
 
 def _move_named_tensors(
-    found: Sequence[NamedLeaf], root: tuple[str, ...], table: LayoutTable
+    leaves: Sequence[NamedLeaf], root: tuple[str, ...], table: LayoutTable
 ) -> tuple[Move, ...]:
     """Return the moves of the tensors that the table names individually."""
-    named = {(*root, *theirs.split("/")): ours for theirs, ours in table.tensors.items()}
+    named = {(*root, *stored.split("/")): canonical for stored, canonical in table.tensors.items()}
     return tuple(
         Move(entry.path, tuple(map(attr, named[entry.segments].split("/"))), KEEP)
-        for entry in found
+        for entry in leaves
         if entry.segments in named
     )
 
 
 def _collect_networks(
-    found: Sequence[NamedLeaf], root: tuple[str, ...], table: LayoutTable
+    leaves: Sequence[NamedLeaf], root: tuple[str, ...], table: LayoutTable
 ) -> tuple[tuple[AgentNetwork, ...], tuple[Move, ...], dict[str, tuple[str, ...]]]:
     """Return the networks, the moves of their weights, and by component why they cannot be run."""
     parts: list[AgentNetwork] = []
     refused: dict[str, tuple[str, ...]] = {}
     moves: list[Move] = []
     chains: dict[tuple[str, str], tuple[ComponentLayer, ...]] = {}
-    for theirs, ours in table.components.items():
-        component, _, head = ours.partition("/")
-        if found_here := _collect_chain(found, root, theirs, table):
+    for stored, canonical in table.components.items():
+        component, _, head = canonical.partition("/")
+        if found_here := _collect_chain(leaves, root, stored, table):
             chains.setdefault((component, head), found_here)
-    places = {entry.path: number for number, entry in enumerate(found)}
+    places = {entry.path: number for number, entry in enumerate(leaves)}
     policies = [layers for (component, _), layers in chains.items() if component in _POLICIES]
     actions = next((width for layers in policies if (width := _last_width(layers, table))), None)
     for (component, head), layers in chains.items():
@@ -571,17 +577,19 @@ def _collect_networks(
             more = (second.width_in or 0) - (first.width_out or 0) if first and second else 0
             actions = more if more > 0 and first and first.width_out is not None else None
             refused |= {component: (_LATE,)} if actions is not None else {}
-        streams = [_list_streams(each) if component in _CRITICS else () for each in split]
+        streams = [_list_streams(q_function) if component in _CRITICS else () for q_function in split]
         if not chain or not all(map(partial(_is_chain, extra=actions), split, streams)):
             continue
-        for number, (each, own) in enumerate(zip(split, streams, strict=True), start=1):
-            named = make_network(component, head or (None if whole else f"q{number}"), each, branches)
+        for number, (q_function, own) in enumerate(zip(split, streams, strict=True), start=1):
+            named = make_network(component, head or (None if whole else f"q{number}"), q_function, branches)
             if halved:
-                named = named._replace(branches=(("log_std", AgentLayer(("log_std",), each[-1].kind.name)),))
-            named = _name_layers(named, each, own, places)
+                named = named._replace(
+                    branches=(("log_std", AgentLayer(("log_std",), q_function[-1].kind.name)),)
+                )
+            named = _name_layers(named, q_function, own, places)
             parts.append(named)
-            moves.extend(_move_weights(named, each, branches, halved=halved))
-            if table.user_written and not own and (unclear := _describe_unclear_order(each, actions)):
+            moves.extend(_move_weights(named, q_function, branches, halved=halved))
+            if table.user_written and not own and (unclear := _describe_unclear_order(q_function, actions)):
                 refused.setdefault(component, (unclear,))
     return tuple(parts), tuple(moves), refused
 
@@ -594,9 +602,7 @@ def _describe_unclear_order(chain: Sequence[ComponentLayer], actions: int | None
     orders, _ = find_orders(names, widths, None if is_connected(dense, None) else actions)
     if orders == [tuple(range(len(dense)))]:
         return None
-    return (
-        f"{schema.UNKNOWN_ORDER}: {'; '.join(' '.join('/'.join(names[n]) for n in each) for each in orders)}"
-    )
+    return f"{schema.UNKNOWN_ORDER}: {'; '.join(' '.join('/'.join(names[n]) for n in row) for row in orders)}"
 
 
 def _name_layers(
@@ -619,15 +625,15 @@ def number_layers(named: AgentNetwork) -> AgentNetwork:
 
 
 def _collect_chain(
-    found: Sequence[NamedLeaf], root: tuple[str, ...], theirs: str, table: LayoutTable
+    leaves: Sequence[NamedLeaf], root: tuple[str, ...], stored: str, table: LayoutTable
 ) -> tuple[ComponentLayer, ...]:
     """Return the layers under a component's name, or under several in sequence."""
-    names = theirs.split("+")
+    names = stored.split("+")
     layers: list[ComponentLayer] = []
     for name in names:
         prefix = (*root, *name.split("/"))
         cut = len(prefix)
-        mine = [entry for entry in found if entry.segments[:cut] == prefix]
+        mine = [entry for entry in leaves if entry.segments[:cut] == prefix]
         if not mine:
             return ()
         # Layers of several modules are distinguished by module name.
@@ -643,30 +649,30 @@ def _split_branches(
 ) -> tuple[tuple[ComponentLayer, ...], dict[str, ComponentLayer]]:
     """Return the chain without further heads, and those heads by their canonical names."""
     known = table.branches if table is not None else {}
-    ends = {tuple(name.split("/")): ours for name, ours in known.items()}
-    branches = {ours: m for m in layers for end, ours in ends.items() if m.name[-len(end) :] == end}
+    ends = {tuple(name.split("/")): canonical for name, canonical in known.items()}
+    branches = {canonical: m for m in layers for end, canonical in ends.items() if m.name[-len(end) :] == end}
     return tuple(m for m in layers if m not in branches.values()), branches
 
 
 def _list_unplaced(
-    found: Sequence[NamedLeaf], root: tuple[str, ...], table: LayoutTable, moves: Sequence[Move]
+    leaves: Sequence[NamedLeaf], root: tuple[str, ...], table: LayoutTable, moves: Sequence[Move]
 ) -> dict[str, tuple[str, ...]]:
-    taken = {move.source for move in moves}
+    moved = {move.source for move in moves}
     places = {
-        (*root, *name.split("/")): ours.partition("/")[0]
-        for theirs, ours in table.components.items()
-        for name in theirs.split("+")
+        (*root, *name.split("/")): canonical.partition("/")[0]
+        for stored, canonical in table.components.items()
+        for name in stored.split("+")
     }
     left: dict[str, list[str]] = {}
-    for entry in found:
+    for entry in leaves:
         # An array among a module's tensors is a buffer that the program stored as a NumPy array.
         is_part = entry.leaf.role in ("parameter", "buffer") or (
             entry.leaf.role == "other" and "float" in entry.leaf.dtype
         )
-        if is_part and entry.path not in taken:
-            for place, ours in places.items():
-                if entry.segments[: len(place)] == place:
-                    left.setdefault(ours, []).append("/".join(entry.segments))
+        if is_part and entry.path not in moved:
+            for prefix, component in places.items():
+                if entry.segments[: len(prefix)] == prefix:
+                    left.setdefault(component, []).append("/".join(entry.segments))
                     break
     return {component: tuple(names) for component, names in left.items()}
 
@@ -705,11 +711,11 @@ def _move_halves(named: AgentNetwork, chain: Sequence[ComponentLayer]) -> list[M
     return [
         Move(
             last.tensors[w.name].path,
-            schema.canonical_weight_path(named, place, w.canonical),
+            schema.canonical_weight_path(named, name, w.canonical),
             # The outputs are the last axis of a canonical kernel, and the only axis of a bias.
             compose_rules(w.to_canonical, AxisSlice(w.rank - 1, start, stop, width)),
         )
-        for place, start, stop in halves
+        for name, start, stop in halves
         for w in last.kind.weights
         if w.name in last.tensors
     ]
@@ -729,7 +735,7 @@ def rejoin_last_layer(binding: RecognizedAgent) -> RecognizedAgent:
 
 
 def _move_optimizer(
-    tree: Tree, root: tuple[str, ...], table: LayoutTable, theirs: str, weights: Mapping[Path, Sequence[Move]]
+    tree: Tree, root: tuple[str, ...], table: LayoutTable, stored: str, weights: Mapping[Path, Sequence[Move]]
 ) -> OptimizerMoves | None:
     """Return the moves of one optimizer; None for a joint optimizer that is not in the file.
 
@@ -738,27 +744,27 @@ def _move_optimizer(
     """
     from ckpttool.libraries.optimizers_read import StoredOptimizer, from_keras, from_torch
 
-    ours, _, head = table.optimizers[theirs].partition("/")
+    canonical, _, head = table.optimizers[stored].partition("/")
     mine = tuple(
         (path, move.target, move.rule)
         for path, places in weights.items()
         for move in places
-        if schema.is_trained_by(ours, move.target) and (not head or move.target[1] == attr(head))
+        if schema.is_trained_by(canonical, move.target) and (not head or move.target[1] == attr(head))
     )
-    found = StoredOptimizer(ours, (*root, *theirs.split("/")), tree, mine)
+    optimizer = StoredOptimizer(canonical, (*root, *stored.split("/")), tree, mine)
     binder = table.optimizer or (from_torch if table.framework == "torch" else from_keras)
-    return binder(found) if ours != schema.JOINT or found.own else None
+    return binder(optimizer) if canonical != schema.JOINT or optimizer.own else None
 
 
 def _move_counters(tree: Tree, root: tuple[str, ...], table: LayoutTable) -> tuple[Move, ...]:
     """Return the moves of the agent's counters: those that the table names, and any other by its name."""
-    found = []
+    counters = []
     for path, leaf in tree.items():
         *owner, name = tree.names[path].split("/")
         if tuple(owner) in ((), root) and (name in table.counters or leaf.role == "counter"):
             rule = KEEP if isinstance(leaf, Leaf) else ToTensor("int64")
-            found.append(Move(path, (attr(table.counters.get(name, name)),), rule))
-    return tuple(found)
+            counters.append(Move(path, (attr(table.counters.get(name, name)),), rule))
+    return tuple(counters)
 
 
 class Layout(Protocol):
@@ -839,10 +845,10 @@ def remember(recognize: _Recognition, tree: Tree, *words: str | None, **more: An
             known[question] = recognize(tree, *words, **more), None, tree
         except (UsageError, UnsupportedError) as refusal:
             known[question] = None, refusal, tree
-    found, error, _ = known[question]
+    result, error, _ = known[question]
     if error is not None:
         raise copy.copy(error) from error.__cause__  # callers add to it
-    return cast(RecognizedAgent | None, found)
+    return cast(RecognizedAgent | None, result)
 
 
 def recognize_checkpoint(checkpoint: Checkpoint, layout: str | None = None) -> RecognizedAgent | None:
@@ -881,32 +887,32 @@ def _recognize_tree(tree: Tree, name: str, layout: str | None) -> RecognizedAgen
         if layout is None
         else cast(Layout, plugins.find("layouts", layout).load()).recognise
     )
-    found = (
+    agent = (
         _recognize_unwrapped(tree, name, requested)
         or requested(tree, name)
         or _recognize_entry(tree, name, requested)
     )
-    if found is not None or layout is None:
-        return found
+    if agent is not None or layout is None:
+        return agent
     raise UsageError(f"the checkpoint does not match layout {layout}")
 
 
 def _recognize_any(
     tree: Tree, name: str, strangers: Callable[[], Sequence[plugins.Plugin]]
 ) -> RecognizedAgent | None:
-    found = _collect_claims(plugins.BUILT_IN["layouts"], tree, name) or _collect_claims(
+    claims = _collect_claims(plugins.BUILT_IN["layouts"], tree, name) or _collect_claims(
         strangers(), tree, name
     )
-    if len(found) > 1:
-        names = " and ".join(binding.layout for binding in found)
+    if len(claims) > 1:
+        names = " and ".join(binding.layout for binding in claims)
         raise UsageError(f"the checkpoint matches several layouts: {names}", hint="choose one with --layout")
-    return found[0] if found else None
+    return claims[0] if claims else None
 
 
 def _collect_claims(layouts: Iterable[plugins.Plugin], tree: Tree, name: str) -> list[RecognizedAgent]:
     names = tuple(list_display_names(tree))
-    found = (cast(Layout, row.load()) for row in layouts if may_recognize(row, names, name))
-    return [binding for layout in found if (binding := layout.recognise(tree, name)) is not None]
+    modules = (cast(Layout, row.load()) for row in layouts if may_recognize(row, names, name))
+    return [binding for layout in modules if (binding := layout.recognise(tree, name)) is not None]
 
 
 def may_recognize(plugin: plugins.Plugin, names: Sequence[str], file: str) -> bool:
@@ -934,8 +940,8 @@ def list_display_names(tree: Tree) -> Iterator[str]:
 
 
 def _installed_layouts() -> list[plugins.Plugin]:
-    ours = {plugin.name for plugin in plugins.BUILT_IN["layouts"]}
-    return [p for p in plugins.installed("layouts") if p.name not in ours]
+    names = {plugin.name for plugin in plugins.BUILT_IN["layouts"]}
+    return [p for p in plugins.installed("layouts") if p.name not in names]
 
 
 # A layer of TorchRL's modules: root, number, tensor. Their `module` is no prefix of a wrapper.
@@ -958,10 +964,10 @@ def _recognize_entry(tree: Tree, name: str, requested: _Asked) -> RecognizedAgen
     tops = {path[:1] for path, _ in tree.tensors() if len(path) > 1}
     if not 0 < len(tops) <= _ENTRIES:
         return None
-    found = [(top, binding) for top in tops if (binding := requested(tree.below(top), name)) is not None]
-    if len(found) != 1:
+    agents = [(top, binding) for top in tops if (binding := requested(tree.below(top), name)) is not None]
+    if len(agents) != 1:
         return None
-    top, binding = found[0]
+    top, binding = agents[0]
     evidence = f"{display(top)}/: {binding.evidence}"
     return replace(binding.moved(lambda path: (*top, *path)), evidence=evidence)
 
@@ -1002,7 +1008,7 @@ class PickledModule:
         """Return whether the module has an attribute, a buffer or a parameter of that name."""
         ways = ((attr(name),), *((kind, key(name)) for kind in PICKLED_TENSORS))
         places = [(*_parse_module_path(module), *way) for way in ways]
-        return any(path[: len(place)] == place for path in self.tree for place in places)
+        return any(path[: len(location)] == location for path in self.tree for location in places)
 
     def children(self, module: str) -> list[str]:
         """Return the names of a Sequential's parts in the order of use, which is file order."""
@@ -1030,7 +1036,7 @@ def activation_of(name: str, value: Callable[[str], object]) -> str | None:
     slope = value("negative_slope") if name == f"{_ACTIVATION}LeakyReLU" else None
     if isinstance(slope, float | int) and not isinstance(slope, bool) and math.isfinite(slope):
         return format_activation("leaky_relu", float(slope))
-    if any(value(each) != default for each, default in _arguments_of(short).items()):
+    if any(value(argument) != default for argument, default in _arguments_of(short).items()):
         return None
     return TORCH_ACTIVATIONS.get(short) if name.startswith(_ACTIVATION) else None
 
@@ -1047,10 +1053,10 @@ def called_activation(name: str, listed: Sequence[object], named: Mapping[str, o
     """
     known = _arguments_of(name.removeprefix(_ACTIVATION))
     # Every class with numbers takes these first, in this order; then `inplace`, which changes no result.
-    given = dict(zip((*known, "inplace"), listed, strict=False))
-    if len(listed) > len(known) + 1 or not {*named} <= {"inplace", *known} - {*given}:
+    positional = dict(zip((*known, "inplace"), listed, strict=False))
+    if len(listed) > len(known) + 1 or not {*named} <= {"inplace", *known} - {*positional}:
         return None
-    return activation_of(name, {**known, **given, **named}.get)
+    return activation_of(name, {**known, **positional, **named}.get)
 
 
 def _parse_module_path(module: str) -> Path:
@@ -1068,7 +1074,7 @@ def read_pickled_module(tree: Tree) -> PickledModule | None:
     }
     if not sources:
         return None
-    state = Tree({place: tree[path] for place, path in sources.items() if isinstance(tree[path], Leaf)})
+    state = Tree({target: tree[path] for target, path in sources.items() if isinstance(tree[path], Leaf)})
     classes = {
         ".".join(names): container.name
         for path, container in tree.containers.items()

@@ -100,9 +100,11 @@ def recognise(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: ARG001 
             replace(stored, weights=_join_heads(stored.weights, heads, tree))
         ),
     )
-    seen = next((each for each in _NORMALIZERS if f"{each}/running_mean" in names), None)
-    if seen is not None:
-        tensors = {f"{seen}/{theirs}": f"normalizer/{ours}" for theirs, ours in _STATISTICS.items()}
+    normalizer = next(
+        (normalizer for normalizer in _NORMALIZERS if f"{normalizer}/running_mean" in names), None
+    )
+    if normalizer is not None:
+        tensors = {f"{normalizer}/{name}": f"normalizer/{target}" for name, target in _STATISTICS.items()}
         table = replace(table, tensors={**table.tensors, **tensors})
     binding = bind(tree, table)
     if binding is None or not any(part.acts for part in binding.parts):
@@ -113,20 +115,20 @@ def recognise(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: ARG001 
         binding = replace(binding, facts=binding.facts._replace(distribution=CATEGORICAL))
     if heads:
         moves = tuple((move.source, move.target, move.rule) for move in binding.moves.moves)
-        joined = tuple(Move(*each) for each in _join_heads(moves, heads, tree))
+        joined = tuple(Move(*row) for row in _join_heads(moves, heads, tree))
         choices = make_choices([stop - start for _, start, stop in heads[::2]], single=False)
         facts = binding.facts.read(f"{_MODEL}/logits", choices=choices)
         binding = replace(binding, moves=replace(binding.moves, moves=joined), facts=facts)
     for module, what in (("rnn", "a recurrent memory"), ("actor_cnn", "convolutions")):
-        if any(each.startswith((f"{_MODEL}/{module}/", f"{_MODEL}/a_{module}/")) for each in names):
+        if any(name.startswith((f"{_MODEL}/{module}/", f"{_MODEL}/a_{module}/")) for name in names):
             binding = binding.refused("actor", what)
     facts = binding.facts
-    found = binding.statistics(tree)
-    if seen is not None and {"mean", "var"} <= found.keys():
+    stats = binding.statistics(tree)
+    if normalizer is not None and {"mean", "var"} <= stats.keys():
         facts = facts.read(
-            seen, norm=ObservationNormalizer(found["mean"], found["var"], epsilon=1e-5, clip=5.0)
+            normalizer, norm=ObservationNormalizer(stats["mean"], stats["var"], epsilon=1e-5, clip=5.0)
         )
-    elif any(each.startswith(tuple(f"{place}/" for place in _NORMALIZERS)) for each in names):
+    elif any(name.startswith(tuple(f"{normalizer}/" for normalizer in _NORMALIZERS)) for name in names):
         facts = facts.lacking(DICT_UNKNOWN)
     empty = {path for path, leaf in tree.plain() if tree.names[path] == "env_state" and leaf.value is None}
     return replace(binding, facts=facts, consumed=binding.consumed | empty)
@@ -135,14 +137,14 @@ def recognise(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: ARG001 
 def _list_heads(tree: Tree) -> list[tuple[Path, int, int]]:
     """Return the paths of the weight and the bias of every action's layer, with the places of its outputs."""
     paths = {name: path for path, name in tree.names.items()}
-    found: list[tuple[Path, int, int]] = []
-    while weight := paths.get(f"{_MODEL}/logits/{len(found) // 2}/weight"):
-        leaf, bias = tree[weight], paths.get(f"{_MODEL}/logits/{len(found) // 2}/bias")
+    heads: list[tuple[Path, int, int]] = []
+    while weight := paths.get(f"{_MODEL}/logits/{len(heads) // 2}/weight"):
+        leaf, bias = tree[weight], paths.get(f"{_MODEL}/logits/{len(heads) // 2}/bias")
         if not isinstance(leaf, Leaf) or bias is None:
             return []
-        start = found[-1][2] if found else 0
-        found += [(path, start, start + leaf.shape[0]) for path in (weight, bias)]
-    return found
+        start = heads[-1][2] if heads else 0
+        heads += [(path, start, start + leaf.shape[0]) for path in (weight, bias)]
+    return heads
 
 
 _Weights = tuple[tuple[Path, Path, Rule], ...]
@@ -150,17 +152,17 @@ _Weights = tuple[tuple[Path, Path, Rule], ...]
 
 def _join_heads(weights: _Weights, heads: Sequence[tuple[Path, int, int]], tree: Tree) -> _Weights:
     """Return the tensors with those of all actions' layers in place of the first one's, in file order."""
-    found = []
+    joined = []
     for source, target, rule in weights:
         if source not in [path for path, _, _ in heads[:2]]:
-            found.append((source, target, rule))
+            joined.append((source, target, rule))
             continue
         bias = source == heads[1][0]
         for path, start, stop in heads[bias::2]:
-            place = ConcatPart(0 if bias else 1, start, stop, heads[-1][2])
-            found.append((path, target, compose_rules(rule, place)))
+            part = ConcatPart(0 if bias else 1, start, stop, heads[-1][2])
+            joined.append((path, target, compose_rules(rule, part)))
     order = {path: number for number, path in enumerate(tree)}
-    return tuple(sorted(found, key=lambda each: order[each[0]]))
+    return tuple(sorted(joined, key=lambda row: order[row[0]]))
 
 
 def companions(location: str) -> Sequence[str]:
@@ -175,8 +177,8 @@ def read_companion(binding: RecognizedAgent, file: str, tree: Tree) -> Recognize
     recorded = {"/".join(str(step.value) for step in path): leaf.value for path, leaf in tree.plain()}
 
     def stated(name: str) -> object:
-        found = [value for key, value in recorded.items() if f"/{key}".endswith(f"/params/{name}")]
-        return found[0] if len(found) == 1 else None
+        values = [value for key, value in recorded.items() if f"/{key}".endswith(f"/params/{name}")]
+        return values[0] if len(values) == 1 else None
 
     hidden, last = stated("network/mlp/activation"), stated("network/space/continuous/mu_activation")
     if not isinstance(hidden, str):
@@ -207,7 +209,7 @@ def plan(binding: RecognizedAgent, agent: Tree, settings: Settings) -> Plan:
     e.g. hidden sizes of the value that are not those of the policy.
     """
     writing = _make_table(binding)
-    found = plan_torch_file(writing, binding, agent, settings)
+    file_plan = plan_torch_file(writing, binding, agent, settings)
     sizes = {
         part.component: [shape[-1] for shape in list_kernel_shapes(part, agent)[:-1]]
         for part in binding.parts
@@ -219,33 +221,33 @@ def plan(binding: RecognizedAgent, agent: Tree, settings: Settings) -> Plan:
             expected=str(sizes["actor"]),
             found=str(sizes["value"]),
         )
-    theirs = {ours: name for name, ours in _ACTIVATIONS.items()}
-    activation = theirs[require_activation(binding, "rl_games", theirs)]
-    targets = (*(move.target for move in found.moves), *found.added)
+    activations = {canonical: name for name, canonical in _ACTIVATIONS.items()}
+    activation = activations[require_activation(binding, "rl_games", activations)]
+    targets = (*(move.target for move in file_plan.moves), *file_plan.added)
     normed = any("running_mean_std" in str(path[-1].value) for path in targets)
     spread = "" if binding.facts.head == "argmax" else ", fixed_sigma: True"
     needed = (
         f"configure network with separate: True, mlp.units {sizes['actor']}, activation {activation}{spread}"
         f"; config with normalize_input: {normed}, normalize_value: False"
     )
-    return replace(found, notes=(*found.notes, needed))
+    return replace(file_plan, notes=(*file_plan.notes, needed))
 
 
 _SAVED = key("model")
 
 
-def _network_row(place: str, trunk: str, last: str, counts: tuple[int, ...] = ()) -> NetworkRow:
+def _network_row(component: str, trunk: str, last: str, counts: tuple[int, ...] = ()) -> NetworkRow:
     names = LayerNames(f"a2c_network.{trunk}.{{s}}", f"a2c_network.{last}")
     ends = pairwise(accumulate(counts, initial=0))
     parts = {f"{names.last}.{choice}": outputs for choice, outputs in enumerate(ends)}
-    return NetworkRow(place, (_SAVED,), names, parts=parts)
+    return NetworkRow(component, (_SAVED,), names, parts=parts)
 
 
 def _make_table(binding: RecognizedAgent) -> WritingTable:
     discrete = binding.facts.head == "argmax"
     last, choices = "logits" if discrete else "mu", binding.facts.choices
     several = choices.counts if choices is not None and not choices.single else ()
-    places = {ours: (_SAVED, key(f"running_mean_std.{theirs}")) for theirs, ours in _STATISTICS.items()}
+    places = {canonical: (_SAVED, key(f"running_mean_std.{name}")) for name, canonical in _STATISTICS.items()}
     rows: list[NetworkRow | SingleTensorRow | StatisticsRow] = [
         _network_row("actor", "actor_mlp", last, several),
         _network_row("value", "critic_mlp", "value"),
@@ -258,7 +260,7 @@ def _make_table(binding: RecognizedAgent) -> WritingTable:
         rows,
         "argmax" if discrete else "clip_affine",
         hidden="",
-        counters={ours: (key(theirs),) for theirs, ours in TABLE.counters.items()},
+        counters={canonical: (key(counter),) for counter, canonical in TABLE.counters.items()},
         joint=(key("optimizer"),),
         needs=("actor", "value"),
         spaces=frozenset(("several",)),

@@ -36,8 +36,8 @@ TABLE = LayoutTable(
 )
 
 _CRITICS = {
-    f"{prefix}sac-value-network{number}": f"{ours}/{head}"
-    for prefix, ours in (("", "critic"), ("target-", "critic_target"))
+    f"{prefix}sac-value-network{number}": f"{canonical}/{head}"
+    for prefix, canonical in (("", "critic"), ("target-", "critic_target"))
     for number, head in (("", "q1"), ("-1", "q2"))
 }
 _HIDDEN, _ACTION = "policy/neural-network", "policy/action-adapter-0/action-network"
@@ -49,7 +49,7 @@ _NUMBER = deferred.compile(r"(\d+)")
 
 def recognise(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: ARG001  # a prefix's name is no evidence
     """Return the recognised agent of variables with the scopes of a SAC agent."""
-    matches = [found for each in tree.names.values() if (found := _KERNEL.fullmatch(each))]
+    matches = [kernel for name in tree.names.values() if (kernel := _KERNEL.fullmatch(name))]
     stacks: dict[str, list[str]] = {}
     for match in matches:
         stacks.setdefault(match[1], []).append(match[2])
@@ -59,14 +59,14 @@ def recognise(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: ARG001 
         f"{stack}/{layer}" for stack in (_HIDDEN, _ACTION) for layer in _sort_stack(stacks.get(stack, ()))
     ]
     components = {"+".join(policy): "actor"}
-    for critic, ours in _CRITICS.items():
+    for critic, canonical in _CRITICS.items():
         stack = f"{critic}/dense-stack"
         if stack in stacks:
-            components["+".join(f"{stack}/{layer}" for layer in _sort_stack(stacks[stack]))] = ours
+            components["+".join(f"{stack}/{layer}" for layer in _sort_stack(stacks[stack]))] = canonical
     # All other tensors of a network are unplaced.
     components |= {
         "policy": "actor",
-        **{c: ours for c, ours in _CRITICS.items() if f"{c}/dense-stack" in stacks},
+        **{c: canonical for c, canonical in _CRITICS.items() if f"{c}/dense-stack" in stacks},
     }
     binding = bind(tree, replace(TABLE, components=components))
     return None if binding is None else _sort_moves(binding, tree, components)

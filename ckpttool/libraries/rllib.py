@@ -73,8 +73,8 @@ def plan(binding: RecognizedAgent, agent: Tree, settings: Settings) -> Plan:
     notes = () if ppo or critics else (only,)
     table = WritingTable(_WHOSE, rows, head, hidden="", values=ppo, notes=notes)
     rest = tuple(part for part in binding.parts if part not in critics)
-    made = write.plan_torch_file(table, replace(binding, parts=rest), agent, settings)
-    moves = [_move_to_head(move, sizes) for move in made.moves] if critics else [*made.moves]
+    file_plan = write.plan_torch_file(table, replace(binding, parts=rest), agent, settings)
+    moves = [_move_to_head(move, sizes) for move in file_plan.moves] if critics else [*file_plan.moves]
     moves += [move for part in critics for move in _move_critic(part, agent)]
     heads = ("pi", "vf") if ppo else ("pi", *(_Q_MODULES[part.title] for part in critics))
     clips: dict[Path, Leaf | ValueLeaf] = {
@@ -91,7 +91,9 @@ def plan(binding: RecognizedAgent, agent: Tree, settings: Settings) -> Plan:
         for name, value in sizes.items()
         if value == []
     }
-    return replace(made, moves=tuple(moves), added={**made.added, **clips, **arguments}, containers=empty)
+    return replace(
+        file_plan, moves=tuple(moves), added={**file_plan.added, **clips, **arguments}, containers=empty
+    )
 
 
 def _move_to_head(move: Move, sizes: Mapping[str, Any]) -> Move:
@@ -167,15 +169,15 @@ def _list_sac_settings(
             f"{_WHOSE} requires the same sizes and activations in the policy and the Q-functions' encoders",
             found=f"policy {policy}, encoders {encoder}, fusion {joined}, head {output}",
         )
-    found: dict[str, object] = {}
+    settings: dict[str, object] = {}
     for name, layers, default in (
         ("fcnet", encoder, ""),
         ("fusionnet", joined[:-1], joined[-1][1]),
         ("head_fcnet", output, "relu"),
     ):
-        found[f"{name}_hiddens"] = [width for width, _ in layers]
-        found[f"{name}_activation"] = layers[0][1] if layers else default
-    return found
+        settings[f"{name}_hiddens"] = [width for width, _ in layers]
+        settings[f"{name}_activation"] = layers[0][1] if layers else default
+    return settings
 
 
 def _arguments(
@@ -200,21 +202,21 @@ def _arguments(
         "action_space/high": list(high),
         **{f"model_config/{setting}": value for setting, value in model.items()},
     }
-    found: dict[Path, Leaf | ValueLeaf] = {}
+    arguments: dict[Path, Leaf | ValueLeaf] = {}
     for argument, value in values.items():
         path = (_ARGUMENTS, *map(key, argument.split("/")))
         if isinstance(value, list):
-            found |= {(*path, index(n)): ValueLeaf(each) for n, each in enumerate(value)}
+            arguments |= {(*path, index(n)): ValueLeaf(item) for n, item in enumerate(value)}
         elif isinstance(value, Record | str | bool):
-            found[path] = ValueLeaf(value)
-    return found
+            arguments[path] = ValueLeaf(value)
+    return arguments
 
 
 def _list_common_settings(binding: RecognizedAgent, agent: Tree, *, ppo: bool) -> dict[str, object]:
     """Return the sizes and the activation of all networks of a module without hidden layers in its heads."""
     parts = [part for part in binding.parts if part.component in (("actor", "value") if ppo else ("actor",))]
     kernels = {part.title: list_kernel_shapes(part, agent) for part in parts}
-    sizes = {tuple(shape[1] for shape in found[:-1]) for found in kernels.values()}
+    sizes = {tuple(shape[1] for shape in shapes[:-1]) for shapes in kernels.values()}
     if len(sizes) != 1:
         raise UnsupportedError(f"{_WHOSE} requires the same hidden layer sizes in all networks")
     return {
@@ -285,9 +287,9 @@ def _add_critic_activation(binding: RecognizedAgent, recorded: Said, policy: str
     """Return the binding with the activation of Q-functions beside a policy, if the settings have it."""
     for config in ("algorithm_state/config", f"{policy}policy_spec/config"):
         names = ("q_model_config/fcnet_activation", "critic_hidden_activation")
-        theirs = next((name for each in names if (name := _text(recorded, f"{config}/{each}"))), None)
-        if binding.facts.head == "affine" and theirs is not None:
-            name = schema.RLLIB.get(theirs, theirs)
+        stored = next((name for option in names if (name := _text(recorded, f"{config}/{option}"))), None)
+        if binding.facts.head == "affine" and stored is not None:
+            name = schema.RLLIB.get(stored, stored)
             return replace(binding, facts=binding.facts.read_network("critic", config, (name,)))
     return binding
 
@@ -309,7 +311,7 @@ def _choose_policy_table(weights: str, recorded: Said) -> LayoutTable | None:
         )
     if any(name.startswith(f"{weights}/policy_model/") for name in recorded):
         names = {"policy_model": "actor", "q_model": "critic/q1", "twin_q_model": "critic/q2"}
-        return replace(POLICY_TABLE, components={f"{weights}/{n}": ours for n, ours in names.items()})
+        return replace(POLICY_TABLE, components={f"{weights}/{n}": target for n, target in names.items()})
     if any(name.startswith(f"{weights}/advantage_module/") for name in recorded):
         names = {
             f"{weights}/_hidden_layers+{weights}/{module}": f"critic/{head}"
@@ -385,8 +387,8 @@ def _settings(facts: AgentMetadata, recorded: Said, policy: str) -> AgentMetadat
 
 
 def _text(recorded: Said, name: str) -> str | None:
-    found = recorded.get(name)
-    return found.value if isinstance(found, ValueLeaf) and isinstance(found.value, str) else None
+    leaf = recorded.get(name)
+    return leaf.value if isinstance(leaf, ValueLeaf) and isinstance(leaf.value, str) else None
 
 
 def _bounds(facts: AgentMetadata, recorded: Said, policy: str) -> AgentMetadata:
@@ -426,12 +428,12 @@ def _count_tuple_choices(recorded: Said, spaces: str) -> tuple[int, ...]:
     fields = [name.removeprefix(spaces).split("/") for name in recorded if name.startswith(spaces)]
     counts = [
         schema.read_whole_numbers(recorded.get(f"{spaces}{number}/n"))
-        for number in range(len({place for place, *_ in fields}))
+        for number in range(len({prefix for prefix, *_ in fields}))
     ]
     # MultiBinary, too, has a number.
-    kinds = {_text(recorded, f"{spaces}{place}/space") for place, *_ in fields}
+    kinds = {_text(recorded, f"{spaces}{prefix}/space") for prefix, *_ in fields}
     plain = kinds <= {None, "discrete"} and all(len(field) == 2 for field in fields)
-    return tuple(each[0] for each in counts) if plain and all(len(each) == 1 for each in counts) else ()
+    return tuple(sizes[0] for sizes in counts) if plain and all(len(sizes) == 1 for sizes in counts) else ()
 
 
 def _array_bounds(recorded: Said, space: str) -> tuple[tuple[float, ...], ...]:
@@ -468,18 +470,18 @@ def _array(text: str | None, dtype: str | None) -> tuple[float, ...]:
 
 def _statistics(facts: AgentMetadata, recorded: Said, policy: str) -> AgentMetadata:
     """Return the facts with the running statistics of a MeanStdFilter, if there is one."""
-    place = f"algorithm_state/worker/filters/{policy.rstrip('/').rpartition('/')[2]}/running_stats"
-    if f"{place}/mean_array" not in recorded:
+    statistics = f"algorithm_state/worker/filters/{policy.rstrip('/').rpartition('/')[2]}/running_stats"
+    if f"{statistics}/mean_array" not in recorded:
         return facts
-    pushes = recorded.get(f"{place}/num_pushes")
+    pushes = recorded.get(f"{statistics}/num_pushes")
     if not isinstance(pushes, ValueLeaf) or not pushes.value:
         return facts.lacking(
             unknown_fact(
                 "observation statistics", "observation statistics: the filter received no observations"
             )
         )
-    norm = mean_std(recorded, place)
-    return facts.lacking(NO_STATISTICS) if norm is None else facts.read(place, norm=norm)
+    norm = mean_std(recorded, statistics)
+    return facts.lacking(NO_STATISTICS) if norm is None else facts.read(statistics, norm=norm)
 
 
 def mean_std(recorded: Said, place: str) -> ObservationNormalizer | None:
@@ -660,9 +662,12 @@ def _choose_table(module: str, *, gaussian: bool) -> LayoutTable:
         names = {"encoder/actor_encoder+pi": "actor", "encoder/critic_encoder+vf": "value"}
         names["encoder/encoder+pi"] = "actor"  # one encoder for both
         # DQN: advantages or values, and a dueling one's state value.
-        for target, ours in (("", "critic"), ("_target_", "critic_target")):
-            names |= {f"{target}encoder+{target}{n}": f"{ours}/{q}" for n, q in (("af", "q1"), ("vf", "q2"))}
-    placed = {"+".join(f"{module}{part}" for part in name.split("+")): ours for name, ours in names.items()}
+        for target, name in (("", "critic"), ("_target_", "critic_target")):
+            names |= {f"{target}encoder+{target}{n}": f"{name}/{q}" for n, q in (("af", "q1"), ("vf", "q2"))}
+    placed = {
+        "+".join(f"{module}{part}" for part in name.split("+")): canonical
+        for name, canonical in names.items()
+    }
     return replace(TABLE, components=placed, facts=TABLE.facts if gaussian else _PPO)
 
 
@@ -698,8 +703,8 @@ def read_companion(binding: RecognizedAgent, file: str, tree: Tree) -> Recognize
     facts = facts.bounded(_ARGUMENTS_FILE, low, high) or facts
     counts = [_find_only(recorded, f"action_space/{name}") for name in ("n", "nvec")]
     several = {name.partition(_TUPLE)[0] for name in recorded if _TUPLE in name}
-    if any(each is not None for each in counts) or several:
-        numbers = [schema.read_whole_numbers(each) for each in counts]
+    if any(number is not None for number in counts) or several:
+        numbers = [schema.read_whole_numbers(number) for number in counts]
         numbers += [_count_tuple_choices(recorded, name + _TUPLE) for name in several]
         choices = schema.make_choices(next(filter(None, numbers), ()), single=bool(numbers[0]))
         if choices is None or facts.head not in (_PPO.head, "argmax"):
@@ -710,8 +715,8 @@ def read_companion(binding: RecognizedAgent, file: str, tree: Tree) -> Recognize
         binding = rejoin_last_layer(binding)
         facts = facts.without_lack("action bounds", "action map")
         facts = facts.read(_ARGUMENTS_FILE, head="argmax", choices=choices)
-    seen = tuple(read_numbers(_find_only(recorded, f"observation_space/{end}")) for end in ("low", "high"))
-    facts = _with_observation_space(facts, _ARGUMENTS_FILE, seen)
+    bounds = tuple(read_numbers(_find_only(recorded, f"observation_space/{end}")) for end in ("low", "high"))
+    facts = _with_observation_space(facts, _ARGUMENTS_FILE, bounds)
     settings = {"": "fcnet", "head": "head_fcnet", "fusion": "fusionnet"}
     stated = {}
     for name, setting in settings.items():
@@ -725,7 +730,7 @@ def read_companion(binding: RecognizedAgent, file: str, tree: Tree) -> Recognize
     encoder = ["encoder" in layer.name[0] for layer in actor.layers[:-1]]
     if not all(encoder) and (inside or head):
         habit = facts.hidden
-        own = tuple((inside or habit) if each else (head or "relu") for each in encoder)
+        own = tuple((inside or habit) if is_encoder else (head or "relu") for is_encoder in encoder)
         facts = facts.read(_ARGUMENTS_FILE, activations=own)
     elif inside:
         facts = facts.read(_ARGUMENTS_FILE, hidden=inside)
@@ -746,5 +751,5 @@ def _check_connector(binding: RecognizedAgent, name: str) -> RecognizedAgent:
 
 
 def _find_only(recorded: dict[str, Leaf | ValueLeaf], ending: str) -> Leaf | ValueLeaf | None:
-    found = [leaf for name, leaf in recorded.items() if name.endswith(f"/{ending}")]
-    return found[0] if len(found) == 1 else None
+    leaves = [leaf for name, leaf in recorded.items() if name.endswith(f"/{ending}")]
+    return leaves[0] if len(leaves) == 1 else None

@@ -98,13 +98,13 @@ def recognise(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: ARG001 
     names = set(tree.names.values())
     if not any(map(_EVIDENCE.fullmatch, names)) or "iter" not in names:
         return None
-    table, seen = TABLE, next((prefix for prefix in _CRITIC if f"{prefix}/_mean" in names), None)
-    if seen is not None:
-        prefixes = {seen: "", _CRITIC[seen]: "critic_"}
+    table, normalizer = TABLE, next((prefix for prefix in _CRITIC if f"{prefix}/_mean" in names), None)
+    if normalizer is not None:
+        prefixes = {normalizer: "", _CRITIC[normalizer]: "critic_"}
         tensors = {
-            f"{p}/{n}": f"normalizer/{w}{ours}"
+            f"{p}/{n}": f"normalizer/{w}{canonical}"
             for p, w in prefixes.items()
-            for n, ours in _STATISTICS.items()
+            for n, canonical in _STATISTICS.items()
         }
         table = replace(table, tensors={**table.tensors, **tensors})
     binding = bind(tree, table)
@@ -118,7 +118,9 @@ def recognise(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: ARG001 
             unplaced["actor"] = (what,)
     empty = {path for path, leaf in tree.plain() if tree.names[path] == "infos" and leaf.value is None}
     binding = replace(binding, unplaced=unplaced, consumed=binding.consumed | empty)
-    return binding if seen is None else replace(binding, facts=_add_normalizer(binding, tree, seen))
+    return (
+        binding if normalizer is None else replace(binding, facts=_add_normalizer(binding, tree, normalizer))
+    )
 
 
 def companions(location: str) -> Sequence[str]:
@@ -152,8 +154,8 @@ def read_companion(binding: RecognizedAgent, file: str, tree: Tree) -> Recognize
 
 
 def _add_normalizer(binding: RecognizedAgent, tree: Tree, where: str) -> AgentMetadata:
-    found = binding.statistics(tree)
-    mean, std = found.get("mean"), found.get("std")
+    statistics = binding.statistics(tree)
+    mean, std = statistics.get("mean"), statistics.get("std")
     if mean is None or std is None:
         return binding.facts
     return binding.facts.read(where, norm=ObservationNormalizer(mean, std=std, epsilon=1e-2, outside=True))
@@ -172,7 +174,7 @@ _MLP = LayerNames("mlp.{s}")
 
 
 def _normalizer_row(entry: PathStep, owner: str) -> StatisticsRow:
-    places = {ours: (entry, key(f"obs_normalizer.{theirs}")) for theirs, ours in _STATISTICS.items()}
+    places = {canonical: (entry, key(f"obs_normalizer.{name}")) for name, canonical in _STATISTICS.items()}
     return StatisticsRow(places, "float32", (1, -1), epsilon=1e-2, outside=True, owner=owner)
 
 

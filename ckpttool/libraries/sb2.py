@@ -77,7 +77,7 @@ def add_ddpg_statistics(known: AgentMetadata, tree: Tree, obs_dim: int) -> Agent
                 decides=True,
             )
         )
-    mean = [each / count[0] for each in sums]
+    mean = [total / count[0] for total in sums]
     var = [max(s / count[0] - m * m, _LEAST) for s, m in zip(squares, mean, strict=True)]
     return known.read(
         COUNTED,
@@ -95,16 +95,16 @@ def read_companion(binding: RecognizedAgent, file: str, tree: Tree) -> Recognize
         return sb3.read_companion(binding, file, tree)
     recorded = {name: where for name, where in binding.facts.origins.items() if name != "norm"}
     bare = replace(binding, facts=binding.facts._replace(norm=None, origins=recorded))
-    found = sb3.read_companion(bare, file, tree)
-    if found is bare:
+    companion = sb3.read_companion(bare, file, tree)
+    if companion is bare:
         return binding
-    norm = found.facts.norm
+    norm = companion.facts.norm
     if norm is None:
-        kept = found.facts.read(LIMITED, norm=limits)
+        kept = companion.facts.read(LIMITED, norm=limits)
     else:
         clip = limits.clip if norm.clip is None else min(norm.clip, limits.clip)
-        kept = found.facts._replace(norm=norm._replace(clip=clip))
-    return replace(found, facts=kept)
+        kept = companion.facts._replace(norm=norm._replace(clip=clip))
+    return replace(companion, facts=kept)
 
 
 _WHOSE = "Stable-Baselines 2"
@@ -131,17 +131,17 @@ def plan(binding: RecognizedAgent, agent: Tree, settings: Settings) -> Plan:
     (`load`: all other settings have their defaults).
     """
     kind = "sac" if write.is_gaussian(binding) else "td3" if write.count_critics(binding) > 1 else "ddpg"
-    made = copy_shared_tensors(
+    file_plan = copy_shared_tensors(
         write.plan_torch_file(_make_table(kind, agent), binding, agent, settings), agent
     )
     parts = [part for part in binding.parts if part.component in schema.RUN]
     alone = kind == "sac" and _ALPHA in agent and _LOG_ALPHA not in agent
-    moves = (*made.moves, *([Move(_ALPHA, (_DATA, key("ent_coef")), ToValue())] if alone else ()))
+    moves = (*file_plan.moves, *([Move(_ALPHA, (_DATA, key("ent_coef")), ToValue())] if alone else ()))
     notes = ["training settings (gamma, tau, noise, ...) are set to the library's defaults"]
     if any(path[0].value in schema.OPTIMIZERS for path in agent):
         notes.append("Stable-Baselines 2 does not save optimizers")
-    added = {**made.added, **_make_settings(kind, binding, agent, parts)}
-    return replace(made, moves=moves, added=added, containers={}, notes=(*made.notes, *notes))
+    added = {**file_plan.added, **_make_settings(kind, binding, agent, parts)}
+    return replace(file_plan, moves=moves, added=added, containers={}, notes=(*file_plan.notes, *notes))
 
 
 def _make_table(kind: str, agent: Tree) -> WritingTable:
@@ -173,10 +173,12 @@ def _list_rows(kind: str) -> Iterator[NetworkRow]:
     for scope, last in _ORDER[kind]:
         title = "/".join(_component_name((*scope.split("/"), "fc0", "kernel"))[:-2])
         component, _, head = title.partition("/")
-        place = f"{component}/{head.replace('qf', 'q') or 'q1'}" if component in schema.CRITICS else component
+        component_title = (
+            f"{component}/{head.replace('qf', 'q') or 'q1'}" if component in schema.CRITICS else component
+        )
         branches = {"log_std": last[1]} if last[1:] else {}
         names = LayerNames("fc{i}", last[0], branches, _LAYER_NORM)
-        yield NetworkRow(place, parse_edge_path(scope), names)
+        yield NetworkRow(component_title, parse_edge_path(scope), names)
 
 
 def _make_settings(
@@ -194,7 +196,7 @@ def _make_settings(
     name = f"stable_baselines.{kind}.policies.{'Ln' if normed else ''}MlpPolicy"
     values: dict[str, Leaf | ValueLeaf] = {
         "policy": ValueLeaf(Record(name)),
-        "observation_space/low": schema.make_float32_tensor([-each for each in infinite]),
+        "observation_space/low": schema.make_float32_tensor([-bound for bound in infinite]),
         "observation_space/high": schema.make_float32_tensor(infinite),
         "action_space/low": schema.make_float32_tensor(low),
         "action_space/high": schema.make_float32_tensor(high),
@@ -207,7 +209,7 @@ def _make_settings(
         # The agent's own clipping without normalisation, else infinity.
         norm, limit = binding.facts.norm, math.inf
         if norm is not None and norm.clip is not None and norm.var is not None:
-            plain = not any(read_numbers(norm.mean)) and all(each == 1 for each in read_numbers(norm.var))
+            plain = not any(read_numbers(norm.mean)) and all(number == 1 for number in read_numbers(norm.var))
             limit = norm.clip if plain else limit
         values |= {"observation_range/0": ValueLeaf(-limit), "observation_range/1": ValueLeaf(limit)}
     values |= {f"policy_kwargs/layers/{n}": ValueLeaf(size) for n, size in enumerate(sizes)}
@@ -225,11 +227,11 @@ def _setting(name: str) -> Path:
 
 def _sizes(kernels: dict[str, list[tuple[int, ...]]]) -> list[int]:
     """Return the hidden layer widths, which are the same in all networks of the library."""
-    found = {title: tuple(shape[1] for shape in each[:-1]) for title, each in kernels.items()}
-    if len(set(found.values())) != 1 or not next(iter(found.values())):
-        shown = ", ".join(f"{title} {list(sizes)}" for title, sizes in found.items())
+    sizes = {title: tuple(shape[1] for shape in shapes[:-1]) for title, shapes in kernels.items()}
+    if len(set(sizes.values())) != 1 or not next(iter(sizes.values())):
+        shown = ", ".join(f"{title} {list(sizes)}" for title, sizes in sizes.items())
         raise UnsupportedError(f"{_WHOSE} requires the same hidden layer sizes in all networks", found=shown)
-    return list(next(iter(found.values())))
+    return list(next(iter(sizes.values())))
 
 
 def _require_late_action(
@@ -247,10 +249,10 @@ def _require_late_action(
 def _has_layer_norms(binding: RecognizedAgent, parts: Sequence[AgentNetwork]) -> bool:
     """Return whether every hidden layer has a layer norm; raise UnsupportedError if only some do."""
     kinds = [[layer.kind for layer in part.layers] for part in parts]
-    normed = [each.count("layer_norm") for each in kinds]
+    normed = [kind.count("layer_norm") for kind in kinds]
     if not any(normed):
         return False
-    if any(each != ["dense", "layer_norm"] * (len(each) // 2) + ["dense"] for each in kinds):
+    if any(kind != ["dense", "layer_norm"] * (len(kind) // 2) + ["dense"] for kind in kinds):
         raise UnsupportedError(f"{_WHOSE} requires layer norms after all hidden layers or after none")
     if binding.facts.epsilon != _EPSILON:
         raise UnsupportedError(
@@ -359,19 +361,19 @@ def recognise(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: ARG001 
     assumed: tuple[str, ...] = ()
     repeated: frozenset[Path] = frozenset()
     if any(path[0] == _PARAMS for path in names if path):
-        found = _name_variables(tree)
-        if found is None:
+        named = _name_variables(tree)
+        if named is None:
             return None
-        names, policy, repeated = found
+        names, policy, repeated = named
         assumed = (f"the variables have no names: they are read in the order in which {policy} creates them",)
-    table, ours = _choose_table(tree, names)
-    binding = bind(Tree({place: tree[path] for place, path in ours.items()}), table) if ours else None
+    table, sources = _choose_table(tree, names)
+    binding = bind(Tree({target: tree[path] for target, path in sources.items()}), table) if sources else None
     if binding is None or not any(part.acts or table is _Q_NETWORKS for part in binding.parts):
         return None
-    moves = tuple(replace(move, source=ours[move.source]) for move in binding.moves.moves)
+    moves = tuple(replace(move, source=sources[move.source]) for move in binding.moves.moves)
     used = {move.source for move in moves} | repeated
     settings = [path for path in tree if path[:1] == (_DATA,) and path not in used]
-    idle = [path for path, each in names.items() if _TRAINING_ONLY.fullmatch("/".join(each))]
+    idle = [path for path, name in names.items() if _TRAINING_ONLY.fullmatch("/".join(name))]
     notes = (make_settings_note(len(settings), "data"),) if settings else ()
     if idle:
         shown = abbreviate_list(sorted("/".join(names[path]) for path in idle), 3)
@@ -383,26 +385,26 @@ def recognise(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: ARG001 
         | frozenset(path for path in _SUMS if path in tree)
     )
     binding = replace(binding, moves=replace(binding.moves, moves=moves), consumed=consumed)
-    binding = replace(binding, facts=_read_metadata(tree, binding, ours)).assuming(*assumed).noted(*notes)
+    binding = replace(binding, facts=_read_metadata(tree, binding, sources)).assuming(*assumed).noted(*notes)
     binding = binding.entered(*sb3.list_custom_classes(tree, (("policy",), "policy")))
     return binding if table is TABLE else _add_choices(binding, tree, names)
 
 
 def _choose_table(tree: Tree, names: Mapping[Path, tuple[str, ...]]) -> tuple[LayoutTable, dict[Path, Path]]:
     """Return the table of the file's algorithm, and its variables by their paths in the components."""
-    if any(each[:1] == ("deepq",) for each in names.values()):
+    if any(name[:1] == ("deepq",) for name in names.values()):
         table, rename = _Q_NETWORKS, _q_network_name
     elif ("model", "pi", "w") in names.values():
-        shared = any(each[1].startswith("shared_fc") for each in names.values() if len(each) > 1)
+        shared = any(name[1].startswith("shared_fc") for name in names.values() if len(name) > 1)
         table, rename = _SHARED if shared else _ON_POLICY, _on_policy_name
-    elif sb3.has_box_actions(tree) and any(each[:2] in _PLACES and len(each) > 2 for each in names.values()):
+    elif sb3.has_box_actions(tree) and any(name[:2] in _PLACES and len(name) > 2 for name in names.values()):
         table, rename = TABLE, _component_name
     else:
         return TABLE, {}
-    other = {each[2] for each in names.values() if each[:2] == ("model", "pi")} - {"w", "b", "logstd"}
+    other = {name[2] for name in names.values() if name[:2] == ("model", "pi")} - {"w", "b", "logstd"}
     if table in (_ON_POLICY, _SHARED) and other:
         return table, {}
-    return table, {tuple(map(attr, rename(each))): path for path, each in names.items()}
+    return table, {tuple(map(attr, rename(name))): path for path, name in names.items()}
 
 
 def _q_network_name(names: tuple[str, ...]) -> tuple[str, ...]:
@@ -435,8 +437,8 @@ def _add_choices(
     if q_network:
         binding = binding.with_q_policies(scores)
     else:
-        other = {each[1] for each in names.values() if each[:1] == ("model",) and len(each) > 2}
-        strange = sorted(each for each in other if each != "q" and not _ON_POLICY_LAYER.fullmatch(each))
+        other = {name[1] for name in names.values() if name[:1] == ("model",) and len(name) > 2}
+        strange = sorted(step for step in other if step != "q" and not _ON_POLICY_LAYER.fullmatch(step))
         if strange:
             reason = f"layers other than dense ones: {', '.join(strange)}"
             binding = binding.refused("actor", reason).refused("value", reason)
@@ -451,22 +453,22 @@ def _add_choices(
 def _component_name(names: tuple[str, ...]) -> tuple[str, ...]:
     """Return a variable's name within its component; the first layer norm of a scope gets a number too."""
     for length in (3, 2):
-        place = _PLACES.get(names[:length])
-        if place is not None and len(names) > length + 1:
+        component = _PLACES.get(names[:length])
+        if component is not None and len(names) > length + 1:
             inner, layer = names[length:-2], names[-2]
             # A Q-function's last layer has its scope's name, whose number is not a layer number.
             layer = "out" if inner and layer == inner[-1] else layer
-            return (*place, *inner, _number_scope(layer), names[-1])
+            return (*component, *inner, _number_scope(layer), names[-1])
     return names
 
 
 def _number_scope(step: str) -> str:
     """Return a layer's scope with a number: TensorFlow numbers repeated scopes from the second on."""
-    found = _NUMBERED.fullmatch(step)
-    return f"{found[1]}_{found[2] or 0}" if found else step
+    match = _NUMBERED.fullmatch(step)
+    return f"{match[1]}_{match[2] or 0}" if match else step
 
 
-def _read_metadata(tree: Tree, binding: RecognizedAgent, ours: Mapping[Path, Path]) -> AgentMetadata:
+def _read_metadata(tree: Tree, binding: RecognizedAgent, sources: Mapping[Path, Path]) -> AgentMetadata:
     facts = sb3.add_settings_metadata(binding.facts, tree)
     if (_DATA, key("her_obs_space")) in tree.containers:
         facts = facts.lacking(
@@ -474,7 +476,7 @@ def _read_metadata(tree: Tree, binding: RecognizedAgent, ours: Mapping[Path, Pat
         )
     first = (attr("actor"), index(0), attr("kernel"))
     kernels = [tree[move.source] for move in binding.moves.moves if move.target == first]
-    ddpg = any(str(path[1].value) == "qf_output" for path in ours if len(path) > 1)
+    ddpg = any(str(path[1].value) == "qf_output" for path in sources if len(path) > 1)
     if ddpg and kernels and isinstance(kernels[0], Leaf):
         # They are the algorithm's own: VecNormalize may have been in use as well.
         facts = add_ddpg_statistics(facts, tree, kernels[0].shape[0]).lacking(STATISTICS_UNKNOWN)
@@ -494,18 +496,18 @@ def _name_variables(tree: Tree) -> tuple[dict[Path, tuple[str, ...]], str, froze
         return None
     if not listed or not isinstance(policy, Record):
         return None
-    found = _POLICY.fullmatch(policy.name)
-    if found is None:
+    match = _POLICY.fullmatch(policy.name)
+    if match is None:
         names = _name_by_shape(tree, [leaf.shape for path, leaf in tree.tensors() if path in listed])
         return None if names is None else (dict(zip(listed, names, strict=True)), policy.name, frozenset())
-    wanted = [name for place, last in _ORDER[found[1]] for name in _variables(tree, place, last)]
+    expected = [name for component, last in _ORDER[match[1]] for name in _variables(tree, component, last)]
     # Older versions list the variables of both graphs, followed by all of them a second time.
-    if not wanted or len(listed) % len(wanted):
+    if not expected or len(listed) % len(expected):
         return None
-    first, rest = listed[: len(wanted)], listed[len(wanted) :]
-    if not all(schema.are_equal(tree, path, first[n % len(wanted)]) for n, path in enumerate(rest)):
+    first, rest = listed[: len(expected)], listed[len(expected) :]
+    if not all(schema.are_equal(tree, path, first[n % len(expected)]) for n, path in enumerate(rest)):
         return None
-    return dict(zip(first, wanted, strict=True)), found[0], frozenset(rest)
+    return dict(zip(first, expected, strict=True)), match[0], frozenset(rest)
 
 
 def _name_by_shape(tree: Tree, shapes: Sequence[Shape]) -> list[tuple[str, ...]] | None:
@@ -544,7 +546,7 @@ def _name_streams(layers: Sequence[tuple[Shape, bool]], outputs: int) -> list[tu
     """Return the variables' names in a Q-network's scope, none if it has other layers than DQN's."""
     half = len(layers) // 2
     first, second = layers[:half], layers[half:]
-    dueling = first[:-1] == second[:-1] and [each[0][1] for each in (*first[-1:], *second[-1:])] == [
+    dueling = first[:-1] == second[:-1] and [name[0][1] for name in (*first[-1:], *second[-1:])] == [
         outputs,
         1,
     ]
@@ -583,12 +585,12 @@ def _list_on_policy_orders(count: int) -> Iterator[list[tuple[str, ...]]]:
 def _fits_on_policy(names: Sequence[tuple[str, ...]], shapes: Sequence[Shape], outputs: int) -> bool:
     """Return whether the shapes are those of a policy, a value and Q-values with these names."""
     sizes = dict(zip(names, shapes, strict=True))
-    if any(sizes[each] != sizes[(*each[:2], "w")][1:] for each in names if each[2] == "b"):
+    if any(sizes[name] != sizes[(*name[:2], "w")][1:] for name in names if name[2] == "b"):
         return False
     if sizes.get(("model", "pi", "logstd"), (1, outputs)) != (1, outputs):
         return False
     kernels = {
-        top: [sizes[each] for each in names if each[2] == "w" and each[1].partition("_")[0] == top]
+        top: [sizes[name] for name in names if name[2] == "w" and name[1].partition("_")[0] == top]
         for top in ("pi", "vf", "q")
     }
     chains = [kernels["pi"], kernels["vf"], [*kernels["vf"][:-1], *kernels["q"]]]
@@ -602,9 +604,9 @@ def _fits_on_policy(names: Sequence[tuple[str, ...]], shapes: Sequence[Shape], o
     )
 
 
-def _variables(tree: Tree, place: str, last: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+def _variables(tree: Tree, component: str, last: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
     sizes = [path for path in tree if path[:3] == (_DATA, key("policy_kwargs"), key("layers"))]
     hidden = [f"fc{number}" for number in range(len(sizes) or _HIDDEN)]
     for layer in (*hidden, *last):
         for name in ("kernel", "bias"):
-            yield (*place.split("/"), layer, name)
+            yield (*component.split("/"), layer, name)

@@ -105,7 +105,7 @@ def add_settings_metadata(known: AgentMetadata, tree: Tree) -> AgentMetadata:
         known = known.read("data/observation_space", observation_space=space)
     # common/preprocessing.py, preprocess_obs: Discrete and MultiDiscrete observations are one-hot.
     parts = _list_space_parts(tree).items()
-    discrete = {name or schema.OBSERVATION: _read_part_choices(tree, name, place) for name, place in parts}
+    discrete = {name or schema.OBSERVATION: _read_part_choices(tree, name, part) for name, part in parts}
     if one_hot := {name: part for name, part in discrete.items() if part is not None}:
         known = known.read("data/observation_space", one_hot=one_hot)
     name = read_activation(tree)
@@ -125,13 +125,13 @@ def read_bound(tree: Tree, end: str) -> tuple[float, ...] | None:
     return numbers if numbers and all(map(math.isfinite, numbers)) else None
 
 
-def _read_space_bound(found: Leaf | ValueLeaf | None) -> tuple[float, ...]:
+def _read_space_bound(leaf: Leaf | ValueLeaf | None) -> tuple[float, ...]:
     """Return the numbers of a space's `low` or `high`; none if they are incomplete."""
-    if isinstance(found, Leaf) and found.dtype == "uint8" and found.size <= _MOST_PIXELS:
-        return tuple(map(float, bytes(found.read())))
-    if isinstance(found, Leaf):
-        return schema.read_numbers(found)
-    text = found.value if isinstance(found, ValueLeaf) else None
+    if isinstance(leaf, Leaf) and leaf.dtype == "uint8" and leaf.size <= _MOST_PIXELS:
+        return tuple(map(float, bytes(leaf.read())))
+    if isinstance(leaf, Leaf):
+        return schema.read_numbers(leaf)
+    text = leaf.value if isinstance(leaf, ValueLeaf) else None
     return _parse_numbers(text) if isinstance(text, str) and "..." not in text else ()
 
 
@@ -142,20 +142,20 @@ def _read_observation_space(tree: Tree) -> schema.ObservationSpace | None:
         return None
     parts = {
         name or schema.OBSERVATION: (
-            _read_space_bound(tree.get((*place, attr("low"))) or tree.get((*place, key("low")))),
-            _read_space_bound(tree.get((*place, attr("high"))) or tree.get((*place, key("high")))),
+            _read_space_bound(tree.get((*part, attr("low"))) or tree.get((*part, key("low")))),
+            _read_space_bound(tree.get((*part, attr("high"))) or tree.get((*part, key("high")))),
         )
-        for name, place in _list_space_parts(tree).items()
+        for name, part in _list_space_parts(tree).items()
     }
     return schema.make_observation_space(library, parts)
 
 
-def _read_part_choices(tree: Tree, part: str, place: Path) -> Choices | None:
+def _read_part_choices(tree: Tree, part: str, path: Path) -> Choices | None:
     """Return the discrete observations of a Dict's part, or of the whole space (""); None for others."""
     if not part:
         return _read_space(tree, "observation_space")
-    space = tree.containers.get(place)
-    members = {name: tree.get((*place, attr(name))) for name in ("n", "nvec", "start")}
+    space = tree.containers.get(path)
+    members = {name: tree.get((*path, attr(name))) for name in ("n", "nvec", "start")}
     return _make_choices(str(space.name).rpartition(".")[2], members) if space is not None else None
 
 
@@ -169,39 +169,39 @@ def _parse_numbers(text: str) -> tuple[float, ...]:
 
 def read_activation(tree: Tree) -> str | None:
     """Return the activation named in `policy_kwargs`; an unknown class keeps its full name."""
-    found = _member(tree, "policy_kwargs", "activation_fn")
-    if found is None:
-        found = _member(tree, "policy_kwargs", "act_fun")
-    if found is None:
+    leaf = _member(tree, "policy_kwargs", "activation_fn")
+    if leaf is None:
+        leaf = _member(tree, "policy_kwargs", "act_fun")
+    if leaf is None:
         # A custom function or class: a name that no supported activation has.
         return _read_partial(tree) or read_class_name(tree, "policy_kwargs", "activation_fn")
-    if not isinstance(found, ValueLeaf) or not isinstance(found.value, Record | str):
-        return str(found.value) if isinstance(found, ValueLeaf) else "?"
-    full = found.value.name if isinstance(found.value, Record) else found.value.strip("<>'").split("'")[-1]
-    ours = full.startswith((TORCH_CLASSES, "tensorflow."))
-    return _ACTIVATIONS.get(full.rpartition(".")[2], full) if ours else full
+    if not isinstance(leaf, ValueLeaf) or not isinstance(leaf.value, Record | str):
+        return str(leaf.value) if isinstance(leaf, ValueLeaf) else "?"
+    full = leaf.value.name if isinstance(leaf.value, Record) else leaf.value.strip("<>'").split("'")[-1]
+    is_known = full.startswith((TORCH_CLASSES, "tensorflow."))
+    return _ACTIVATIONS.get(full.rpartition(".")[2], full) if is_known else full
 
 
 def _read_partial(tree: Tree) -> str | None:
     """Return the activation of a functools.partial, with its arguments unless they change no number."""
     path = (_DATA, key("policy_kwargs"), key("activation_fn"))
-    held = tree.containers.get(path)
-    if held is None or held.name != "functools.partial":
+    container = tree.containers.get(path)
+    if container is None or container.name != "functools.partial":
         return None
     # functools.partial.__reduce__: the class, its arguments, its named arguments.
     state = (*path, attr("__state__"))
     values = {
-        place[len(state) :]: leaf.value
-        for place, leaf in tree.items()
-        if isinstance(leaf, ValueLeaf) and place[: len(state)] == state
+        location[len(state) :]: leaf.value
+        for location, leaf in tree.items()
+        if isinstance(leaf, ValueLeaf) and location[: len(state)] == state
     }
-    made = values.get((index(0),))
-    full = made.name if isinstance(made, Record) else "?"
-    listed = [value for place, value in values.items() if place[:1] == (index(1),) and len(place) > 1]
+    callee = values.get((index(0),))
+    full = callee.name if isinstance(callee, Record) else "?"
+    listed = [value for path, value in values.items() if path[:1] == (index(1),) and len(path) > 1]
     named = {
-        str(place[1].value): value
-        for place, value in values.items()
-        if place[:1] == (index(2),) and len(place) > 1
+        str(location[1].value): value
+        for location, value in values.items()
+        if location[:1] == (index(2),) and len(location) > 1
     }
     function = called_activation(full, listed, named)
     if function is not None:
@@ -217,10 +217,10 @@ def read_class_name(tree: Tree, *names: str) -> str | None:
     cloudpickle stores a custom class by value: its name is among the arguments of its constructor call.
     """
     path = (_DATA, *(key(name) for name in names))
-    found = tree.get(path)
-    if isinstance(found, ValueLeaf):
-        return found.value.name if isinstance(found.value, Record) else None
-    below = [each for each in tree if each[: len(path)] == path]
+    leaf = tree.get(path)
+    if isinstance(leaf, ValueLeaf):
+        return leaf.value.name if isinstance(leaf.value, Record) else None
+    below = [other for other in tree if other[: len(path)] == path]
     if not below:
         return None
     module, name = (
@@ -231,14 +231,14 @@ def read_class_name(tree: Tree, *names: str) -> str | None:
 
 
 def _read_text(tree: Tree, *paths: Path) -> str | None:
-    values = (found.value for path in paths if isinstance(found := tree.get(path), ValueLeaf))
+    values = (leaf.value for path in paths if isinstance(leaf := tree.get(path), ValueLeaf))
     return next((value for value in values if isinstance(value, str)), None)
 
 
 def read_setting(tree: Tree, group: str, name: str, default: Any) -> Any:
     """Return the plain value of one entry in a group of settings."""
-    found = _member(tree, group, name)
-    return found.value if isinstance(found, ValueLeaf) else default
+    leaf = _member(tree, group, name)
+    return leaf.value if isinstance(leaf, ValueLeaf) else default
 
 
 def has_box_actions(tree: Tree) -> bool:
@@ -280,13 +280,13 @@ def _make_choices(kind: str, members: Mapping[str, Leaf | ValueLeaf | None]) -> 
     return schema.make_choices(counts, starts, single=False) if kind == "MultiDiscrete" else None
 
 
-def _read_whole(found: Leaf | ValueLeaf | None) -> tuple[int, ...]:
+def _read_whole(leaf: Leaf | ValueLeaf | None) -> tuple[int, ...]:
     """Return the whole numbers of an entry: a number, an array, or NumPy's text for an array."""
-    value = found.value if isinstance(found, ValueLeaf) else None
+    value = leaf.value if isinstance(leaf, ValueLeaf) else None
     if isinstance(value, str) and "..." not in value:
         numbers = _parse_numbers(value)
-        return tuple(map(int, numbers)) if all(each.is_integer() for each in numbers) else ()
-    return schema.read_whole_numbers(found)
+        return tuple(map(int, numbers)) if all(number.is_integer() for number in numbers) else ()
+    return schema.read_whole_numbers(leaf)
 
 
 def read_image_scaling(tree: Tree) -> str | None:
@@ -309,9 +309,9 @@ def _space_class(tree: Tree, name: str) -> str:
     container = tree.containers.get((_DATA, key(name)))
     if container is not None and container.kind == "record":
         return container.name or ""
-    found = tree.get((_DATA, key(name)))
-    if isinstance(found, ValueLeaf) and isinstance(found.value, Record):
-        return found.value.name
+    leaf = tree.get((_DATA, key(name)))
+    if isinstance(leaf, ValueLeaf) and isinstance(leaf.value, Record):
+        return leaf.value.name
     kind = tree.get((_DATA, key(name), key(":type:")))
     text = kind.value if isinstance(kind, ValueLeaf) else None
     return text.strip("<>").split("'")[-2] if isinstance(text, str) and text.count("'") > 1 else ""
@@ -320,7 +320,7 @@ def _space_class(tree: Tree, name: str) -> str:
 def _member(tree: Tree, group: str, name: str) -> Leaf | ValueLeaf | None:
     """Return an attribute of an unpickled object, or an entry stored as JSON."""
     steps: tuple[PathStep, ...] = (attr(name), key(name))
-    return next((found for step in steps if (found := tree.get((_DATA, key(group), step))) is not None), None)
+    return next((leaf for step in steps if (leaf := tree.get((_DATA, key(group), step))) is not None), None)
 
 
 _STATE_DICT, _CONSTRUCTOR = key("state_dict"), key("data")
@@ -357,8 +357,8 @@ def read_policy_alone(tree: Tree) -> PolicyAlone | None:
     """
     module = read_pickled_module(tree)
     if module is not None:
-        tensors = {(_POLICY, *place): path for place, path in module.sources.items()}
-        whole = _is_whole_policy(str(place[0].value) for place in module.state)
+        tensors = {(_POLICY, *target): path for target, path in module.sources.items()}
+        whole = _is_whole_policy(str(entry[0].value) for entry in module.state)
         return _view(tree, tensors, ()) if whole else None
     saved = any(path[:1] == (_CONSTRUCTOR,) for path in tree) and any(p[:1] == (_STATE_DICT,) for p in tree)
     base: Path = (_STATE_DICT,) if saved else ()
@@ -371,8 +371,8 @@ def read_policy_alone(tree: Tree) -> PolicyAlone | None:
     for path, name in names.items():
         # A converted module has the arrays of its spaces among its tensors.
         space = _SPACE_ARRAY.fullmatch(name)
-        place = (_DATA, key(space[1]), key(space[2])) if space else (_POLICY, key(name))
-        tensors[(_POLICY, key(f"actor.{name}")) if alone else place] = path
+        target = (_DATA, key(space[1]), key(space[2])) if space else (_POLICY, key(name))
+        tensors[(_POLICY, key(f"actor.{name}")) if alone else target] = path
     return _view(tree, tensors, (_CONSTRUCTOR,))
 
 
@@ -391,23 +391,23 @@ def _view(tree: Tree, tensors: Mapping[Path, Path], settings: Path) -> PolicyAlo
     }
     sources = dict(tensors)
     for path, source in paths.items():
-        place = _setting_place(path, settings)
-        if place is not None:
-            sources.setdefault(place, source)
-    leaves = {place: tree[source] for place, source in sources.items()}
+        target = _setting_place(path, settings)
+        if target is not None:
+            sources.setdefault(target, source)
+    leaves = {target: tree[source] for target, source in sources.items()}
     containers = {
-        place: container
+        target: container
         for path, container in tree.containers.items()
-        if (place := _setting_place(path, settings)) is not None
+        if (target := _setting_place(path, settings)) is not None
     }
     extractor = tree.containers.get((*settings, key("features_extractor")))
-    for place, found in (
+    for target, record in (
         ((*_KWARGS, key(_EXTRACTOR_CLASS)), extractor if settings else None),
         ((_DATA, key("policy_class")), None if settings else tree.containers.get(())),
     ):
-        if found is not None and found.name:
-            leaves[place] = ValueLeaf(Record(found.name))
-    places = {source: place for place, source in tensors.items()}
+        if record is not None and record.name:
+            leaves[target] = ValueLeaf(Record(record.name))
+    places = {source: target for target, source in tensors.items()}
     aliases = {
         places[path]: tuple(Alias((_POLICY, *alias.path[len(path) - 1 :]), alias.key) for alias in rest)
         for path, rest in tree.aliases.items()
@@ -468,9 +468,9 @@ def find_policy_norms(tree: Tree, component: str) -> PolicyNorms:
     return PolicyNorms(
         tuple(BatchNorm(number, epsilon) for number in range(len(norms))),
         tuple(
-            Move(modules[name][theirs], (*schema.batch_norm_path(component, number), attr(ours)), KEEP)
+            Move(modules[name][stored], (*schema.batch_norm_path(component, number), attr(canonical)), KEEP)
             for number, name in enumerate(norms)
-            for theirs, ours in _TENSORS.items()
+            for stored, canonical in _TENSORS.items()
         ),
         frozenset(tree.names[path] for name in norms for path in modules[name].values()),
         () if isinstance(epsilon_setting, float) else (sentence,),
@@ -480,11 +480,11 @@ def find_policy_norms(tree: Tree, component: str) -> PolicyNorms:
 def _list_chain_modules(tree: Tree, component: str) -> dict[str, dict[str, Path]]:
     """Return the modules of a policy's chain in file order, with their tensors."""
     pattern = re.compile(rf"{component}\.(latent_pi\.\d+|mu(?:\.0)?)\.(\w+)")
-    found: dict[str, dict[str, Path]] = {}
+    modules: dict[str, dict[str, Path]] = {}
     for path in tree:
         if len(path) == 2 and path[0] == _POLICY and (name := pattern.fullmatch(str(path[1].value))):
-            found.setdefault(name[1], {})[name[2]] = path
-    return found
+            modules.setdefault(name[1], {})[name[2]] = path
+    return modules
 
 
 _SPACE = (_DATA, key("observation_space"))
@@ -523,7 +523,7 @@ def find_encoder(tree: Tree, component: str, unplaced: tuple[str, ...]) -> Polic
     moves: list[Move] = []
     for name, shape in spaces.items():
         prefix = f"extractors.{name}." if several else ""
-        mine = {each.removeprefix(prefix): own.pop(each) for each in list(own) if each.startswith(prefix)}
+        mine = {name.removeprefix(prefix): own.pop(name) for name in list(own) if name.startswith(prefix)}
         stream = _read_input(tree, name, shape, mine)
         if stream is None:
             return None
@@ -562,16 +562,16 @@ def _read_space_shapes(tree: Tree) -> dict[str, Shape]:
 
     A discrete observation is a one-hot row.
     """
-    found: dict[str, Shape] = {}
-    for name, place in _list_space_parts(tree).items():
-        space = tree.containers.get(place)
+    shapes: dict[str, Shape] = {}
+    for name, part_path in _list_space_parts(tree).items():
+        space = tree.containers.get(part_path)
         if space is not None and str(space.name).endswith((".Box", ".MultiBinary")):
-            found[name] = _shape(tree, (*place, attr("_shape")))
-        elif (choices := _read_part_choices(tree, name, place)) is not None:
-            found[name] = (sum(choices.counts),)
+            shapes[name] = _shape(tree, (*part_path, attr("_shape")))
+        elif (choices := _read_part_choices(tree, name, part_path)) is not None:
+            shapes[name] = (sum(choices.counts),)
         else:
             return {}
-    return found
+    return shapes
 
 
 def _list_space_parts(tree: Tree) -> dict[str, Path]:
@@ -583,8 +583,8 @@ def _list_space_parts(tree: Tree) -> dict[str, Path]:
     return {name: (*parts, key(name)) for name in names} or {"": _SPACE}
 
 
-def _shape(tree: Tree, place: Path) -> Shape:
-    leaves = [tree[path] for path in tree if path[: len(place)] == place and len(path) > len(place)]
+def _shape(tree: Tree, location: Path) -> Shape:
+    leaves = [tree[path] for path in tree if path[: len(location)] == location and len(path) > len(location)]
     sizes = [leaf.value for leaf in leaves if isinstance(leaf, ValueLeaf) and type(leaf.value) is int]
     return tuple(sizes) if len(sizes) == len(leaves) else ()
 
@@ -620,7 +620,7 @@ def _read_input(tree: Tree, part: str, shape: Shape, tensors: NamedTensors) -> E
     if not tensors:
         return None if image is None else EncoderInput(name, shape, divided, flattened=image)
     modules = (*_CONVOLUTIONS, _LINEAR)
-    if set(tensors) != {f"{module}.{each}" for module in modules for each in ("weight", "bias")}:
+    if set(tensors) != {f"{module}.{suffix}" for module in modules for suffix in ("weight", "bias")}:
         return None
     if not fits_nature_encoder(shape, [_leaf_shape(tree, tensors[f"{module}.weight"]) for module in modules]):
         return None
@@ -632,14 +632,14 @@ def _is_image_space(tree: Tree, part: str, shape: Shape) -> bool | None:
 
     common/preprocessing.py, is_image_space: bytes of three axes, from 0 to 255.
     """
-    place = _list_space_parts(tree).get(part, ())
-    dtype = tree.get((*place, attr("dtype")))
+    part_path = _list_space_parts(tree).get(part, ())
+    dtype = tree.get((*part_path, attr("dtype")))
     record = dtype.value if isinstance(dtype, ValueLeaf) else None
     if not isinstance(record, Record) or record.name != "numpy.dtype" or len(shape) != _IMAGE_AXES:
         return None
     if record.summary != "u1":
         return False
-    bounds = [_read_space_bound(tree.get((*place, attr(end)))) for end in ("low", "high")]
+    bounds = [_read_space_bound(tree.get((*part_path, attr(end)))) for end in ("low", "high")]
     if (_DATA, key("unknown_observation_bounds")) in tree or {*map(len, bounds)} != {math.prod(shape)}:
         return None
     return {*bounds[0]} == {0.0} and {*bounds[1]} == {255.0}
@@ -658,12 +658,12 @@ def read_encoder_orders(tree: Tree) -> dict[Path, WeightUse]:
         str(path[1].value): path for path in tree if len(path) == 2 and path[0] == _POLICY
     }
     inside = {name: name[: name.index(_INSIDE) + len(_INSIDE)] for name in names if _INSIDE in name}
-    found: dict[Path, WeightUse] = {}
+    uses: dict[Path, WeightUse] = {}
     for start in dict.fromkeys(inside.values()):
-        own = {name.removeprefix(start): names[name] for name, each in inside.items() if each == start}
+        own = {name.removeprefix(start): names[name] for name, prefix in inside.items() if prefix == start}
         for name, shape in spaces.items():
             prefix = f"extractors.{name}." if several else ""
-            mine = {each.removeprefix(prefix): own.pop(each) for each in list(own) if each.startswith(prefix)}
+            mine = {name.removeprefix(prefix): own.pop(name) for name in list(own) if name.startswith(prefix)}
             flattened = not mine and len(shape) >= _IMAGE_AXES
             if flattened or _read_input(tree, name, shape, mine) is None:
                 return {}
@@ -671,11 +671,11 @@ def read_encoder_orders(tree: Tree) -> dict[Path, WeightUse]:
                 channels = _leaf_shape(tree, mine[f"{_CONVOLUTIONS[-1]}.weight"])[0]
                 dense = mine[f"{_LINEAR}.weight"]
                 parts = ((_leaf_shape(tree, dense)[1] // channels, channels),)
-                found[dense] = WeightUse(framework_order(parts, "torch"))
+                uses[dense] = WeightUse(framework_order(parts, "torch"))
         if own:
             return {}
     after = {path: WeightUse(NO_IMAGE) for name, path in names.items() if name not in inside}
-    return {**after, **found} if found else {}
+    return {**after, **uses} if uses else {}
 
 
 def fits_nature_encoder(images: Shape, kernels: Sequence[Shape]) -> bool:
@@ -704,10 +704,10 @@ def move_encoder(
 ) -> Iterator[Move]:
     """Yield the moves of an encoder's convolutions, and of the dense layer `linear.0`, from their modules."""
     for number, module in enumerate(modules):
-        place = schema.stream_layer_path(component, stream, number)
+        layer_path = schema.stream_layer_path(component, stream, number)
         turned = TRANSPOSE if module == _LINEAR else kernel_permutation(2)
-        yield Move(tensors[f"{module}.weight"], (*place, schema.KERNEL), turned)
-        yield Move(tensors[f"{module}.bias"], (*place, schema.BIAS), KEEP)
+        yield Move(tensors[f"{module}.weight"], (*layer_path, schema.KERNEL), turned)
+        yield Move(tensors[f"{module}.bias"], (*layer_path, schema.BIAS), KEEP)
 
 
 _STATISTICS = ("vecnormalize.pkl", "vec_normalize.pkl", "obs_rms.pkl")
@@ -744,13 +744,13 @@ def companions(location: str) -> list[str]:
     own = [os.path.join(folder, f"{steps[1]}_vecnormalize_{steps[2]}.pkl")] if steps else []
     folders = list(_list_folders(folder, stem))
     names = (*_STATISTICS, *_SETTINGS)
-    return [*own, *(os.path.join(each, file) for file in names for each in folders)]
+    return [*own, *(os.path.join(folder, file) for file in names for folder in folders)]
 
 
 def names_environment(location: str) -> bool:
     """Return whether a file beside the agent records its environment."""
-    files = (each for each in companions(location) if os.path.basename(each) == _SETTINGS[1])
-    return any(filesystem.isfile(each) for each in files)
+    files = (companion for companion in companions(location) if os.path.basename(companion) == _SETTINGS[1])
+    return any(filesystem.isfile(file) for file in files)
 
 
 def _list_folders(folder: str, stem: str) -> Iterator[str]:
@@ -776,19 +776,19 @@ def _add_statistics(binding: RecognizedAgent, tree: Tree, name: str) -> Recogniz
     """Add the running statistics; `norm_obs` may state that observations were not normalised."""
     if "norm" in binding.facts.origins:
         return binding
-    found = {shown: tree[path] for path, shown in tree.names.items()}
-    mean, var = (found.get(f"{at}{n}") for at, n in (("obs_rms/", "mean"), ("obs_rms/", "var")))
-    if mean is None and not any(shown.startswith(("obs_rms", "ret_rms")) for shown in found):
-        mean, var = found.get("mean"), found.get("var")
-    if _plain_value(found, "norm_obs") is False:
+    entries = {shown: tree[path] for path, shown in tree.names.items()}
+    mean, var = (entries.get(f"{at}{n}") for at, n in (("obs_rms/", "mean"), ("obs_rms/", "var")))
+    if mean is None and not any(shown.startswith(("obs_rms", "ret_rms")) for shown in entries):
+        mean, var = entries.get("mean"), entries.get("var")
+    if _plain_value(entries, "norm_obs") is False:
         return replace(binding, facts=binding.facts.read(name, norm=None))
     sizes: dict[str, int] = {}
     if not isinstance(mean, Leaf) or not isinstance(var, Leaf):
-        parts = _read_dict_statistics(found)
+        parts = _read_dict_statistics(entries)
         if not parts:
             return binding
         fronts = [front for component, front in binding.fronts.items() if component == "actor"]
-        rows = {each.name: each.size for front in fronts for each in front.streams if not each.image}
+        rows = {stream.name: stream.size for front in fronts for stream in front.streams if not stream.image}
         # In the order of the policy's inputs, in which a conversion has them as one row.
         parts = {part: parts[part] for part in sorted(parts, key=[*rows, *parts].index)}
         mean, var = (
@@ -798,7 +798,7 @@ def _add_statistics(binding: RecognizedAgent, tree: Tree, name: str) -> Recogniz
         if any(rows.get(part) != size or len(parts[part][1]) != size for part, size in sizes.items()):
             facts = binding.facts.without_lack(STATISTICS_UNKNOWN).lacking(DICT_UNKNOWN)
             return replace(binding, facts=facts)
-    epsilon, clip = _plain_value(found, "epsilon"), _plain_value(found, "clip_obs")
+    epsilon, clip = _plain_value(entries, "epsilon"), _plain_value(entries, "clip_obs")
     limit = float(clip) if isinstance(clip, int | float) else read_default_clip(tree)
     norm = ObservationNormalizer(
         mean,
@@ -815,20 +815,20 @@ def _add_statistics(binding: RecognizedAgent, tree: Tree, name: str) -> Recogniz
 
 
 def _read_dict_statistics(
-    found: Mapping[str, Leaf | ValueLeaf],
+    entries: Mapping[str, Leaf | ValueLeaf],
 ) -> dict[str, tuple[tuple[float, ...], tuple[float, ...]]]:
     """Return mean and variance of the parts of a Dict observation that VecNormalize normalises."""
-    names = [shown.split("/") for shown in found]
-    keys = dict.fromkeys(each[1] for each in names if each[0] == "obs_rms" and len(each) > 2)
+    names = [shown.split("/") for shown in entries]
+    keys = dict.fromkeys(name[1] for name in names if name[0] == "obs_rms" and len(name) > 2)
     chosen = [
         leaf.value
-        for shown, leaf in found.items()
+        for shown, leaf in entries.items()
         if shown.startswith("norm_obs_keys/") and isinstance(leaf, ValueLeaf)
     ]
     return {
         part: (
-            schema.read_numbers(found.get(f"obs_rms/{part}/mean")),
-            schema.read_numbers(found.get(f"obs_rms/{part}/var")),
+            schema.read_numbers(entries.get(f"obs_rms/{part}/mean")),
+            schema.read_numbers(entries.get(f"obs_rms/{part}/var")),
         )
         for part in (map(str, chosen) if chosen else keys)
     }
@@ -845,20 +845,20 @@ def read_default_clip(tree: Tree) -> float | None:
 
 def _add_hyperparameters(binding: RecognizedAgent, tree: Tree) -> RecognizedAgent:
     """Read from the hyperparameters whether statistics are needed, and the environment's wrappers."""
-    found = {shown: tree[path] for path, shown in tree.names.items()}
+    entries = {shown: tree[path] for path, shown in tree.names.items()}
     # In another program's config.yml a missing key means nothing; the zoo's always names the policy.
-    named = {shown.partition("/")[0] for shown in found}
+    named = {shown.partition("/")[0] for shown in entries}
     facts = (
         binding.facts.without_lack(STATISTICS_UNKNOWN) if named & {"policy", "normalize"} else binding.facts
     )
-    if _needs_statistics(found) and "norm" not in binding.facts.origins:
+    if _needs_statistics(entries) and "norm" not in binding.facts.origins:
         facts = facts.lacking(_MISSING)
     wrappers = tuple(
         named
         for group in ("env_wrapper", "vec_env_wrapper")
         for named in _list_wrappers(_nest_settings(tree, group))
     )
-    stack = _plain_value(found, "frame_stack")
+    stack = _plain_value(entries, "frame_stack")
     if isinstance(stack, int) and not isinstance(stack, bool) and stack > 1:
         facts = facts.read(_SETTINGS[0], stacked=stack)
     if wrappers or facts.stacked > 1:
@@ -869,32 +869,32 @@ def _add_hyperparameters(binding: RecognizedAgent, tree: Tree) -> RecognizedAgen
 
 def _nest_settings(tree: Tree, group: str) -> Any:
     """Return the settings under a name as lists, mappings and plain values."""
-    found: dict[Any, Any] = {}
+    settings: dict[Any, Any] = {}
     for path, leaf in tree.plain():
         if path[:1] != (key(group),):
             continue
-        place = found
+        target = settings
         for step in path[:-1]:
-            place = place.setdefault(step, {})
-        place[path[-1]] = leaf.value
-    return _to_plain(found.get(key(group)))
+            target = target.setdefault(step, {})
+        target[path[-1]] = leaf.value
+    return _to_plain(settings.get(key(group)))
 
 
 def _to_plain(node: Any) -> Any:
     if not isinstance(node, dict):
         return node
     if all(step.kind == "index" for step in node):
-        return [_to_plain(each) for each in node.values()]
-    return {str(step.value): _to_plain(each) for step, each in node.items()}
+        return [_to_plain(child) for child in node.values()]
+    return {str(step.value): _to_plain(child) for step, child in node.items()}
 
 
 def _list_wrappers(node: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Yield the wrappers: a name, a mapping of a name to its arguments, or a list of those."""
-    for each in node if isinstance(node, list) else [node]:
-        if isinstance(each, str):
-            yield each, {}
-        elif isinstance(each, dict):
-            for name, arguments in each.items():
+    for item in node if isinstance(node, list) else [node]:
+        if isinstance(item, str):
+            yield item, {}
+        elif isinstance(item, dict):
+            for name, arguments in item.items():
                 yield name, arguments if isinstance(arguments, dict) else {}
 
 
@@ -902,40 +902,40 @@ def _add_environment_arguments(facts: AgentMetadata, file: str, arguments: Any) 
     """Return the facts with environment arguments, except large ones and those that may name a file."""
     if not isinstance(arguments, dict) or not arguments:
         return facts
-    taken = {name: value for name, value in arguments.items() if name not in _DRAWN}
-    plain = {name: value for name, value in taken.items() if are_arguments({name: value})}
+    used = {name: value for name, value in arguments.items() if name not in _DRAWN}
+    plain = {name: value for name, value in used.items() if are_arguments({name: value})}
     all_of_them = {**facts.env_arguments, **plain}
     if not are_arguments(all_of_them):
         plain = {}
-    left = sorted(taken.keys() - plain.keys())
+    left = sorted(used.keys() - plain.keys())
     if left:
         what = f"environment arguments in {file} ({abbreviate_list(left, 3)}): only a few numbers are used"
         facts = facts.lacking(unknown_fact("environment", what, decides=True))
     return facts.read(file, env_arguments=all_of_them) if plain else facts
 
 
-def _needs_statistics(found: dict[str, Leaf | ValueLeaf]) -> bool:
+def _needs_statistics(entries: dict[str, Leaf | ValueLeaf]) -> bool:
     # `normalize` is a boolean, or the text of a dict of VecNormalize's arguments.
-    setting = _plain_value(found, "normalize")
+    setting = _plain_value(entries, "normalize")
     if isinstance(setting, str):
         return re.search(r"norm_obs['\"]?\s*[:=]\s*False", setting) is None
     # A mapping of arguments also enables it; norm_obs is true unless set to false.
     groups = ("normalize", "normalize_kwargs")
-    quiet = any(_plain_value(found, f"{group}/norm_obs") is False for group in groups)
-    return (bool(setting) or any(shown.startswith("normalize/") for shown in found)) and not quiet
+    quiet = any(_plain_value(entries, f"{group}/norm_obs") is False for group in groups)
+    return (bool(setting) or any(shown.startswith("normalize/") for shown in entries)) and not quiet
 
 
 def _arguments(binding: RecognizedAgent, tree: Tree) -> RecognizedAgent:
     """Add the environment's plain id and its arguments; an id that requires an import is not used."""
-    found = {shown: tree[path] for path, shown in tree.names.items()}
-    env = tf2rl.plain_id(_plain_value(found, "env"))
+    entries = {shown: tree[path] for path, shown in tree.names.items()}
+    env = tf2rl.plain_id(_plain_value(entries, "env"))
     facts = binding.facts if env is None else binding.facts.read(_SETTINGS[1], env=env)
     facts = _add_environment_arguments(facts, _SETTINGS[1], _nest_settings(tree, "env_kwargs"))
     return binding if facts is binding.facts else replace(binding, facts=facts)
 
 
-def _plain_value(found: dict[str, Leaf | ValueLeaf], name: str) -> object:
-    leaf = found.get(name)
+def _plain_value(entries: dict[str, Leaf | ValueLeaf], name: str) -> object:
+    leaf = entries.get(name)
     return leaf.value if isinstance(leaf, ValueLeaf) else None
 
 
@@ -1043,14 +1043,18 @@ def plan(binding: RecognizedAgent, agent: Tree, settings: Settings) -> Plan:
         file = STATISTICS_FILE
         load = f'VecNormalize.load("{file}", venv)'
         notes.append(f"observation statistics are in {file} beside the target; load them with {load}")
-    counters = {ours: (_DATA, key(theirs)) for theirs, ours in _COUNTERS.items()}
+    counters = {canonical: (_DATA, key(counter)) for counter, canonical in _COUNTERS.items()}
     writing = replace(writing, counters=counters, notes=(*notes, *writing.notes))
-    found = plan_torch_file(writing, binding, agent, settings)
+    file_plan = plan_torch_file(writing, binding, agent, settings)
     # The library's zip needs no containers, but the settings to build the policy.
-    added = {**found.added, **_make_settings(policy, binding, agent)}
-    notes = [*found.notes, *_list_rate_notes(found, agent)]
+    added = {**file_plan.added, **_make_settings(policy, binding, agent)}
+    notes = [*file_plan.notes, *_list_rate_notes(file_plan, agent)]
     return replace(
-        found, added=added, assumed=(*found.assumed, *policy.assumed), containers={}, notes=tuple(notes)
+        file_plan,
+        added=added,
+        assumed=(*file_plan.assumed, *policy.assumed),
+        containers={},
+        notes=tuple(notes),
     )
 
 
@@ -1115,8 +1119,8 @@ def _make_on_policy_table(binding: RecognizedAgent, agent: Tree) -> tuple[Writin
     """Return the table of PPO or A2C, which differ in the optimizer, and the policy class."""
     discrete = binding.facts.head == "argmax"
     rows: list[NetworkRow | SingleTensorRow] = [
-        NetworkRow(ours, (_POLICY,), LayerNames(f"mlp_extractor.{theirs}_net.{{s}}", last))
-        for ours, theirs, last in (("actor", "policy", "action_net"), ("value", "value", "value_net"))
+        NetworkRow(canonical, (_POLICY,), LayerNames(f"mlp_extractor.{stored}_net.{{s}}", last))
+        for canonical, stored, last in (("actor", "policy", "action_net"), ("value", "value", "value_net"))
     ]
     if not discrete:
         rows.insert(0, SingleTensorRow("actor/log_std", (_POLICY, key("log_std")), (-1,)))
@@ -1151,8 +1155,8 @@ def _make_q_table(binding: RecognizedAgent, agent: Tree) -> tuple[WritingTable, 
     quantiles = find_quantiles(binding, agent, QUANTILES)
     net = "quantile_net" if quantiles else "q_net"
     rows = [
-        NetworkRow(place, (_POLICY,), LayerNames(f"{module}.{net}.{{s}}"), quantiles and quantiles.swapped)
-        for place, module in (("critic/q1", net), ("critic_target/q1", f"{net}_target"))
+        NetworkRow(part, (_POLICY,), LayerNames(f"{module}.{net}.{{s}}"), quantiles and quantiles.swapped)
+        for part, module in (("critic/q1", net), ("critic_target/q1", f"{net}_target"))
     ]
     writing = WritingTable(
         _WHOSE,
@@ -1203,7 +1207,7 @@ def _make_settings(
     if binding.layout != TABLE.name:  # a file of this layout keeps its own, of any type
         ends = schema.observation_bounds(binding.facts.observation_space).get(schema.OBSERVATION, ())
         for name, row in zip(("low", "high"), ends, strict=False):
-            if all(len(each) in (1, inputs) for each in ends):
+            if all(len(end) in (1, inputs) for end in ends):
                 values[*_SPACE, attr(name)] = schema.make_float32_tensor(row * (inputs // len(row)))
     if module != f"activation.{_MODULES[policy.activation]}":  # the default is not stored in its file
         values[*group, key("activation_fn")] = ValueLeaf(Record(f"torch.nn.modules.{module}"))
@@ -1216,7 +1220,7 @@ def _make_settings(
 
 def _require_q_functions(sizes: Mapping[str, list[int]], every: Sequence[list[int]]) -> None:
     """Raise UnsupportedError unless the Q-functions are alike, of observation and action."""
-    if any(each != sizes["qf"] for each in every) or sizes["qf"][-1] != 1:
+    if any(size != sizes["qf"] for size in every) or sizes["qf"][-1] != 1:
         raise UnsupportedError("Stable-Baselines3 requires Q-functions of the same size with one output")
     if sizes["qf"][0] != sizes["pi"][0] + sizes["pi"][-1]:
         raise UnsupportedError(
@@ -1229,7 +1233,7 @@ def _make_action_space(binding: RecognizedAgent, agent: Tree) -> Iterator[tuple[
 
     A Q-network chooses one action; what other discrete outputs mean follows from the space only.
     """
-    place, choices = (_DATA, key("action_space")), binding.facts.choices
+    space, choices = (_DATA, key("action_space")), binding.facts.choices
     if choices is None and has_q_policy(binding):
         acting = next(part for part in binding.parts if part.acts)
         choices = Choices((_sizes(agent, acting)[-1],), (0,))
@@ -1240,15 +1244,15 @@ def _make_action_space(binding: RecognizedAgent, agent: Tree) -> Iterator[tuple[
         )
     if choices is None:
         low, high = _bounds(binding, agent)
-        yield (*place, attr("low")), schema.make_float32_tensor(low)
-        yield (*place, attr("high")), schema.make_float32_tensor(high)
+        yield (*space, attr("low")), schema.make_float32_tensor(low)
+        yield (*space, attr("high")), schema.make_float32_tensor(high)
     elif choices.single:
-        yield (*place, attr("n")), ValueLeaf(choices.counts[0])
-        yield (*place, attr("start")), ValueLeaf(choices.starts[0])
+        yield (*space, attr("n")), ValueLeaf(choices.counts[0])
+        yield (*space, attr("start")), ValueLeaf(choices.starts[0])
     else:
         for name, numbers in (("nvec", choices.counts), ("start", choices.starts)):
             for position, number in enumerate(numbers):
-                yield (*place, attr(name), index(position)), ValueLeaf(number)
+                yield (*space, attr(name), index(position)), ValueLeaf(number)
 
 
 def _bounds(binding: RecognizedAgent, agent: Tree) -> tuple[Sequence[float], Sequence[float]]:
@@ -1314,9 +1318,9 @@ TABLE = LayoutTable(
         # gSDE's matrix of standard deviations is not a layer: it only scales noise in training.
         "policy/actor/log_std": "actor/log_std",
         **{
-            f"{variables}/{theirs}": f"temperature/{ours}"
+            f"{variables}/{stored}": f"temperature/{canonical}"
             for variables in ("pytorch_variables", "tensors")
-            for theirs, ours in (("log_ent_coef", "log_alpha"), ("ent_coef_tensor", "alpha"))
+            for stored, canonical in (("log_ent_coef", "log_alpha"), ("ent_coef_tensor", "alpha"))
         },
     },
     seen="agents from rl-trained-agents; every algorithm, saved by the library and its contrib 2.9.2",
@@ -1412,7 +1416,7 @@ def _recognise_algorithm(tree: Tree) -> RecognizedAgent | None:
         binding = bind(replace(tree, leaves=leaves, aliases=aliases), TABLE)
     elif any(map(_Q.match, names)):
         binding = _bind_discrete(tree)
-    elif any(_PART.match(each) for each in names):
+    elif any(_PART.match(name) for name in names):
         binding = _bind_on_policy(tree, _ON_POLICY if any(map(_VALUE.match, names)) else _SEARCHED)
     else:
         return None
@@ -1434,15 +1438,15 @@ def list_custom_classes(tree: Tree, *settings: tuple[tuple[str, ...], str]) -> I
 
 def _bind_on_policy(tree: Tree, table: LayoutTable) -> RecognizedAgent | None:
     """Bind a tree after regrouping its modules into policy and value."""
-    ours: dict[Path, Path] = {}
+    sources: dict[Path, Path] = {}
     for path in tree:
         module = _PART.match(str(path[1].value)) if len(path) == 2 and path[0] == _POLICY else None
         component = _PARTS.get(module[1]) if module else None
-        ours[path if component is None else (key(component), path[1])] = path
-    binding = bind(Tree({place: tree[path] for place, path in ours.items()}), table)
+        sources[path if component is None else (key(component), path[1])] = path
+    binding = bind(Tree({target: tree[path] for target, path in sources.items()}), table)
     if binding is None or not any(part.component == "actor" for part in binding.parts):
         return None
-    binding = binding.moved(lambda path: ours[path])
+    binding = binding.moved(lambda path: sources[path])
     # Policies of PPO and A2C that act in a Box have deviations.
     deviations = (_POLICY, key("log_std")) in tree
     if not _space_class(tree, "action_space") and table is _ON_POLICY and not deviations:
@@ -1508,14 +1512,14 @@ def _add_metadata(binding: RecognizedAgent, tree: Tree) -> RecognizedAgent:
             unplaced["actor"] = (*unplaced.get("actor", ()), f"a mean clipped to {clip}")
     # common/distributions.py, StateDependentNoiseDistribution: [features, actions] instead of [actions].
     deviations = (tree.get((_POLICY, key(name))) for name in ("log_std", "actor.log_std"))
-    if any(isinstance(each, Leaf) and len(each.shape) == 2 for each in deviations):
+    if any(isinstance(deviation, Leaf) and len(deviation.shape) == 2 for deviation in deviations):
         facts = facts._replace(distribution=schema.ActionDistribution("gsde"))
     if read_setting(tree, "policy_kwargs", "squash_output", False) is True:
         facts = facts._replace(head="affine")
     facts = _add_class_defaults(facts, tree)
     # Weights alone have neither an activation nor the settings whose default it is.
     settings = ((_DATA, key("policy_class")), (*_KWARGS, key("activation_fn")))
-    if not any(path[: len(place)] == place for path in tree for place in settings):
+    if not any(path[: len(setting)] == setting for path in tree for setting in settings):
         facts = facts.lacking(NO_ACTIVATIONS)
         bounded = facts.head == "argmax" or facts.action_low is not None
         facts = facts if bounded else facts.lacking(NO_BOUNDS)
@@ -1557,8 +1561,8 @@ def _add_class_defaults(facts: AgentMetadata, tree: Tree) -> AgentMetadata:
     """
     kind = read_class_name(tree, "policy_class")
     arguments = (_DATA, key("policy_kwargs"))
-    given = arguments in tree.containers or any(path[:2] == arguments for path in tree)
-    if kind is None or not kind.startswith(_LIBRARIES) or not given:
+    stated = arguments in tree.containers or any(path[:2] == arguments for path in tree)
+    if kind is None or not kind.startswith(_LIBRARIES) or not stated:
         return facts
     if "hidden" not in facts.origins:
         facts = facts.read("data/policy_kwargs", hidden=facts.hidden)
@@ -1567,24 +1571,24 @@ def _add_class_defaults(facts: AgentMetadata, tree: Tree) -> AgentMetadata:
 
 def _list_extractor_tensors(tree: Tree) -> dict[str, list[Path]]:
     """Return the extractor and memory tensors, which are not in layers, by component."""
-    found: dict[str, list[Path]] = {}
+    tensors: dict[str, list[Path]] = {}
     for path in tree:
         name = str(path[1].value) if len(path) == 2 and path[0] == _POLICY else ""
         if extractor := _EXTRACTOR.match(name):
             # A policy of PPO or A2C has one extractor for all networks, or one each.
             component = (extractor[1] or "actor").replace("quantile_net", "q_net").replace("q_net", "critic")
-            found.setdefault(component, []).append(path)
+            tensors.setdefault(component, []).append(path)
         elif memory := _MEMORY.match(name):
-            found.setdefault("value" if memory[1] else "actor", []).append(path)
-    return found
+            tensors.setdefault("value" if memory[1] else "actor", []).append(path)
+    return tensors
 
 
 def _move_counters(tree: Tree) -> list[Move]:
     """Return the moves of the counts of updates and environment steps."""
-    found = []
-    for theirs, ours in _COUNTERS.items():
-        path = (_DATA, key(theirs))
+    counters = []
+    for stored, canonical in _COUNTERS.items():
+        path = (_DATA, key(stored))
         leaf = tree.get(path)
         if isinstance(leaf, ValueLeaf) and type(leaf.value) is int and 0 <= leaf.value < 1 << 62:
-            found.append(Move(path, (attr(ours),), ToTensor("int64")))
-    return found
+            counters.append(Move(path, (attr(canonical),), ToTensor("int64")))
+    return counters

@@ -319,7 +319,7 @@ class AgentNetwork(NamedTuple):
         kinds = [layer.kind for layer in self.layers]
         dense = [position for position, kind in enumerate(kinds) if kind == "dense"]
         return tuple(
-            sum(each <= position for each in dense) - 1
+            sum(number <= position for number in dense) - 1
             if dense[0] <= position < dense[-1] and kinds[position + 1] not in NORM_LAYERS
             else None
             for position in range(len(kinds))
@@ -410,8 +410,8 @@ class Choices(NamedTuple):
     @staticmethod
     def read(found: Mapping[str, Any]) -> Choices:
         """Return the choices of a JSON object in the form of `document`."""
-        held: dict[str, Any] = {n: tuple(v) if isinstance(v, list) else v for n, v in found.items()}
-        return Choices(**held)
+        values: dict[str, Any] = {n: tuple(v) if isinstance(v, list) else v for n, v in found.items()}
+        return Choices(**values)
 
 
 class ActionDistribution(NamedTuple):
@@ -536,8 +536,8 @@ def make_observation_space(
         for name, (low, high) in parts.items()
         if low and len(low) == len(high)
     }
-    found = {name: part for name, part in every.items() if max(map(len, part.values())) <= _MOST_BOUNDS}
-    return {"library": library, "parts": found} if found else None
+    inputs = {name: part for name, part in every.items() if max(map(len, part.values())) <= _MOST_BOUNDS}
+    return {"library": library, "parts": inputs} if inputs else None
 
 
 def observation_bounds(space: ObservationSpace | None) -> dict[str, tuple[list[float], list[float]]]:
@@ -549,7 +549,7 @@ def observation_bounds(space: ObservationSpace | None) -> dict[str, tuple[list[f
 
 
 def _widen_bound(row: Sequence[float | None], unbounded: float) -> list[float]:
-    return [unbounded if each is None else each for each in row]
+    return [unbounded if bound is None else bound for bound in row]
 
 
 def make_choices(counts: Sequence[int], starts: Sequence[int] = (), *, single: bool) -> Choices | None:
@@ -583,7 +583,7 @@ def known_distribution(known: Sidecar, facts: AgentMetadata) -> ActionDistributi
 
 
 def _shorten_bound(numbers: Sequence[float]) -> list[float | None]:
-    row = [float(each) if abs(each) < INFINITE else None for each in numbers]
+    row = [float(number) if abs(number) < INFINITE else None for number in numbers]
     return row[:1] if len(set(row)) == 1 else row
 
 
@@ -630,7 +630,7 @@ class AgentMetadata(NamedTuple):
         """Return the facts with those read from the file at `where`; `norm` may be None, for none."""
         names = dict.fromkeys(facts, where)
         understood = {_SIDECAR_NAMES.get(name, name) for name in facts}
-        stated = {name: each for name, each in self.stated.items() if name not in understood}
+        stated = {name: fact for name, fact in self.stated.items() if name not in understood}
         origins = MappingProxyType({**self.origins, **names})
         known = self.without_lack(STATISTICS_UNKNOWN) if "norm" in facts else self
         known = known.without_lack("activation") if {"hidden", "activations"} & facts.keys() else known
@@ -670,7 +670,7 @@ class AgentMetadata(NamedTuple):
     def without_lack(self, *known: Topic | LedgerEntry) -> AgentMetadata:
         """Return the facts without the unknown facts that are `known`: all of a topic, or single ones."""
         return self._replace(
-            lacks=tuple(each for each in self.lacks if each not in known and each.what not in known)
+            lacks=tuple(lack for lack in self.lacks if lack not in known and lack.what not in known)
         )
 
     def bounded(self, where: str, low: Sequence[float], high: Sequence[float]) -> AgentMetadata | None:
@@ -763,7 +763,7 @@ class RecognizedAgent:
         ordered = sorted(self.parts, key=lambda part: (len(part.title), part.title))
         parts = []
         for part in self.parts:
-            first, *others = (each for each in ordered if each.component == part.component)
+            first, *others = (other for other in ordered if other.component == part.component)
             several = Choices((), (), scores).of_several
             chooses = part.component in CRITICS and (part is first or not several)
             apart = scores.startswith("mean") or scores.endswith("fractions")
@@ -814,8 +814,8 @@ class RecognizedAgent:
 
     def refused(self, component: str, *reasons: str) -> RecognizedAgent:
         """Return the binding with further reasons why a component's networks cannot be run."""
-        found = (*self.unplaced.get(component, ()), *reasons)
-        return replace(self, unplaced={**self.unplaced, component: found})
+        all_reasons = (*self.unplaced.get(component, ()), *reasons)
+        return replace(self, unplaced={**self.unplaced, component: all_reasons})
 
     def refusing_policy(self, *reasons: str) -> RecognizedAgent:
         """Return the binding with further reasons why its policy, else its first network, cannot be run."""
@@ -858,9 +858,9 @@ def add_targets(
     for move in binding.moves.moves:
         path = move.target
         if path[0].value in copied and path in agent and not mapped_by_sidecar(path):
-            place = (attr(f"{path[0].value}_target"), *path[1:])
-            leaves[place] = agent[path]
-            moves.append(replace(move, target=place))
+            target = (attr(f"{path[0].value}_target"), *path[1:])
+            leaves[target] = agent[path]
+            moves.append(replace(move, target=target))
     more = tuple(part._replace(component=f"{part.component}_target") for part in parts)
     every = replace(binding.moves, moves=(*binding.moves.moves, *moves))
     return replace(binding, parts=(*binding.parts, *more), moves=every), leaves
@@ -877,19 +877,19 @@ _LAYER_TENSORS = ("kernel", "bias", "scale", "offset", "mean", "variance")
 
 def read_layer_arrays(agent: Tree, part: AgentNetwork, position: int) -> dict[str, np.ndarray]:
     """Return the tensors of the layer at a position of the canonical agent by their names, float32."""
-    found = {}
+    arrays = {}
     for name in (*_LAYER_TENSORS, KERNEL_DEVIATION, BIAS_DEVIATION):
         leaf = agent.get(canonical_weight_path(part, position, name))
         if isinstance(leaf, Leaf):
-            found[name] = leaf.array().astype("f4")
-    return found
+            arrays[name] = leaf.array().astype("f4")
+    return arrays
 
 
 def count_shared_layers(agent: Tree, part: AgentNetwork, other: AgentNetwork) -> int:
     """Return how many of the first layers of two networks on one input are equal, with their activations."""
     pairs = zip(part.layers, other.layers, part.activation_numbers, other.activation_numbers, strict=False)
     for position, (layer, twin, activation, its_activation) in enumerate(pairs):
-        tensors, its_tensors = (read_layer_arrays(agent, each, position) for each in (part, other))
+        tensors, its_tensors = (read_layer_arrays(agent, network, position) for network in (part, other))
         if (
             (layer.kind, activation) != (twin.kind, its_activation)
             or tensors.keys() != its_tensors.keys()
@@ -1025,12 +1025,12 @@ def read_recurrent_layers(
     moves: list[Move] = []
     for place_number, paths in enumerate(groups.values()):
         group = {name: leaf for name, path in paths.items() if isinstance(leaf := tree[path], Leaf)}
-        found = _read_cell(group, framework)
-        if found is None:
+        cell = _read_cell(group, framework)
+        if cell is None:
             return None
-        kinds.append(found[0])
-        place = recurrent_layer_path(component, place_number)
-        moves += [Move(paths[row.stored], (*place, attr(row.canonical)), row.rule) for row in found[1]]
+        kinds.append(cell[0])
+        layer_path = recurrent_layer_path(component, place_number)
+        moves += [Move(paths[row.stored], (*layer_path, attr(row.canonical)), row.rule) for row in cell[1]]
     return tuple(kinds), moves
 
 
@@ -1046,19 +1046,19 @@ def _read_cell(group: Group, framework: str) -> tuple[str, Iterable[TensorMappin
         units, width = recurrent.shape
         if kernel.shape[1:] == group["bias"].shape == (width,) == (3 * units,):
             names = (("kernel", "kernel"), ("recurrent_kernel", "recurrent_kernel"), ("bias", "bias_input"))
-            return GRU_BEFORE, [TensorMapping(*each) for each in names]
-    found = [kind for kind in candidate_kinds(group, framework) if kind.name in (LSTM, GRU)]
-    return (found[0].name, found[0].read(group).rows) if found else None
+            return GRU_BEFORE, [TensorMapping(*row) for row in names]
+    kinds = [kind for kind in candidate_kinds(group, framework) if kind.name in (LSTM, GRU)]
+    return (kinds[0].name, kinds[0].read(group).rows) if kinds else None
 
 
 def add_recurrent_layers(binding: RecognizedAgent, tree: Tree, framework: str) -> RecognizedAgent:
     """Return the binding with its policies' recurrent layers, if they precede all others."""
-    found = {
+    encoders = {
         part.component: front
         for part in binding.parts
         if part.acts and (front := _read_recurrent_encoder(binding, tree, part, framework)) is not None
     }
-    return replace(binding, fronts={**binding.fronts, **found}) if found else binding
+    return replace(binding, fronts={**binding.fronts, **encoders}) if encoders else binding
 
 
 def _read_recurrent_encoder(
@@ -1277,14 +1277,14 @@ def apply_statistics(binding: RecognizedAgent, tree: Tree, size: int) -> Recogni
     if moved or binding.facts.norm is not None or "norm" in binding.facts.origins:
         return binding
     # A layout may carry a normaliser's tensors under other names.
-    taken = {move.source for move in binding.moves.moves if move.target[0] != attr(NORMALIZER)}
-    taken |= binding.consumed
-    every = find_statistics(tree, taken)
-    fitting = [each for each in every if each.size == size]
+    sources = {move.source for move in binding.moves.moves if move.target[0] != attr(NORMALIZER)}
+    sources |= binding.consumed
+    every = find_statistics(tree, sources)
+    fitting = [group for group in every if group.size == size]
     if len(fitting) == 1:
         return set_statistics(binding, fitting[0])
-    parts = [each for each in every if each.size < size]
-    if not fitting and len(parts) > 1 and sum(each.size for each in parts) == size:
+    parts = [group for group in every if group.size < size]
+    if not fitting and len(parts) > 1 and sum(part.size for part in parts) == size:
         return replace(binding, facts=binding.facts.lacking(DICT_UNKNOWN))
     return binding
 
@@ -1298,11 +1298,11 @@ def set_statistics(binding: RecognizedAgent, chosen: StoredStatistics) -> Recogn
     return replace(binding, facts=facts, moves=moves, consumed=binding.consumed | chosen.consumed)
 
 
-def _group_statistics(tree: Tree, taken: Collection[Path]) -> list[_StatisticsGroup]:
+def _group_statistics(tree: Tree, used: Collection[Path]) -> list[_StatisticsGroup]:
     """Return the groups: entries under one name, or with one prefix (`obs_mean`, `obs_std`)."""
     groups: dict[tuple[str, ...], _StatisticsGroup] = {}
     layers: set[tuple[str, ...]] = set()
-    for segments, leaf, paths in list_rows(tree, taken):
+    for segments, leaf, paths in list_rows(tree, used):
         last = segments[-1].removesuffix(":0").lower()
         if last in _LAYER:
             layers.add(segments[:-1])
@@ -1325,19 +1325,19 @@ def _group_statistics(tree: Tree, taken: Collection[Path]) -> list[_StatisticsGr
             group.numbers[name.lstrip("_")] = number
             group.rest += paths
     for at, group in groups.items():
-        _add_wrapper_settings(group, at[:-1], tree, taken)
+        _add_wrapper_settings(group, at[:-1], tree, used)
     return [group for at, group in groups.items() if at not in layers]
 
 
 def _add_wrapper_settings(
-    group: _StatisticsGroup, above: tuple[str, ...], tree: Tree, taken: Collection[Path]
+    group: _StatisticsGroup, above: tuple[str, ...], tree: Tree, used: Collection[Path]
 ) -> None:
     """Add the clipping limit, and a normaliser object's epsilon, stored one level above a group."""
     normalises = bool(above) and _OBSERVED.search(above[-1].lower()) is not None
     for path, leaf in tree.items():
         segments = tuple(tree.names.get(path, "").split("/"))
         name, number = segments[-1].lower().lstrip("_"), _number(leaf)
-        if number is None or segments[:-1] != above or path in taken:
+        if number is None or segments[:-1] != above or path in used:
             continue
         if name in _CLIP_OF_OBSERVATIONS:
             group.numbers.setdefault("clip", number)
@@ -1383,9 +1383,9 @@ def _is_observed(at: tuple[str, ...]) -> bool:
     """Return whether a group's name refers to observations, and not to rewards, values or images."""
     near = [segment.lower() for segment in at[-3:] if not segment.isdigit()]
     # `v` in observation statistics means velocity.
-    letters = ("v", "q") if any(re.search(r"(^|_)(ob|obs|observations?)(_|$)", each) for each in near) else ()
-    others = (each for each in near if each not in ("actor_critic", "ac", *letters))
-    return any(_OBSERVED.search(each) for each in near[-2:]) and not any(map(_OTHER.search, others))
+    letters = ("v", "q") if any(re.search(r"(^|_)(ob|obs|observations?)(_|$)", word) for word in near) else ()
+    others = (word for word in near if word not in ("actor_critic", "ac", *letters))
+    return any(_OBSERVED.search(word) for word in near[-2:]) and not any(map(_OTHER.search, others))
 
 
 def _number(leaf: Leaf | ValueLeaf) -> float | None:
@@ -1428,12 +1428,12 @@ def _make_statistics(group: _StatisticsGroup) -> StoredStatistics:
 
 
 def _assumption(group: _StatisticsGroup, norm: ObservationNormalizer, formula: _NormalizationFormula) -> str:
-    place = "added to the standard deviation" if norm.outside else "added inside the square root"
+    position = "added to the standard deviation" if norm.outside else "added inside the square root"
     limit = "no clipping" if norm.clip is None else f"clipped to {norm.clip:g}"
     owner = formula.owner if formula is _PLAIN else f"of {formula.owner}"
     return (
         f"observations are normalised with {group.where}, using the formula {owner}: "
-        f"epsilon {norm.epsilon:g} {place}, {limit}"
+        f"epsilon {norm.epsilon:g} {position}, {limit}"
     )
 
 

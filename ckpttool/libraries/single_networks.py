@@ -323,18 +323,18 @@ def _bind_keras_program(
     file, version = checkpoint.path, keras_tree.writer_version(checkpoint.details)
     try:
         graph = read_document(document, tree, file, version)
-        found = _lower_policy(graph, network, file, half=True)
-        return _bind_program(found, tree, "the model's configuration")
+        computation = _lower_policy(graph, network, file, half=True)
+        return _bind_program(computation, tree, "the model's configuration")
     except (UnsupportedError, UsageError):
         if chain is None:
             raise
         return chain
 
 
-def _bind_program(found: GraphComputation, tree: Tree, origin: str) -> RecognizedAgent:
+def _bind_program(computation: GraphComputation, tree: Tree, origin: str) -> RecognizedAgent:
     """Return the binding of a policy that computes a model's own program, and then the choices."""
-    chooses = found.choices is not None
-    program, head = found.program, "argmax" if chooses else "identity"
+    chooses = computation.choices is not None
+    program, head = computation.program, "argmax" if chooses else "identity"
     number = program.output - len(program.inputs) - len(program.states)
     last = program.operations[number] if 0 <= number == len(program.operations) - 1 else None
     if not chooses and last is not None and last.value.get("name") == "tanh":
@@ -343,17 +343,17 @@ def _bind_program(found: GraphComputation, tree: Tree, origin: str) -> Recognize
         head = "unit_tanh"
     read = ("head", "activations", *(("choices",) if chooses else ()))
     moves = tuple(
-        Move(path, (attr("actor"), attr("graph"), attr(tree.names[path])), KEEP) for path in found.used
+        Move(path, (attr("actor"), attr("graph"), attr(tree.names[path])), KEEP) for path in computation.used
     )
     return RecognizedAgent(
         layout=NO_LAYOUT,
-        moves=MoveList(moves, (), found.notes),
+        moves=MoveList(moves, (), computation.notes),
         parts=(AgentNetwork("actor", None, (), program=program),),
         facts=AgentMetadata(
             head=head,
             hidden="",
             epsilon=_EPSILON["torch"],
-            choices=found.choices,
+            choices=computation.choices,
             origins=dict.fromkeys(read, origin),
         ),
         evidence=f"a computation recorded in {origin}",
@@ -370,16 +370,16 @@ def _bind_by_names(
     file = checkpoint.path
     framework = _find_framework(checkpoint.format, tree)
     normalisers = schema.find_statistics(tree)
-    within = frozenset(path for each in normalisers for path in each.paths)
+    within = frozenset(path for normalizer in normalisers for path in normalizer.paths)
     # A model that records its computation is read with its own batch norms, as a program.
-    found = _group_tensors(tree, framework, within, batch_norms=module is None and steps is None)
-    if not any(each.kind is not None and each.kind.name == "dense" for each in found):
+    groups = _group_tensors(tree, framework, within, batch_norms=module is None and steps is None)
+    if not any(group.kind is not None and group.kind.name == "dense" for group in groups):
         return None
-    if len(found) > _MOST:
+    if len(groups) > _MOST:
         raise UsageError(
-            "the checkpoint contains more layers than a policy has", file=file, found=str(len(found))
+            "the checkpoint contains more layers than a policy has", file=file, found=str(len(groups))
         )
-    networks = _find_networks(tuple(found))
+    networks = _find_networks(tuple(groups))
     values = _are_q_networks(networks, network, checkpoint)
     # A critic of one action ends with one value.
     if values and all(_find_ends(n)[1] == 1 for n in networks):
@@ -388,11 +388,11 @@ def _bind_by_names(
             file=file,
             found=abbreviate_list([n.title for n in networks], 8),
         )
-    inside = {group.name for each in networks for group in each.groups}
+    inside = {group.name for network in networks for group in network.groups}
     if values:
         networks = [n for n in networks if not _SLOW.search("_".join(n.name).lower())] or networks
     # Tensors outside all networks (a head, an observation normaliser) may belong to the policy.
-    beside = tuple(group for group in found if group.name not in inside)
+    beside = tuple(group for group in groups if group.name not in inside)
     network_, assumed = _choose_policy(networks, network, file, beside, values=values)
     network_ = network_._replace(groups=(*network_.groups, *beside))
     if module is not None:
@@ -440,7 +440,7 @@ def _as_q_network(binding: RecognizedAgent) -> RecognizedAgent:
 
 def _find_bounds(tree: Tree) -> dict[str, list[float] | None]:
     """Return numbers beside the network named like action bounds; None for other values."""
-    found: dict[str, list[float] | None] = {}
+    bounds: dict[str, list[float] | None] = {}
     for path, leaf in tree.items():
         step = path[-2] if path[-1].kind == "index" and len(path) > 1 else path[-1]
         if not _LIMIT.fullmatch(str(step.value)):
@@ -453,9 +453,9 @@ def _find_bounds(tree: Tree) -> dict[str, list[float] | None]:
             row = [float(number) for number in leaf.array().astype("float64").reshape(-1)]
         else:
             continue  # a parameter or a buffer: see `_sort_loose_tensors`
-        before = found.get(name, [])
-        found[name] = None if row is None or before is None else [*before, *row]
-    return found
+        before = bounds.get(name, [])
+        bounds[name] = None if row is None or before is None else [*before, *row]
+    return bounds
 
 
 def _merge_bounds(limits: Mapping[str, list[float] | None]) -> tuple[list[float], list[float]] | None:
@@ -506,7 +506,7 @@ def _add_bounds(
 
 def _add_statistics(
     binding: RecognizedAgent,
-    found: Sequence[schema.StoredStatistics],
+    groups: Sequence[schema.StoredStatistics],
     layers: Sequence[ComponentLayer],
     where: tuple[str, str | None],
 ) -> RecognizedAgent:
@@ -514,19 +514,19 @@ def _add_statistics(
 
     `where` is the file and a hint. Raise UnsupportedError if several fit, or none.
     """
-    if not found:
+    if not groups:
         return binding
     first = next(layer for layer in layers if _is_dense(layer))
-    fitting = [each for each in found if each.size == first.width_in]
-    parts = [each for each in found if each not in fitting]
-    split = len(parts) > 1 and sum(each.size for each in parts) == first.width_in
+    fitting = [group for group in groups if group.size == first.width_in]
+    parts = [group for group in groups if group not in fitting]
+    split = len(parts) > 1 and sum(part.size for part in parts) == first.width_in
     if len(fitting) > 1 or (not fitting and split):
         raise UnsupportedError(
             "several observation statistics, and it is unknown which the policy uses"
             if fitting
             else "separate statistics for several parts of an observation, whose order is not stored",
             file=where[0],
-            found=abbreviate_list([each.where for each in fitting or parts], 4),
+            found=abbreviate_list([part.where for part in fitting or parts], 4),
             hint=where[1],
         )
     if not fitting:
@@ -534,7 +534,7 @@ def _add_statistics(
             "observation statistics of a different size than the policy's input",
             file=where[0],
             expected=f"{first.width_in} values",
-            found=abbreviate_list([f"{each.where} {each.size}" for each in found], 4),
+            found=abbreviate_list([f"{group.where} {group.size}" for group in groups], 4),
             hint=where[1],
         )
     return schema.set_statistics(binding, fitting[0])
@@ -570,7 +570,7 @@ def _group_tensors(
         if segments[0] == "_all_variables" and framework == "tensorflow":
             continue
         groups.setdefault(segments[:-1], {})[segments[-1]] = NamedLeaf(path, segments, leaf)
-    found = []
+    result = []
     for name, tensors in groups.items():
         leaves = {n: e.leaf for n, e in tensors.items()}
         kind = recognize_kind(leaves, framework)
@@ -581,28 +581,30 @@ def _group_tensors(
         if kind is None and framework == "torch" and tensors.keys() == {"weight"} and not embeds:
             # A single matrix may also be an embedding, which no policy with numeric observations has.
             kind = next((k for k in candidate_kinds(leaves, framework) if k.name == "dense"), None)
-        found.append(_TensorGroup(name, kind, tensors))
-    return found
+        result.append(_TensorGroup(name, kind, tensors))
+    return result
 
 
-def _find_networks(found: tuple[_TensorGroup, ...], prefix: Name = ()) -> list[_CandidateNetwork]:
+def _find_networks(groups: tuple[_TensorGroup, ...], prefix: Name = ()) -> list[_CandidateNetwork]:
     """Return the networks among the modules: the outermost modules that contain a chain each."""
     cut = len(prefix)
     children: dict[str, list[_TensorGroup]] = {}
-    for module in found:
+    for module in groups:
         children.setdefault(module.name[cut] if len(module.name) > cut else "", []).append(module)
-    many = {name: each for name, each in children.items() if sum(map(_is_dense, each)) > 1}
-    rest = [m for name, each in children.items() if name not in many for m in each]
+    many = {name: child for name, child in children.items() if sum(map(_is_dense, child)) > 1}
+    rest = [m for name, child in children.items() if name not in many for m in child]
     if len(many) == 1 and not any(map(_is_dense, rest)):
-        ((name, each),) = many.items()
-        return _find_networks(tuple(each), (*prefix, name))
+        ((name, members),) = many.items()
+        return _find_networks(tuple(members), (*prefix, name))
     roles = any(_CRITIC.search(name) or _POLICY.search(name) or _SLOW.search(name) for name in many)
     # Without roles, equal numbered names, or those of a trunk and a head, are one network.
     alike = len({_NUMBERS.sub("#", name) for name in many}) == 1 or all(map(_TRUNK.search, many))
     if len(many) < 2 or (alike and not roles):
-        return [_CandidateNetwork(prefix, found)]
+        return [_CandidateNetwork(prefix, groups)]
     return [
-        network for name, each in many.items() for network in _find_networks(tuple(each), (*prefix, name))
+        network
+        for name, members in many.items()
+        for network in _find_networks(tuple(members), (*prefix, name))
     ]
 
 
@@ -616,15 +618,15 @@ _VALUES_OF_ACTIONS = deferred.compile(
 )
 
 
-def _are_q_networks(found: Sequence[_CandidateNetwork], wanted: str, checkpoint: Checkpoint) -> bool:
+def _are_q_networks(networks: Sequence[_CandidateNetwork], role: str, checkpoint: Checkpoint) -> bool:
     """Return whether, by their names, all networks are Q-networks of discrete actions."""
-    if any(wanted in (n.title, *n.name[-1:]) or _is_policy(n) for n in found):
+    if any(role in (n.title, *n.name[-1:]) or _is_policy(n) for n in networks):
         return False
     root = checkpoint.tree.containers.get(())
     cls = (root.name or "").rpartition(".")[2] if root is not None else ""
     around = (_to_snake_case(cls), os.path.basename(checkpoint.path).lower().partition(".")[0])
-    for network in found:
-        if len(found) > 1 and _SLOW.search("_".join(network.name).lower()):
+    for network in networks:
+        if len(networks) > 1 and _SLOW.search("_".join(network.name).lower()):
             continue
         words = [_to_snake_case(word) for word in network.name] or [*around]
         if not any(map(_VALUES_OF_ACTIONS.search, words)) and not (
@@ -646,8 +648,8 @@ def _to_snake_case(word: str) -> str:
 
 
 def _choose_policy(
-    found: list[_CandidateNetwork],
-    wanted: str,
+    networks: list[_CandidateNetwork],
+    requested_role: str,
     file: str,
     beside: Sequence[_TensorGroup],
     *,
@@ -658,25 +660,25 @@ def _choose_policy(
     `beside` are the tensors outside all networks. `values` is true of Q-networks: the only one is the policy.
     Raise UnsupportedError for several networks that a layer of another kind may join.
     """
-    requested = [n for n in found if wanted in (n.title, *n.name[-1:])]
+    requested = [n for n in networks if requested_role in (n.title, *n.name[-1:])]
     if len(requested) == 1:
         return requested[0], ()
-    acting = [n for n in found if _is_policy(n)]
-    others = [n for n in found if n not in acting]
-    if len(found) == 1:
-        only = found[0]
+    acting = [n for n in networks if _is_policy(n)]
+    others = [n for n in networks if n not in acting]
+    if len(networks) == 1:
+        only = networks[0]
         # As in TD3_critic.pth.
         stem = os.path.basename(file).lower().partition(".")[0]
         role = ("critic",) if "critic" in stem and "actor" not in stem else ()
         critic = not values and _is_critic((*only.name, *role))
-        if wanted in ("actor", only.title) and not critic:
+        if requested_role in ("actor", only.title) and not critic:
             return only, ()
     elif len(acting) == 1 and all(_is_critic(n.name) or _SLOW.search("_".join(n.name)) for n in others):
         titles = ", ".join(n.title for n in others)
         return acting[0], (f"the policy is {acting[0].title}, judging by its name; other networks: {titles}",)
-    names = [n.title for n in found]
+    names = [n.title for n in networks]
     # A network with the input or output width of a sibling may be a part of it: a trunk and its heads.
-    ends = [(network, *_find_ends(network)) for network in found]
+    ends = [(network, *_find_ends(network)) for network in networks]
     pieces = {
         one.title
         for one, first, last in ends
@@ -684,15 +686,15 @@ def _choose_policy(
         if one is not other and one.name[:1] == other.name[:1] and (first == its_last or last == its_first)
     }
     whole = [title for title in names if title not in pieces]
-    if len(found) == 1:
-        absent = f"the checkpoint has no policy named {wanted}"
+    if len(networks) == 1:
+        absent = f"the checkpoint has no policy named {requested_role}"
         raise UsageError(
-            "the checkpoint contains only a critic" if wanted == "actor" else absent,
+            "the checkpoint contains only a critic" if requested_role == "actor" else absent,
             file=file,
             found=names[0],
-            hint=f"use --network {names[0]} to treat it as the policy" if found[0].name else None,
+            hint=f"use --network {names[0]} to treat it as the policy" if networks[0].name else None,
         )
-    if all(_is_critic(n.name) for n in found):
+    if all(_is_critic(n.name) for n in networks):
         raise UsageError(
             "the checkpoint has no policy: judging by their names, its networks are critics",
             file=file,
@@ -717,8 +719,8 @@ def _choose_policy(
 def _find_ends(network: _CandidateNetwork) -> tuple[int | None, int | None]:
     """Return the number of inputs and of outputs of a network's dense layers, if only one is possible."""
     layers = [layer for group in network.groups if _is_dense(group) and (layer := group.layer) is not None]
-    taken, made = {layer.width_in for layer in layers}, {layer.width_out for layer in layers}
-    first, last = taken - made, made - taken
+    inputs, outputs = {layer.width_in for layer in layers}, {layer.width_out for layer in layers}
+    first, last = inputs - outputs, outputs - inputs
     return (first.pop() if len(first) == 1 else None), (last.pop() if len(last) == 1 else -1)
 
 
@@ -733,9 +735,9 @@ def _is_critic(words: Sequence[str]) -> bool:
 def _find_role(words: Sequence[str]) -> re.Pattern[str] | None:
     """Return the role of the innermost role word: `actor` in actor_critic/actor, `q` in policy/q_net."""
     for word in reversed(words):
-        found = [each for each in (_POLICY, _CRITIC) if each.search(word.lower())]
-        if len(found) == 1:
-            return found[0]
+        roles = [role for role in (_POLICY, _CRITIC) if role.search(word.lower())]
+        if len(roles) == 1:
+            return roles[0]
     return None
 
 
@@ -766,8 +768,8 @@ class _SiblingTensors(NamedTuple):
         if module is not None or not alike or not own or any(step.kind != "key" for step in own):
             return cls(None, frozenset(), ())
         sizes = {size for layer in layers if _is_dense(layer) for size in (layer.width_in, layer.width_out)}
-        wanted = frozenset(size for size in sizes if size is not None)
-        return cls(own, wanted, tuple(_list_sibling_statistics(tree, own, wanted, known)))
+        widths = frozenset(size for size in sizes if size is not None)
+        return cls(own, widths, tuple(_list_sibling_statistics(tree, own, widths, known)))
 
     def may_act(self, entry: NamedLeaf) -> bool:
         """Return whether the tensor may affect the policy's actions.
@@ -886,11 +888,11 @@ def _is_of_actions(name: str, entry: NamedLeaf, layers: Sequence[ComponentLayer]
 
 def _is_deviation(layer: ComponentLayer, dense: Sequence[ComponentLayer]) -> bool:
     # tf.layers.dense in the scope of its head is named pi/log_std/dense.
-    named = [each for each in layer.name if not _UNNAMED.fullmatch(each)]
+    named = [step for step in layer.name if not _UNNAMED.fullmatch(step)]
     last = named[-1] if named else ""
     if last not in LOG_STD and not _DEVIATION.search(last.lower()):
         return False
-    sizes = [(each.width_in, each.width_out) for each in dense if each is not layer]
+    sizes = [(other.width_in, other.width_out) for other in dense if other is not layer]
     return (layer.width_in, layer.width_out) in sizes
 
 
@@ -902,7 +904,7 @@ def _is_side_head(layer: ComponentLayer, dense: Sequence[ComponentLayer]) -> boo
     """
     if not _is_critic(layer.name[-1:]):
         return False
-    names = [(each.name[-1].lower(), each.width_in == layer.width_in) for each in dense if each.name]
+    names = [(other.name[-1].lower(), other.width_in == layer.width_in) for other in dense if other.name]
     return any(
         _POLICY.search(name)
         or _MEAN.search(name)
@@ -936,7 +938,7 @@ def _order_dense_layers(
         raise UsageError(
             "several layer orders fit, and it is unknown which one is right",
             file=file,
-            found="; ".join(" ".join("/".join(names[n]) for n in each) for each in orders),
+            found="; ".join(" ".join("/".join(names[n]) for n in indices) for indices in orders),
             hint=RECORDED_ORDER,
         )
     chain = [dense[n] for n in orders[0]]
@@ -988,8 +990,8 @@ def _insert_norms(
         f"{'/'.join(norm.name)} {'after' if n >= 0 else 'before'} {'/'.join(chain[max(n, 0)].name)}"
         for n, norm in sorted(placed.items())
     ]
-    layers = [each for n, dense in enumerate([None, *chain], -1) for each in (dense, placed.get(n))]
-    return tuple(each for each in layers if each is not None), (
+    layers = [item for n, dense in enumerate([None, *chain], -1) for item in (dense, placed.get(n))]
+    return tuple(item for item in layers if item is not None), (
         f"{word} {NORMS_BEFORE}: {', '.join(titles)}",
     )
 
@@ -1003,7 +1005,7 @@ def _find_owners(chain: Sequence[ComponentLayer], norm: ComponentLayer) -> list[
     if batch and chain[0].width_in == norm.width_norm:
         owners.append(-1)
     beside = (norm, *chain)
-    if not all(map(_is_numbered, beside)) or len({each.name[:-1] for each in beside}) > 1:
+    if not all(map(_is_numbered, beside)) or len({layer.name[:-1] for layer in beside}) > 1:
         return owners
     before = sum(int(dense.name[-1]) < int(norm.name[-1]) for dense in chain) - 1
     return [n for n in owners if n == before]
@@ -1035,12 +1037,12 @@ def _choose_by_names(
 
 
 def _norm_follows(dense: ComponentLayer, norm: ComponentLayer) -> bool:
-    ours, theirs = (_NUMBERS.findall("/".join(m.name)) for m in (dense, norm))
-    if not ours or not theirs or ours[:-1] != theirs[:-1]:
+    dense_numbers, norm_numbers = (_NUMBERS.findall("/".join(m.name)) for m in (dense, norm))
+    if not dense_numbers or not norm_numbers or dense_numbers[:-1] != norm_numbers[:-1]:
         return False
     if all(m.name and m.name[-1].isdigit() for m in (dense, norm)):
-        return dense.name[:-1] == norm.name[:-1] and int(theirs[-1]) == int(ours[-1]) + 1
-    return bool(ours[-1] == theirs[-1])
+        return dense.name[:-1] == norm.name[:-1] and int(norm_numbers[-1]) == int(dense_numbers[-1]) + 1
+    return bool(dense_numbers[-1] == norm_numbers[-1])
 
 
 def _require_sequential(chain: Sequence[ComponentLayer], file: str) -> None:
@@ -1064,7 +1066,7 @@ def _require_sequential(chain: Sequence[ComponentLayer], file: str) -> None:
         if one.name[:-1] == two.name[:-1] and _is_dense(two)
     }
     for (before, name), gap in gaps.items():
-        apart = [other for (_, each), other in gaps.items() if each[:-1] == name[:-1]]
+        apart = [other for (_, other_name), other in gaps.items() if other_name[:-1] == name[:-1]]
         if gap == 1 and max(apart) > 1:
             raise UnsupportedError(
                 "a Sequential has no activation between two layers",
@@ -1087,13 +1089,13 @@ def _require_no_branches(chain: Sequence[ComponentLayer], file: str) -> None:
     """Raise UnsupportedError for layers that are no chain by their names, where no file records the order."""
     dense = [layer for layer in chain if _is_dense(layer)]
     widths = [(layer.width_in or 0, layer.width_out or 0) for layer in dense]
-    if found := layer_connections.find_joined_layers([layer.name for layer in dense], widths):
+    if joined := layer_connections.find_joined_layers([layer.name for layer in dense], widths):
         raise UnsupportedError(
             "the names suggest layers that are added to others, or multiplied (residual connections, gates), "
             "and no file records the computation",
             file=file,
             expected="a chain of layers",
-            found=abbreviate_list(found, 4),
+            found=abbreviate_list(joined, 4),
             hint=RECORDED_ORDER,
         )
 
@@ -1129,8 +1131,8 @@ def _bind_steps(
     chain = tuple(by_name[name] for name in listed.layers)
     width: int | None = None
     for module in chain:
-        taken = module.width_in if _is_dense(module) else module.width_norm
-        if width is not None and taken != width:
+        inputs = module.width_in if _is_dense(module) else module.width_norm
+        if width is not None and inputs != width:
             raise UsageError("the dense layers do not form a chain", file=file, found=_describe_layer(module))
         width = module.width_out if _is_dense(module) else width
     facts = AgentMetadata(
@@ -1175,9 +1177,9 @@ def _bind_traced(
         # Dense layers and norms of both frameworks have two tensors: a factor and an offset.
         by_role = dict(zip(_ROLES[step.kind], paths, strict=True))
         tensors = {
-            each.name: NamedLeaf(path, tuple(tree.names[path].split("/")), cast(Leaf, tree[path]))
-            for each in kind.weights
-            if (path := by_role.get(each.canonical)) is not None
+            weight.name: NamedLeaf(path, tuple(tree.names[path].split("/")), cast(Leaf, tree[path]))
+            for weight in kind.weights
+            if (path := by_role.get(weight.canonical)) is not None
         }
         if not kind.fits({name: entry.leaf for name, entry in tensors.items()}):
             raise UnsupportedError("a layer's tensors have the wrong shapes for its kind", file=file)
@@ -1189,20 +1191,24 @@ def _bind_traced(
     return _bind_steps(listed, layers, {}, (framework, file), ((), (), "its output"), origin)
 
 
-def _bind_computation(found: GraphComputation, checkpoint: Checkpoint) -> RecognizedAgent:
+def _bind_computation(computation: GraphComputation, checkpoint: Checkpoint) -> RecognizedAgent:
     """Return the binding of a recorded computation: a chain of layers, else a program."""
     origin, framework = _ORIGINS[checkpoint.format]
-    if found.steps is not None:
+    if computation.steps is not None:
         with contextlib.suppress(MappingError, UnsupportedError, UsageError):
-            binding = _bind_traced(found.steps, checkpoint.tree, checkpoint.path, framework, origin)
-            facts = binding.facts if found.norm is None else binding.facts.read(origin, norm=found.norm)
-            if found.choices is not None:
+            binding = _bind_traced(computation.steps, checkpoint.tree, checkpoint.path, framework, origin)
+            facts = (
+                binding.facts
+                if computation.norm is None
+                else binding.facts.read(origin, norm=computation.norm)
+            )
+            if computation.choices is not None:
                 if facts.head != "identity":
                     raise UnsupportedError("the scores of the actions are not the last layer")
-                facts = facts.read(origin, head="argmax", choices=found.choices)
-            consumed = binding.consumed | frozenset(found.used)
-            return replace(binding, facts=facts, consumed=consumed).noted(*found.notes)
-    return _bind_program(found, checkpoint.tree, origin)
+                facts = facts.read(origin, head="argmax", choices=computation.choices)
+            consumed = binding.consumed | frozenset(computation.used)
+            return replace(binding, facts=facts, consumed=consumed).noted(*computation.notes)
+    return _bind_program(computation, checkpoint.tree, origin)
 
 
 _ROLES = {"dense": ("kernel", "bias"), "layer_norm": ("scale", "offset")}

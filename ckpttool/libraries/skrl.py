@@ -100,13 +100,16 @@ def recognise(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: ARG001 
     q_network = "q_network" in top and bool(top & {"target_q_network", "optimizer", *_PREPROCESSORS})
     if not q_network and ("policy" not in top or not (top & _EVIDENCE or {"value", "optimizer"} <= top)):
         return None
-    table, seen = TABLE, next((p for p in _PREPROCESSORS if f"{p}/running_mean" in tree.names.values()), None)
+    table, preprocessor = (
+        TABLE,
+        next((p for p in _PREPROCESSORS if f"{p}/running_mean" in tree.names.values()), None),
+    )
     if "value" in top:
         table = replace(table, facts=table.facts._replace(head="identity", hidden="elu"))
     if q_network:
         table = replace(table, optimizers={"optimizer": "critic_optimizer"})
-    if seen is not None:
-        tensors = {f"{seen}/{theirs}": f"normalizer/{ours}" for theirs, ours in _STATISTICS.items()}
+    if preprocessor is not None:
+        tensors = {f"{preprocessor}/{name}": f"normalizer/{target}" for name, target in _STATISTICS.items()}
         table = replace(table, tensors={**table.tensors, **tensors})
     if any(name.startswith(f"policy/{_SHARED}/") for name in tree.names.values()):
         tree = _drop_other_role(tree)
@@ -122,13 +125,13 @@ def recognise(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: ARG001 
     if binding is not None and (q_network or categorical):
         # Whether a categorical model outputs logits or probabilities (unnormalized_log_prob) is not saved.
         binding = replace(binding, facts=binding.facts._replace(distribution=None)).choosing(tree)
-    if binding is None or seen is None:
+    if binding is None or preprocessor is None:
         return binding
-    found = binding.statistics(tree)
+    stats = binding.statistics(tree)
     norm = None
-    if "mean" in found and "var" in found:
-        norm = ObservationNormalizer(found["mean"], found["var"], epsilon=1e-8, clip=5.0, outside=True)
-    return replace(binding, facts=binding.facts.read(seen, norm=norm))
+    if "mean" in stats and "var" in stats:
+        norm = ObservationNormalizer(stats["mean"], stats["var"], epsilon=1e-8, clip=5.0, outside=True)
+    return replace(binding, facts=binding.facts.read(preprocessor, norm=norm))
 
 
 def _drop_other_role(tree: Tree) -> Tree:
@@ -158,13 +161,13 @@ _MODEL = "net_container.{s}"
 _SEEN = key(_PREPROCESSORS[0])
 
 
-def _model_row(place: str, theirs: str) -> NetworkRow:
-    return NetworkRow(place, (key(theirs),), LayerNames(_MODEL))
+def _model_row(component: str, stored: str) -> NetworkRow:
+    return NetworkRow(component, (key(stored),), LayerNames(_MODEL))
 
 
 def _make_table(binding: RecognizedAgent, agent: Tree) -> WritingTable:
     spread = isinstance(agent.get((attr("actor"), attr("log_std"))), Leaf)
-    places = {ours: (_SEEN, key(theirs)) for theirs, ours in _STATISTICS.items()}
+    places = {canonical: (_SEEN, key(statistic)) for statistic, canonical in _STATISTICS.items()}
     rows: list[NetworkRow | SingleTensorRow | StatisticsRow] = []
     discrete = binding.facts.head == "argmax"
     if has_q_policy(binding):
@@ -190,7 +193,7 @@ def _make_table(binding: RecognizedAgent, agent: Tree) -> WritingTable:
         on_policy if has_value_network(binding) else "tanh",
         hidden="elu" if has_value_network(binding) else "relu",
         optimizers={
-            ours: (key(theirs),) for theirs, ours in TABLE.optimizers.items() if ours != schema.JOINT
+            target: (key(stored),) for stored, target in TABLE.optimizers.items() if target != schema.JOINT
         },
         joint=(key("optimizer"),) if has_value_network(binding) else None,
         needs=("actor", "value") if has_value_network(binding) else ("actor", "critic"),

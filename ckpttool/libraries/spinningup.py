@@ -53,7 +53,7 @@ _TF1 = replace(
     TABLE,
     framework="tensorflow",
     components={
-        **{f"main/{theirs}": ours for theirs, ours in TABLE.components.items()},
+        **{f"main/{stored}": canonical for stored, canonical in TABLE.components.items()},
         "target/pi": "actor_target",
         "target/q": "critic_target/q1",
         "target/q1": "critic_target/q1",
@@ -120,7 +120,7 @@ def _bind_state_dict(tree: Tree) -> RecognizedAgent | None:
 
 def _add_metadata(binding: RecognizedAgent, module: PickledModule, hidden: str) -> RecognizedAgent:
     """Return the binding with the facts from the module's attributes and classes."""
-    names = [module.activation(each) for each in module.children(hidden) if _is_function(module, each)]
+    names = [module.activation(child) for child in module.children(hidden) if _is_function(module, child)]
     drawn = _DISTRIBUTIONS.get(hidden, binding.facts.distribution)
     facts = binding.facts._replace(head=_HIDDEN[hidden], distribution=drawn)
     if hidden != "pi.net":
@@ -191,12 +191,12 @@ def _bind_saved_model(tree: Tree) -> RecognizedAgent | None:
 
 def _policy(tree: Tree) -> list[tuple[str, tuple[int, ...]]]:
     """Return the policy's layers with their kernel shapes [in, out], in numeric order."""
-    found: list[tuple[str, tuple[int, ...]]] = []
+    layers: list[tuple[str, tuple[int, ...]]] = []
     for path, leaf in tree.tensors():
         names = tree.names[path].split("/")
         if names[:2] == ["main", "pi"] and names[3:] == ["kernel"] and len(leaf.shape) == 2:
-            found.append((names[2], leaf.shape))
-    return sorted(found, key=lambda layer: (len(layer[0]), layer[0]))
+            layers.append((names[2], leaf.shape))
+    return sorted(layers, key=lambda layer: (len(layer[0]), layer[0]))
 
 
 def plan(binding: RecognizedAgent, agent: Tree, settings: Settings) -> Plan:
@@ -211,8 +211,8 @@ _WHOSE = "Spinning Up"
 _NOTE = "the output is the state_dict of the MLPActorCritic; Spinning Up itself pickles the whole module"
 
 
-def _chain(place: str, theirs: str, last: str | None = None, **branches: str) -> NetworkRow:
-    return NetworkRow(place, (), LayerNames(f"{theirs}.{{s}}", last, branches))
+def _chain(component: str, stored: str, last: str | None = None, **branches: str) -> NetworkRow:
+    return NetworkRow(component, (), LayerNames(f"{stored}.{{s}}", last, branches))
 
 
 def _make_table(binding: RecognizedAgent) -> WritingTable:

@@ -90,13 +90,13 @@ _KERAS_RL, _ACME = ".h5f", frozenset(("target_policy", "target_critic"))
 
 def recognize_tf(tree: Tree, name: str) -> RecognizedAgent | None:
     """Return the recognised agent if the networks have these names."""
-    if name.endswith(_KERAS_RL) or any(_ACME & set(each.split("/")[:2]) for each in tree.names.values()):
+    if name.endswith(_KERAS_RL) or any(_ACME & set(name.split("/")[:2]) for name in tree.names.values()):
         return None
     binding = bind(tree, TF_TABLE)
     if binding is None or not is_whole_tree(binding, tree):
         return None
-    found = _add_memory(add_action_map(binding, tree), tree, TF_TABLE.framework)
-    return found if _is_agent(found, tree) else None
+    recognized = _add_memory(add_action_map(binding, tree), tree, TF_TABLE.framework)
+    return recognized if _is_agent(recognized, tree) else None
 
 
 def _add_memory(binding: RecognizedAgent, tree: Tree, framework: str) -> RecognizedAgent:
@@ -192,7 +192,7 @@ def _list_layers(
     """
     order = {move.target: number for number, move in enumerate(binding.moves.moves)}
     parts = [part for part in binding.parts if part.component == component]
-    if not any(each.startswith(schema.UNKNOWN_ORDER) for each in binding.unplaced.get(component, ())):
+    if not any(reason.startswith(schema.UNKNOWN_ORDER) for reason in binding.unplaced.get(component, ())):
         # Layers that only the source's library orders get numbers.
         parts = [number_layers(part) if _is_unordered(part, agent) else part for part in parts]
     names = [layer.name for part in parts for layer in part.layers]
@@ -275,9 +275,9 @@ def recognize_torch(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: A
     Written by `convert --to torch` for an agent, and by examples/train_td3.py.
     """
     top = {path[0].value for path in tree if 0 < len(path) < 3}
-    theirs = any(AUTHORS_LAYER.match(str(path[-1].value)) for path in tree if len(path) == 2)
-    bare = not theirs and ("critic" in top or top == {"actor"})
-    alone = not theirs and "critic" in top and top <= {*schema.CRITICS}
+    by_authors = any(AUTHORS_LAYER.match(str(path[-1].value)) for path in tree if len(path) == 2)
+    bare = not by_authors and ("critic" in top or top == {"actor"})
+    alone = not by_authors and "critic" in top and top <= {*schema.CRITICS}
     if not (top & _OURS or alone or ("actor" in top and (top & _ALSO or bare))):
         return None
     if any(_TORCH_SPLIT.fullmatch(str(path[0].value)) for path in tree if path):
@@ -300,7 +300,7 @@ def plan_torch(binding: RecognizedAgent, agent: Tree, settings: Settings) -> Pla
 
     moves: list[Move] = []
     # Tensors outside layers become entries under their canonical names; a sidecar holds the action map.
-    names = {ours: theirs for theirs, ours in TORCH_TABLE.tensors.items() if theirs not in ACTION_MAP}
+    names = {target: stored for stored, target in TORCH_TABLE.tensors.items() if stored not in ACTION_MAP}
     named = [(path, names[display(path)].split("/")) for path in agent if display(path) in names]
     single = [Move(path, tuple(map(key, name)), KEEP) for path, name in named]
     containers: dict[Path, Container] = {(): DICT}

@@ -87,8 +87,8 @@ def recognise(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: ARG001 
     GaussianActor: an action without noise is max_action times tanh of `out_mean`. Hidden layers are ReLU:
     `base_layers`, in older versions `l1` and `l2`.
     """
-    ends = {tuple(each.split("/")[-3:-1]) for each in tree.names.values()}
-    if ("actor", "out_mean") not in ends or not any("qf1" in each.split("/") for each in tree.names.values()):
+    ends = {tuple(name.split("/")[-3:-1]) for name in tree.names.values()}
+    if ("actor", "out_mean") not in ends or not any("qf1" in name.split("/") for name in tree.names.values()):
         return None
     binding = bind(tree, TABLE)
     if binding is None:
@@ -140,7 +140,7 @@ def plan(binding: RecognizedAgent, agent: Tree, settings: Settings) -> Plan:
     for name in ("critic", "critic_target"):
         rows.append(NetworkRow(f"{name}/q1", parse_edge_path(f"policy/{name}"), layers))
         rows += [NetworkRow(f"{name}/q2", parse_edge_path(f"policy/{name}"), second)] if twin else []
-    made = WritingTable(
+    table = WritingTable(
         _WHOSE,
         rows,
         "tanh",
@@ -153,7 +153,7 @@ def plan(binding: RecognizedAgent, agent: Tree, settings: Settings) -> Plan:
         kinds=KERAS,
         path=make_edge_path,
     )
-    return plan_object_graph(made, binding, agent, settings, LEGACY, "int32")
+    return plan_object_graph(table, binding, agent, settings, LEGACY, "int32")
 
 
 TABLE_TD3 = frozenset(("actor", "actor_target", "critic", "critic_target"))
@@ -176,14 +176,14 @@ def _sac() -> WritingTable:
         _WHOSE,
         [
             NetworkRow("actor", parse_edge_path("policy/actor"), actor),
-            *(NetworkRow(ours, parse_edge_path(f"policy/{theirs}"), critic) for theirs, ours in _QS.items()),
+            *(NetworkRow(name, parse_edge_path(f"policy/{stored}"), critic) for stored, name in _QS.items()),
             SingleTensorRow("temperature/log_alpha", parse_edge_path("policy/log_alpha"), (), optional=True),
         ],
         "tanh",
         optimizers={
-            ours: parse_edge_path(f"policy/{theirs}")
-            for theirs, ours in TABLE.optimizers.items()
-            if ours != "value_optimizer"
+            canonical: parse_edge_path(f"policy/{stored}")
+            for stored, canonical in TABLE.optimizers.items()
+            if canonical != "value_optimizer"
         },
         counters={"save_counter": parse_edge_path("save_counter")},
         needs=("actor", "critic"),
@@ -192,4 +192,4 @@ def _sac() -> WritingTable:
     )
 
 
-_QS = {theirs: ours for theirs, ours in TABLE.components.items() if theirs.startswith("qf")}
+_QS = {stored: canonical for stored, canonical in TABLE.components.items() if stored.startswith("qf")}

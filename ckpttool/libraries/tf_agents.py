@@ -98,28 +98,28 @@ def read_companion(binding: RecognizedAgent, file: str, tree: Tree) -> Recognize
     the variance; EMATensorNormalizer: moving averages of both; `normalize`: epsilon 1e-3 inside the square
     root, clipped to [-5, 5]).
     """
-    kinds = [tree.get((*place, *_steps("dtype"))) for place in _list_specs(tree, "action")]
+    kinds = [tree.get((*spec, *_steps("dtype"))) for spec in _list_specs(tree, "action")]
     if any(isinstance(leaf, ValueLeaf) and str(leaf.value).startswith("DT_INT") for leaf in kinds):
         binding = _add_discrete_action(binding, file, tree)
     name, facts = os.path.basename(file), binding.facts
-    action, seen = (_find_bounds(tree, each) for each in ("action", "observation"))
+    action, observed = (_find_bounds(tree, name) for name in ("action", "observation"))
     if action is not None and facts.head != "argmax":
         facts = facts.without_lack("action bounds").read(name, action_low=action[0], action_high=action[1])
     # tf_agents/environments/suite_gym.py
-    if seen is not None and (space := make_observation_space("gym", {OBSERVATION: seen})):
+    if observed is not None and (space := make_observation_space("gym", {OBSERVATION: observed})):
         facts = facts.read(name, observation_space=space)
     return binding if facts is binding.facts else replace(binding, facts=facts)
 
 
 def _find_bounds(tree: Tree, name: str) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
-    return next(filter(None, (_bounds(tree, place) for place in _list_specs(tree, name))), None)
+    return next(filter(None, (_bounds(tree, spec) for spec in _list_specs(tree, name))), None)
 
 
 def _add_discrete_action(binding: RecognizedAgent, file: str, tree: Tree) -> RecognizedAgent:
     """Return the binding with the integers that the specs' action is one of; refuse an array of them."""
     part = binding.policy or binding.parts[0]
     bounds = _find_bounds(tree, "action")
-    ranked = any(list(_list_sizes(tree, place, "shape")) for place in _list_specs(tree, "action"))
+    ranked = any(list(_list_sizes(tree, spec, "shape")) for spec in _list_specs(tree, "action"))
     if bounds is None or ranked:
         return binding.refused(part.component, DISCRETE_CHOICE)
     (low,), (high,) = bounds
@@ -132,7 +132,7 @@ def _add_discrete_action(binding: RecognizedAgent, file: str, tree: Tree) -> Rec
     if choices is None:
         return binding.refused(part.component, DISCRETE_CHOICE)
     # The last layer of an exported policy was taken for means and deviations; it has the logits.
-    kept = tuple(each for each in binding.moves.assumed if each != _HALVED)
+    kept = tuple(assumption for assumption in binding.moves.assumed if assumption != _HALVED)
     binding = rejoin_last_layer(replace(binding, moves=replace(binding.moves, assumed=kept)))
     facts = binding.facts.without_lack("action bounds", "action map")
     return replace(binding, facts=facts.read(os.path.basename(file), head="argmax", choices=choices))
@@ -149,20 +149,20 @@ def _steps(field: str) -> Path:
     return (key(field), index(0))
 
 
-def _bounds(tree: Tree, place: Path) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
-    sizes = list(_list_sizes(tree, place, "shape"))
+def _bounds(tree: Tree, spec: Path) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
+    sizes = list(_list_sizes(tree, spec, "shape"))
     count = math.prod(sizes)
     if not 0 < count <= _MOST:
         return None
-    low, high = (_read_bound(tree, (*place, *_steps(name)), count) for name in ("minimum", "maximum"))
+    low, high = (_read_bound(tree, (*spec, *_steps(name)), count) for name in ("minimum", "maximum"))
     return None if low is None or high is None else (low, high)
 
 
-def _list_sizes(tree: Tree, place: Path, field: str) -> Iterator[int]:
+def _list_sizes(tree: Tree, spec: Path, field: str) -> Iterator[int]:
     """Yield the sizes of a shape's dimensions."""
     number = 0
     while True:
-        path = (*place, *_steps(field), key("dim"), index(number), *_steps("size"))
+        path = (*spec, *_steps(field), key("dim"), index(number), *_steps("size"))
         leaf = tree.get(path)
         if not isinstance(leaf, ValueLeaf) or not isinstance(leaf.value, int):
             return
@@ -170,32 +170,32 @@ def _list_sizes(tree: Tree, place: Path, field: str) -> Iterator[int]:
         number += 1
 
 
-def _read_bound(tree: Tree, place: Path, count: int) -> tuple[float, ...] | None:
+def _read_bound(tree: Tree, spec: Path, count: int) -> tuple[float, ...] | None:
     """Return a tensor's numbers, or one number for all; None for another dtype or count."""
-    kind = tree.get((*place, *_steps("dtype")))
+    kind = tree.get((*spec, *_steps("dtype")))
     if not isinstance(kind, ValueLeaf) or kind.value not in _TYPES:
         return None
     code, field = _TYPES[str(kind.value)]
-    content = tree.get((*place, *_steps("tensor_content")))
+    content = tree.get((*spec, *_steps("tensor_content")))
     if isinstance(content, ValueLeaf) and isinstance(content.value, str):
         data = content.value.encode("latin-1", "replace")
         whole = len(data) % struct.calcsize(code) == 0
-        found = list(struct.unpack(f"<{len(data) // struct.calcsize(code)}{code}", data)) if whole else []
+        numbers = list(struct.unpack(f"<{len(data) // struct.calcsize(code)}{code}", data)) if whole else []
     else:
-        found = []
-        while isinstance(leaf := tree.get((*place, key(field), index(len(found)))), ValueLeaf):
+        numbers = []
+        while isinstance(leaf := tree.get((*spec, key(field), index(len(numbers)))), ValueLeaf):
             if not isinstance(leaf.value, int | float):
                 return None
-            found.append(float(leaf.value))
-    if len(found) == 1:
-        found *= count
-    return tuple(found) if len(found) == count and all(map(math.isfinite, found)) else None
+            numbers.append(float(leaf.value))
+    if len(numbers) == 1:
+        numbers *= count
+    return tuple(numbers) if len(numbers) == count and all(map(math.isfinite, numbers)) else None
 
 
 _POLICIES = {"_actor_network": "actor", "_actor_net": "actor", "_target_actor_network": "actor_target"}
 _CRITICS = {
-    f"{prefix}_critic_network{number}": f"{ours}/{head}"
-    for prefix, ours in (("", "critic"), ("_target", "critic_target"))
+    f"{prefix}_critic_network{number}": f"{canonical}/{head}"
+    for prefix, canonical in (("", "critic"), ("_target", "critic_target"))
     for number, head in (("", "q1"), ("_1", "q1"), ("_2", "q2"))
 }
 _VALUES = {"_value_net": "value", "_value_network": "value"}
@@ -224,19 +224,19 @@ _ATTRIBUTES = frozenset((attr("_actor_network"), _WRAPPED))
 
 def _list_chains() -> dict[str, str]:
     """Return each network's layers by class attribute, and last the whole network for the rest."""
-    found: dict[str, str] = {}
-    for theirs, ours in (_POLICIES | _VALUES).items():
-        last = "_postprocessing_layers" if ours == "value" else "_projection_networks"
+    chains: dict[str, str] = {}
+    for stored, canonical in (_POLICIES | _VALUES).items():
+        last = "_postprocessing_layers" if canonical == "value" else "_projection_networks"
         for inside in _INSIDE:
-            name = inside + theirs
-            found |= {f"{name}/{layers}": ours for layers in ("_mlp_layers", "_sequential_layers")}
-            found[f"{name}/_encoder+{name}/{last}"] = ours
-    for name, ours in _CRITICS.items():
+            name = inside + stored
+            chains |= {f"{name}/{layers}": canonical for layers in ("_mlp_layers", "_sequential_layers")}
+            chains[f"{name}/_encoder+{name}/{last}"] = canonical
+    for name, canonical in _CRITICS.items():
         parts = ("_observation_layers", "_action_layers", "_joint_layers")
-        found["+".join(f"{name}/{part}" for part in parts)] = ours
-        found[f"{name}/_sequential_layers"] = ours
-    wholes = {inside + name: ours for name, ours in (_POLICIES | _VALUES).items() for inside in _INSIDE}
-    return {**found, **wholes, **_CRITICS}
+        chains["+".join(f"{name}/{part}" for part in parts)] = canonical
+        chains[f"{name}/_sequential_layers"] = canonical
+    wholes = {inside + name: target for name, target in (_POLICIES | _VALUES).items() for inside in _INSIDE}
+    return {**chains, **wholes, **_CRITICS}
 
 
 TABLE = LayoutTable(
@@ -261,8 +261,8 @@ TABLE = LayoutTable(
         "_log_alpha": "temperature/log_alpha",
         "_update_target/_counter": "update_target/counter",
         **{
-            f"{inside}{name}/_projection_networks/_bias/bias": f"{ours}/std_bias"
-            for name, ours in _POLICIES.items()
+            f"{inside}{name}/_projection_networks/_bias/bias": f"{canonical}/std_bias"
+            for name, canonical in _POLICIES.items()
             for inside in _INSIDE
         },
     },
@@ -274,9 +274,9 @@ KEPT = ("agent/_update_target",)
 _Q_TABLE = replace(
     TABLE,
     components={
-        chain: ours
-        for theirs, ours in _Q_NETWORKS.items()
-        for name in (inside + theirs for inside in _INSIDE)
+        chain: canonical
+        for stored, canonical in _Q_NETWORKS.items()
+        for name in (inside + stored for inside in _INSIDE)
         for chain in (
             *(f"{top}/_encoder+{top}/_q_value_layer" for top in (name, f"{name}/_q_network")),
             f"{name}/_sequential_layers",
@@ -323,12 +323,12 @@ def recognise(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: ARG001 
 
 
 def _recognize_networks(tree: Tree) -> RecognizedAgent | None:
-    names = {each: path for path, each in _list_names(tree)}
-    segments = [tuple(each.split("/")) for each in names]
-    if not any({"_actor_network", "_actor_net"} & set(each[1:3]) for each in segments):
+    names = {name: path for path, name in _list_names(tree)}
+    segments = [tuple(name.split("/")) for name in names]
+    if not any({"_actor_network", "_actor_net"} & set(segment[1:3]) for segment in segments):
         return _bind_q_network(tree, segments)
-    joined = [path for each, path in names.items() if each.split("/")[-2:-1] == [_JOINED]]
-    agent = {step for each in segments for step in each}
+    joined = [path for name, path in names.items() if name.split("/")[-2:-1] == [_JOINED]]
+    agent = {step for segment in segments for step in segment}
     certain = not _OF_SAC.isdisjoint(agent)
     # Agents other than SAC only have one projection layer for discrete actions.
     leaves = [tree[path] for path in joined]
@@ -343,26 +343,26 @@ def _recognize_networks(tree: Tree) -> RecognizedAgent | None:
     if chooses:
         binding = binding.choosing(tree)
     for segment, left in _CANNOT.items():
-        if any(segment in each[2:-2] for each in segments if set(_CRITICS) & set(each[:2])):
-            found = (*binding.unplaced.get("critic", ()), left)
-            binding = replace(binding, unplaced={**binding.unplaced, "critic": found})
+        if any(segment in steps[2:-2] for steps in segments if set(_CRITICS) & set(steps[:2])):
+            reasons = (*binding.unplaced.get("critic", ()), left)
+            binding = replace(binding, unplaced={**binding.unplaced, "critic": reasons})
     if halved and not certain:
         binding = binding.assuming(_HALVED)
-    if any("_value_net" in each[1:2] for each in segments):
+    if any("_value_net" in segment[1:2] for segment in segments):
         binding = replace(binding, facts=binding.facts.lacking(NO_ACTIVATIONS))
     return _add_statistics(binding, names, tree)
 
 
 def _bind_q_network(tree: Tree, segments: Sequence[tuple[str, ...]]) -> RecognizedAgent | None:
     """Bind a DQN agent, or its policy, or a categorical DQN's, whose atoms are in no file."""
-    inside = [each for each in segments if "_q_network" in each[1:3]]
+    inside = [segment for segment in segments if "_q_network" in segment[1:3]]
     binding = bind(tree, _Q_TABLE) if inside else None
     if binding is None or not any(part.title == "critic/q1" for part in binding.parts):
         return None
     binding = binding.choosing(tree)
-    if any(each[1:].count("_q_network") > 1 for each in inside):
+    if any(segment[1:].count("_q_network") > 1 for segment in inside):
         binding = replace(binding, facts=binding.facts._replace(atom_range=_ATOM_RANGE))
-    if any("_sequential_layers" in each for each in inside):
+    if any("_sequential_layers" in segment for segment in inside):
         binding = replace(binding, facts=binding.facts.lacking(NO_ACTIVATIONS))
     return binding
 
@@ -402,17 +402,17 @@ def _list_names(tree: Tree) -> Iterator[tuple[Path, str]]:
 
 def _add_statistics(binding: RecognizedAgent, names: Mapping[str, Path], tree: Tree) -> RecognizedAgent:
     """Return the binding with the policy's observation statistics."""
-    places = [each.partition(f"/{_NORMALIZER}/")[0] for each in names if f"/{_NORMALIZER}/" in each]
+    places = [name.partition(f"/{_NORMALIZER}/")[0] for name in names if f"/{_NORMALIZER}/" in name]
     if not places:
         return binding
-    found = {
-        each.split("/")[-2]: leaf
-        for each, path in names.items()
-        if each.startswith(f"{places[0]}/{_NORMALIZER}/")
-        and each.endswith("/0")
+    statistics = {
+        name.split("/")[-2]: leaf
+        for name, path in names.items()
+        if name.startswith(f"{places[0]}/{_NORMALIZER}/")
+        and name.endswith("/0")
         and isinstance(leaf := tree[path], Leaf)
     }
-    norm = read_statistics(found)
+    norm = read_statistics(statistics)
     if norm is None:
         return replace(binding, facts=binding.facts.lacking(NO_STATISTICS))
     return replace(binding, facts=binding.facts.read(_NORMALIZER, norm=norm))
@@ -440,26 +440,26 @@ def plan(binding: RecognizedAgent, agent: Tree, settings: Settings) -> Plan:
     ]
     if not sac:
         rows.append(NetworkRow("actor_target", parse_edge_path("agent/_target_actor_network"), _ACTOR_NAMES))
-    for component, theirs in (("critic", "_critic_network"), ("critic_target", "_target_critic_network")):
+    for component, stored in (("critic", "_critic_network"), ("critic_target", "_target_critic_network")):
         for head, end in (("q1", "_1"), ("q2", "_2")) if twin else (("q1", ""),):
             rows.append(
-                NetworkRow(f"{component}/{head}", parse_edge_path(f"agent/{theirs}{end}"), _CRITIC_NAMES)
+                NetworkRow(f"{component}/{head}", parse_edge_path(f"agent/{stored}{end}"), _CRITIC_NAMES)
             )
     numbers = {"update_target/counter": ("_update_target/_counter", make_number(0, "int64"))}
     if sac:
         numbers["temperature/log_alpha"] = "_log_alpha", make_number(0.0, "float32")
     rows += [
-        SingleTensorRow(ours, parse_edge_path(f"agent/{theirs}"), (), default)
-        for ours, (theirs, default) in numbers.items()
+        SingleTensorRow(canonical, parse_edge_path(f"agent/{stored}"), (), default)
+        for canonical, (stored, default) in numbers.items()
     ]
     written = WritingTable(
         _WHOSE,
         rows,
         "affine",
         optimizers={
-            ours: parse_edge_path(f"agent/{theirs}")
-            for theirs, ours in TABLE.optimizers.items()
-            if sac or ours != "temperature_optimizer"
+            canonical: parse_edge_path(f"agent/{stored}")
+            for stored, canonical in TABLE.optimizers.items()
+            if sac or canonical != "temperature_optimizer"
         },
         counters={
             "total_it": parse_edge_path("agent/_train_step_counter"),

@@ -36,7 +36,7 @@ from ckpttool.mapping.rules import (
 
 _BETAS = dict(zip(POWERS, ("beta_1", "beta_2"), strict=True))
 _MOST_STEPS = 10_000_000  # by then, a usual beta's power is 0 in float32
-_STEPS = tuple(name for name, ours in KERAS_SETTINGS.items() if ours == "step")
+_STEPS = tuple(name for name, canonical in KERAS_SETTINGS.items() if canonical == "step")
 _RATES = ("_learning_rate", "learning_rate")
 # Possible slot kinds by optimizer, in the order in which TensorFlow 1 creates them.
 _KINDS = ((ADAM, ("m", "v")), (RMSPROP, ("rms", "mg", "momentum")), (SGD, ("momentum",)))
@@ -74,33 +74,33 @@ def plan_variable_names(tree: Tree, settings: Settings) -> Plan:
     learning rate in TensorFlow 1 (sources: tensorflow/python/training/{adam,rmsprop,momentum}.py,
     slot_creator.py).
     """
-    found = list(_list_optimizers(tree))
+    optimizers = list(_list_optimizers(tree))
     names = {path: tree.names[path] for path, _ in tree.tensors()}
     rules: dict[Path, Rule] = {}
     added: dict[Path, Leaf | ValueLeaf] = {}
     assumed: list[str] = []
     missing: list[str] = []
     notes: list[str] = []
-    taken = set(names.values())
-    for each in found:
-        alone = len(found) == 1 and (each.powers or not taken & set(POWERS))
-        scope = "" if alone else f"{each.title}/"
-        if each.family is SGD and each.steps is not None:
-            rate = _read_number(tree, each.rate)
-            rate = _find_setting(each, settings, "learning_rate") if rate is None else rate
+    used = set(names.values())
+    for optimizer in optimizers:
+        alone = len(optimizers) == 1 and (optimizer.powers or not used & set(POWERS))
+        scope = "" if alone else f"{optimizer.title}/"
+        if optimizer.family is SGD and optimizer.steps is not None:
+            rate = _read_number(tree, optimizer.rate)
+            rate = _find_setting(optimizer, settings, "learning_rate") if rate is None else rate
             if not rate:
-                notes.append(f"{each.title}: the learning rate included in its momentum is unknown")
+                notes.append(f"{optimizer.title}: the learning rate included in its momentum is unknown")
                 continue
-            rules |= dict.fromkeys(each.slots, Scale(SGD.folded * rate, divide=True))
-            notes.append(f"{each.title}: momentum is divided by the learning rate, with rounding")
-        added |= _name_slots(tree, each, scope, names, taken)
-        for power in POWERS if each.family is ADAM else ():
-            if power in each.powers:
-                names[each.powers[power]] = scope + power
-            elif each.steps is None:
+            rules |= dict.fromkeys(optimizer.slots, Scale(SGD.folded * rate, divide=True))
+            notes.append(f"{optimizer.title}: momentum is divided by the learning rate, with rounding")
+        added |= _name_slots(tree, optimizer, scope, names, used)
+        for power in POWERS if optimizer.family is ADAM else ():
+            if power in optimizer.powers:
+                names[optimizer.powers[power]] = scope + power
+            elif optimizer.steps is None:
                 missing.append(scope + power)
             else:
-                value, whence = _make_power(tree, each, power, settings)
+                value, whence = _make_power(tree, optimizer, power, settings)
                 assumed += whence
                 added[_parse_name(scope + power)] = ToTensor("float32").leaf(ValueLeaf(value))
     moves = tuple(Move(path, _parse_name(name), rules.get(path, KEEP)) for path, name in names.items())
@@ -135,12 +135,12 @@ def _list_optimizers(tree: Tree) -> Iterator[_GraphOptimizer]:
     for top, moments in slots.items():
         mine = children.get(top, {})
         leaves = [tree[path] for path in (*mine.values(), *moments)]
-        kinds = {found.slot for path in moments if isinstance(found := tree[path], Leaf)}
+        kinds = {first_moment.slot for path in moments if isinstance(first_moment := tree[path], Leaf)}
         cls = keras_class(leaves)
         if cls in UNCONVERTED:
             continue
-        for family, wanted in _KINDS:
-            if (find_class(cls) or family) is family and set(family.always) <= kinds <= set(wanted):
+        for family, kinds_of in _KINDS:
+            if (find_class(cls) or family) is family and set(family.always) <= kinds <= set(kinds_of):
                 powers = {power: mine[power] for power in POWERS if power in mine}
                 yield _GraphOptimizer(
                     family, top, moments, powers, _find_first(mine, _STEPS), _find_first(mine, _RATES)
@@ -159,7 +159,7 @@ def is_trained(tree: Tree, slot: Leaf) -> bool:
 
 
 def _name_slots(
-    tree: Tree, optimizer: _GraphOptimizer, scope: str, names: dict[Path, str], taken: set[str]
+    tree: Tree, optimizer: _GraphOptimizer, scope: str, names: dict[Path, str], used: set[str]
 ) -> dict[Path, Leaf]:
     """Name the slots, and return those that TensorFlow 1's RMSProp always has and this one lacks."""
     by_owner: dict[Path, dict[str, Path]] = {}
@@ -167,17 +167,17 @@ def _name_slots(
         leaf = tree[path]
         if isinstance(leaf, Leaf) and leaf.of is not None:
             by_owner.setdefault(leaf.of, {})[str(leaf.slot)] = path
-            taken.discard(names[path])
+            used.discard(names[path])
     added: dict[Path, Leaf] = {}
     for owner, moments in by_owner.items():
-        wanted = [kind for kind in optimizer.kinds if kind in moments or kind == "momentum"]
+        kinds = [kind for kind in optimizer.kinds if kind in moments or kind == "momentum"]
         # An optimizer whose names are taken adds a counter to them.
         number, name = 0, f"{scope}{names[owner]}/{optimizer.family.tf1}"
-        while taken & {_number_name(name, number + position) for position in range(len(wanted))}:
-            number += len(wanted)
-        for position, kind in enumerate(wanted):
+        while used & {_number_name(name, number + position) for position in range(len(kinds))}:
+            number += len(kinds)
+        for position, kind in enumerate(kinds):
             own = _number_name(name, number + position)
-            taken.add(own)
+            used.add(own)
             weight = tree[owner]
             if kind in moments:
                 names[moments[kind]] = own
@@ -222,8 +222,8 @@ def _read_number(tree: Tree, path: Path | None) -> float | None:
     if not isinstance(leaf, Leaf) or leaf.size != 1:
         return None
     value = ToValue().leaf(leaf)
-    found = value.value if isinstance(value, ValueLeaf) else None
-    return found if isinstance(found, int | float) else None
+    number = value.value if isinstance(value, ValueLeaf) else None
+    return number if isinstance(number, int | float) else None
 
 
 _ADAM = ("m", "v")
@@ -303,7 +303,9 @@ def plan_variable_objects(tree: Tree) -> Plan:
         for pair, top in zip(pairs[:first], tops, strict=False)
         if first > 1
     ]
-    labels = {placed[path]: _label(path, leaf, placed, held=path in owners) for path, leaf in leaves.items()}
+    labels = {
+        placed[path]: _label(path, leaf, placed, has_owner=path in owners) for path, leaf in leaves.items()
+    }
     return Plan(moves, labels=labels, assumed=tuple(assumed), notes=notes)
 
 
@@ -312,8 +314,8 @@ def _list_other_slots(tree: Tree) -> dict[Path, tuple[tuple[str, ...], Path]]:
 
     Return nothing if two slots in one scope have the same name and variable.
     """
-    found: dict[Path, tuple[tuple[str, ...], Path]] = {}
-    seen = set()
+    slots: dict[Path, tuple[tuple[str, ...], Path]] = {}
+    keys = set()
     for path, leaf in tree.tensors():
         if leaf.role != "slot" or leaf.slot not in _SLOTS_ALONE or leaf.of is None:
             continue
@@ -321,11 +323,11 @@ def _list_other_slots(tree: Tree) -> dict[Path, tuple[tuple[str, ...], Path]]:
         if not is_trained(tree, leaf) or name[len(name) - len(of) :] != of:
             continue
         scope = name[: len(name) - len(of)]
-        if (scope, leaf.slot, of) in seen:
+        if (scope, leaf.slot, of) in keys:
             return {}
-        seen.add((scope, leaf.slot, of))
-        found[path] = scope, leaf.of
-    return found
+        keys.add((scope, leaf.slot, of))
+        slots[path] = scope, leaf.of
+    return slots
 
 
 def _variable(path: Path, leaf: Leaf) -> tuple[str, ...]:
@@ -335,21 +337,23 @@ def _variable(path: Path, leaf: Leaf) -> tuple[str, ...]:
     return path_texts(path)
 
 
-def _label(path: Path, leaf: Leaf, placed: Mapping[Path, Path], *, held: bool) -> Label:
+def _label(path: Path, leaf: Leaf, placed: Mapping[Path, Path], *, has_owner: bool) -> Label:
     name = leaf.name or leaf.key or display(path)
     if leaf.of is None or leaf.of not in placed:
         return Label(leaf.role, name)
-    return Label(leaf.role, name, placed[leaf.of] if held else None, leaf.slot if held else None)
+    return Label(leaf.role, name, placed[leaf.of] if has_owner else None, leaf.slot if has_owner else None)
 
 
 def _pair_powers(tree: Tree) -> tuple[list[_BetaPowers], tuple[str, ...]]:
-    found: dict[tuple[tuple[str, ...], str], dict[str, Path]] = {}
+    powers: dict[tuple[tuple[str, ...], str], dict[str, Path]] = {}
     for path, leaf in tree.tensors():
         match = _POWER.fullmatch(str(path[-1].value)) if path and leaf.size == 1 else None
         if match:
             power = match[0][: len(POWERS[0])]
-            found.setdefault((path_texts(path[:-1]), match[1] or ""), {})[power] = path
-    pairs = [_BetaPowers(scope, powers) for (scope, _), powers in found.items() if len(powers) == len(POWERS)]
+            powers.setdefault((path_texts(path[:-1]), match[1] or ""), {})[power] = path
+    pairs = [
+        _BetaPowers(scope, powers) for (scope, _), powers in powers.items() if len(powers) == len(POWERS)
+    ]
     scopes = [pair.scope for pair in pairs]
     if len(set(scopes)) == len(scopes):
         return pairs, ()
@@ -366,18 +370,18 @@ def _find_owners(
     variable.
     """
     numbers = {pair.scope: number for number, pair in enumerate(pairs)}
-    found: dict[Path, int] = {}
-    seen = set()
+    owners: dict[Path, int] = {}
+    keys = set()
     for path, of in slots.items():
         name = path_texts(path)
         scopes = (name[:depth] for depth in range(len(name), -1, -1))
         scope = next((scope for scope in scopes if scope in numbers), None)
         number = 0 if len(pairs) == 1 else numbers.get(scope) if scope is not None else None
-        if number is None or (number, leaves[path].slot, of) in seen:
+        if number is None or (number, leaves[path].slot, of) in keys:
             return {}
-        seen.add((number, leaves[path].slot, of))
-        found[path] = number
-    return found
+        keys.add((number, leaves[path].slot, of))
+        owners[path] = number
+    return owners
 
 
 def _list_optimizer_paths(
@@ -386,7 +390,7 @@ def _list_optimizer_paths(
     """Return each optimizer's path, chosen so that no other entries are under it."""
     powers = {path for pair in pairs for path in pair.powers.values()}
     scopes = {pair.scope for pair in pairs}
-    taken = {
+    used = {
         name[:depth]
         for path, name in names.items()
         if path not in powers and not (name[:-1] in scopes and name[-1] in KERAS_SETTINGS)
@@ -395,10 +399,10 @@ def _list_optimizer_paths(
     tops = []
     for pair in pairs:
         top, number = pair.scope, 0
-        while not top or top in taken:
+        while not top or top in used:
             top = (*pair.scope, f"{_PLAIN}_{number}" if number else _PLAIN)
             number += 1
-        taken.add(top)
+        used.add(top)
         tops.append(top)
     return tops
 
@@ -439,18 +443,18 @@ def restore_objects(tree: Tree, objects: Mapping[str, Any]) -> Plan | None:
     try:
         tensors = {key: _tensor(tree, path) for key, path in sources.items()}
         graph = base64.b64decode(objects["graph"], validate=True)
-        made, _ = tree_from_graph(graph, tensors)
+        restored, _ = tree_from_graph(graph, tensors)
     except (CkpttoolError, binascii.Error, ValueError):
         return None
     if not graph:
         return None
-    placed = {leaf.key: path for path, leaf in made.tensors()}
+    placed = {leaf.key: path for path, leaf in restored.tensors()}
     return Plan(
         tuple(Move(sources[key], path, KEEP) for key, path in placed.items()),
-        aliases={path: tuple(alias.path for alias in others) for path, others in made.aliases.items()},
+        aliases={path: tuple(alias.path for alias in others) for path, others in restored.aliases.items()},
         labels={
             path: Label(leaf.role, leaf.name, leaf.of, leaf.slot, leaf.key if objects["read"] else None)
-            for path, leaf in made.tensors()
+            for path, leaf in restored.tensors()
         },
         consumed=computed,
     )

@@ -88,9 +88,9 @@ TABLE = LayoutTable(
         "actor": "actor",
         "actor_old/module": "actor_target",
         "actor_old": "actor_target",
-        **{theirs: f"critic/{q}" for theirs, q in _CRITICS.items()},
-        **{f"{theirs}_old/module": f"critic_target/{q}" for theirs, q in _CRITICS.items()},
-        **{f"{theirs}_old": f"critic_target/{q}" for theirs, q in _CRITICS.items()},
+        **{stored: f"critic/{q}" for stored, q in _CRITICS.items()},
+        **{f"{stored}_old/module": f"critic_target/{q}" for stored, q in _CRITICS.items()},
+        **{f"{stored}_old": f"critic_target/{q}" for stored, q in _CRITICS.items()},
     },
     optimizers={
         "_optimizers/0": "actor_optimizer",
@@ -190,8 +190,8 @@ _DUELING_DISTRIBUTIONS: Mapping[Scores, Scores] = {"atoms": "dueling_atoms", QUA
 _DUELING = replace(
     _Q_NETWORKS,
     components={
-        f"{net}+{net.removesuffix('model')}{module}": f"{ours.partition('/')[0]}/{head}"
-        for net, ours in _Q_NETWORKS.components.items()
+        f"{net}+{net.removesuffix('model')}{module}": f"{canonical.partition('/')[0]}/{head}"
+        for net, canonical in _Q_NETWORKS.components.items()
         for module, head in (("Q", "q1"), ("V", "q2"))
     },
 )
@@ -202,7 +202,7 @@ _BRANCH = deferred.compile(
 # A dueling Net without common hidden layers is two streams.
 _DUELING_ALONE = replace(
     _Q_NETWORKS,
-    components={net.partition("+")[2]: ours for net, ours in _DUELING.components.items()},
+    components={net.partition("+")[2]: canonical for net, canonical in _DUELING.components.items()},
 )
 _ONLINE = tuple(f"{top}model/{net}/" for top in ("", "policy/") for net in ("model", "Q"))
 _OLD = tuple(f"model_old/{top}{net}/" for top in ("", "module/") for net in ("model", "Q"))
@@ -225,10 +225,10 @@ def recognise(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: ARG001 
 
 
 def _bind_policy(tree: Tree) -> RecognizedAgent | None:
-    found = {match[1] for path in tree if path and (match := _ACTOR.fullmatch(str(path[-1].value)))}
-    if not found:
+    heads = {match[1] for path in tree if path and (match := _ACTOR.fullmatch(str(path[-1].value)))}
+    if not heads:
         return _bind_q_network(tree)
-    if "preprocess" not in found or len(found) < 2:
+    if "preprocess" not in heads or len(heads) < 2:
         return None
     narrow, wide = (
         _count_inputs(tree, "actor"),
@@ -242,13 +242,13 @@ def _bind_policy(tree: Tree) -> RecognizedAgent | None:
     # The policy alone, as in 2.x: a standard deviation that is a parameter means PPO or a related algorithm.
     alone = wide is None and bool(modules & {"sigma_param"})
     on_policy = (alike and not q_functions) or alone
-    if wide is None and not alone and "mu" not in found and not modules & {"actor_old", *_TARGETS}:
+    if wide is None and not alone and "mu" not in heads and not modules & {"actor_old", *_TARGETS}:
         # REINFORCE with discrete actions, or imitation of either kind: the environment has to show it.
         return None
-    binding = bind(tree, _ON_POLICY if on_policy else _SAC if "mu" in found else TABLE)
+    binding = bind(tree, _ON_POLICY if on_policy else _SAC if "mu" in heads else TABLE)
     if binding is None:
         return None
-    if alike and "mu" not in found:
+    if alike and "mu" not in heads:
         # Logits or probabilities of discrete actions; tianshou/policy/modelfree/{pg,discrete_sac}.py: a
         # deterministic policy takes the most probable one.
         evidence = f"{binding.evidence} with discrete actions"
@@ -259,17 +259,17 @@ def _bind_policy(tree: Tree) -> RecognizedAgent | None:
 def _bind_q_network(tree: Tree) -> RecognizedAgent | None:
     """Bind a Q-network as it is in evaluation: the means of noisy layers are its weights."""
     return bind_means(
-        tree, _MEANS, _NOISE, lambda each: _bind_values(each) or _bind_branches(each) or _bind_fractions(each)
+        tree, _MEANS, _NOISE, lambda name: _bind_values(name) or _bind_branches(name) or _bind_fractions(name)
     )
 
 
 def _bind_branches(tree: Tree) -> RecognizedAgent | None:
     """Bind the network of BDQ, which has a branch for each action, and its target."""
-    found = [match for name in tree.names.values() if (match := _BRANCH.fullmatch(name))]
+    matches = [match for name in tree.names.values() if (match := _BRANCH.fullmatch(name))]
     components = {}
-    for net, number in (match.groups() for match in found):
+    for net, number in (match.groups() for match in matches):
         critic = "critic_target" if net.startswith("model_old") else "critic"
-        branches = sum(match[1] == net for match in found)
+        branches = sum(match[1] == net for match in matches)
         components[f"{net}common+{net}branches/{number}"] = f"{critic}/q{int(number) + 1}"
         components[f"{net}common+{net}value"] = f"{critic}/q{branches + 1}"
     if {part.partition("/")[0] for part in components.values()} != {"critic", "critic_target"}:
@@ -308,7 +308,7 @@ def _bind_values(tree: Tree) -> RecognizedAgent | None:
         return None
     streams = any(_STREAM.search(name) for name in names)
     tables = (_DUELING, _DUELING_ALONE) if streams else (_Q_NETWORKS,)
-    binding = next((each for table in tables if (each := bind(tree, table)) is not None), None)
+    binding = next((agent for table in tables if (agent := bind(tree, table)) is not None), None)
     dueling = binding is not None and {"critic/q1", "critic/q2"} <= {part.title for part in binding.parts}
     if streams and not dueling:
         binding = bind(tree, _Q_NETWORKS)
@@ -429,10 +429,10 @@ _STATES: Mapping[Path, Container] = {(_OPTIMIZERS,): LIST}
 _ONE = "create its Actor with max_action=1, so that tanh is mapped to the action bounds"
 
 
-def _network_row(place: str, theirs: str, last: str = "last", **branches: str) -> NetworkRow:
-    hidden = f"{theirs}.preprocess.model.model.{{s}}"
-    heads = {ours: f"{theirs}.{name}.model.0" for ours, name in branches.items()}
-    return NetworkRow(place, (), LayerNames(hidden, f"{theirs}.{last}.model.0", heads, norm=hidden))
+def _network_row(component: str, stored: str, last: str = "last", **branches: str) -> NetworkRow:
+    hidden = f"{stored}.preprocess.model.model.{{s}}"
+    heads = {canonical: f"{stored}.{name}.model.0" for canonical, name in branches.items()}
+    return NetworkRow(component, (), LayerNames(hidden, f"{stored}.{last}.model.0", heads, norm=hidden))
 
 
 def _make_table(binding: RecognizedAgent, agent: Tree) -> WritingTable:
@@ -467,16 +467,16 @@ def _make_table(binding: RecognizedAgent, agent: Tree) -> WritingTable:
     else:
         rows.append(_network_row("actor_target", "actor_old.module"))
     trained = ("actor_optimizer", *(f"critic_optimizer/{q}" for q, _ in qs))
-    ours = soft or binding.facts.head == "tanh_clip_affine"
+    clips = soft or binding.facts.head == "tanh_clip_affine"
     return WritingTable(
         "Tianshou",
         rows,
-        "affine" if soft or not ours else "tanh_clip_affine",
+        "affine" if soft or not clips else "tanh_clip_affine",
         optimizers={name: (_OPTIMIZERS, index(number)) for number, name in enumerate(trained)},
         fresh=True,
         needs=("actor", "critic"),
         containers=_STATES,
-        notes=() if ours else (_ONE,),
+        notes=() if clips else (_ONE,),
     )
 
 
@@ -494,8 +494,8 @@ def _make_q_table(binding: RecognizedAgent, agent: Tree) -> WritingTable:
         atoms = replace(make_float32_tensor(choices.support), role="parameter")
         rows.append(SingleTensorRow("critic/q_support", (key("policy.support"),), default=atoms))
     rows += _list_joined_rows(binding, agent) or [
-        NetworkRow(place, (), LayerNames(f"{net}.model.model.{{s}}"), quantiles and quantiles.swapped)
-        for place, net in (("critic/q1", "policy.model"), ("critic_target/q1", "model_old.module"))
+        NetworkRow(component, (), LayerNames(f"{net}.model.model.{{s}}"), quantiles and quantiles.swapped)
+        for component, net in (("critic/q1", "policy.model"), ("critic_target/q1", "model_old.module"))
     ]
     return WritingTable(
         "Tianshou",
@@ -525,12 +525,12 @@ def _list_joined_rows(binding: RecognizedAgent, agent: Tree) -> list[NetworkRow]
     if choices is not None and choices.scores == "value_first":
         return [
             NetworkRow(
-                place,
+                component,
                 (),
                 LayerNames(f"{net}.model.model.{{s}}", ""),
                 parts={f"{net}.Q.model.0": (1, 1 + sum(choices.counts)), f"{net}.V.model.0": (0, 1)},
             )
-            for place, net in (("critic/q1", "policy.model"), ("critic_target/q1", "model_old.module"))
+            for component, net in (("critic/q1", "policy.model"), ("critic_target/q1", "model_old.module"))
         ]
     acting = [part for part in binding.parts if part.chooses and part.state_value is not None]
     if not acting or choices is None:
@@ -545,13 +545,13 @@ def _list_joined_rows(binding: RecognizedAgent, agent: Tree) -> list[NetworkRow]
         raise UnsupportedError("the branches of Tianshou's BranchingNet have a layer in common")
     streams = [*(f"branches.{n}" for n in range(len(choices.counts))), "value"] if branches else ["Q", "V"]
     rows = []
-    for place, net in (("critic", "policy.model"), ("critic_target", "model_old.module")):
+    for component, net in (("critic", "policy.model"), ("critic_target", "model_old.module")):
         if shared:
             trunk = f"{net}.{'common' if branches else 'model'}.model.{{s}}"
-            rows.append(NetworkRow(f"{place}/q1", (), LayerNames(trunk), span=slice(0, shared)))
+            rows.append(NetworkRow(f"{component}/q1", (), LayerNames(trunk), span=slice(0, shared)))
         for number, stream in enumerate(streams, 1):
             names, own = LayerNames(f"{net}.{stream}.model.{{s}}"), slice(shared, None)
-            rows.append(NetworkRow(f"{place}/q{number}", (), names, span=own, trunk=number > 1))
+            rows.append(NetworkRow(f"{component}/q{number}", (), names, span=own, trunk=number > 1))
     return rows
 
 

@@ -58,15 +58,15 @@ _SCALE = "state_independent_scale"
 
 def recognise(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: ARG001  # the file's name is no evidence
     """Return the recognised agent of a state_dict whose network is `module.0.module`."""
-    found: dict[str, list[int]] = {}
+    numbers_by_root: dict[str, list[int]] = {}
     for path, _ in tree.tensors():
         if (match := MODULE_LAYER.fullmatch(tree.names[path])) is not None:
-            found.setdefault(match[1], []).append(int(match[2]))
-    if not found:
+            numbers_by_root.setdefault(match[1], []).append(int(match[2]))
+    if not numbers_by_root:
         return None
-    roles = {root: _LOSS.get(root.removesuffix("/").rpartition("/")[2]) for root in found}
+    roles = {root: _LOSS.get(root.removesuffix("/").rpartition("/")[2]) for root in numbers_by_root}
     lone = [root for root, role in roles.items() if role is None and not _SLOW.search(root)]
-    numbers = {"/".join(each.segments): each.path for each in list_leaves(tree)}
+    numbers = {"/".join(leaf.segments): leaf.path for leaf in list_leaves(tree)}
     supports = [path for name, path in numbers.items() if name.rpartition("/")[2] == "support"]
     chooses = bool(supports) or any(name.rpartition("/")[2] == "eps_init" for name in numbers)
     if lone:
@@ -78,20 +78,20 @@ def recognise(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: ARG001 
     if binding is None or not {"actor", "critic/q1"} & {part.title for part in binding.parts}:
         return None
     component = binding.parts[0].component
-    if len(lone) > 1 or (lone and len(found) > len(lone) + 1):
+    if len(lone) > 1 or (lone and len(numbers_by_root) > len(lone) + 1):
         binding = binding.refused(component, f"one of several networks: {', '.join(lone)}")
     for root in roles:
-        each = list(dict.fromkeys(found[root]))
-        if each != list(range(0, 2 * len(each), 2)):
-            reason = f"other modules than one activation between layers {', '.join(map(str, each))}"
+        order = list(dict.fromkeys(numbers_by_root[root]))
+        if order != list(range(0, 2 * len(order), 2)):
+            reason = f"other modules than one activation between layers {', '.join(map(str, order))}"
             binding = binding.refused(component, reason)
     binding = _add_outputs(binding, tree, numbers, supports, chooses="critic/q1" in roles.values())
     idle = frozenset(path for path in tree if _IDLE.fullmatch(tree.names[path]))
-    taken = binding.consumed | idle | {move.source for move in binding.moves.moves}
+    used = binding.consumed | idle | {move.source for move in binding.moves.moves}
     behind = [
         name
         for name, path in numbers.items()
-        if path not in taken and (_STATISTICS.search(name) or any(_follows(root, name) for root in roles))
+        if path not in used and (_STATISTICS.search(name) or any(_follows(root, name) for root in roles))
     ]
     binding = replace(binding, consumed=binding.consumed | idle)
     return binding.refused(component, *behind) if behind else binding
@@ -114,7 +114,7 @@ def _add_outputs(
             return binding.choosing(tree).refused("critic", reason)
         binding = binding.choosing(tree, "atoms", support, len(support), tree.names[supports[0]])
         move = Move(supports[0], (attr("critic"), attr("q_support")), KEEP)
-        moves = tuple(_turn_atoms(each, tree, binding, len(support)) for each in binding.moves.moves)
+        moves = tuple(_turn_atoms(move, tree, binding, len(support)) for move in binding.moves.moves)
         moves = (*moves, move)
         binding = replace(binding, moves=replace(binding.moves, moves=moves))
         return replace(binding, consumed=binding.consumed | {*supports[1:]})

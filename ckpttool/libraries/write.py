@@ -79,12 +79,12 @@ class StatisticsRow(NamedTuple):
     def placed(self, binding: RecognizedAgent, agent: Tree, library: str) -> Plan:
         """Return the plan of the agent's statistics, if it has any."""
         there = {name: agent.get(self.source(name)) for name in (*self.places, "mean", "var", "std")}
-        found = {name: leaf for name, leaf in there.items() if isinstance(leaf, Leaf)}
+        leaves = {name: leaf for name, leaf in there.items() if isinstance(leaf, Leaf)}
         norm = binding.facts.norm
-        if norm is None and "mean" in found and {"var", "std"} & found.keys():  # of an unknown formula
-            norm = ObservationNormalizer(found["mean"], found.get("var"), found.get("std"))
+        if norm is None and "mean" in leaves and {"var", "std"} & leaves.keys():  # of an unknown formula
+            norm = ObservationNormalizer(leaves["mean"], leaves.get("var"), leaves.get("std"))
             norm = norm if norm.var is None else norm._replace(std=None)
-        if norm is None or (self.owner and not found):
+        if norm is None or (self.owner and not leaves):
             if not self.required:
                 return Plan(())
             # The library has statistics in every network: neutral ones.
@@ -92,46 +92,48 @@ class StatisticsRow(NamedTuple):
             kernel = agent[(*part.prefix, *_FIRST)]
             width = kernel.shape[0] if isinstance(kernel, Leaf) else 0
             return Plan((), self._tensors(np.zeros(width), np.ones(width)))
-        if self.places.keys() - {"count"} <= found.keys() and (self.owner or self._is(norm, found)):
-            return self._kept(found)
+        if self.places.keys() - {"count"} <= leaves.keys() and (self.owner or self._is(norm, leaves)):
+            return self._kept(leaves)
         if self.owner:
             return Plan((), notes=(f"{_NOTE}: {library} stores them differently",))
-        return self._computed(norm, found, library)
+        return self._computed(norm, leaves, library)
 
     def source(self, name: str) -> Path:
         """Return the canonical path of one of the statistics."""
         return (attr(NORMALIZER), attr(f"{self.owner}{name}"))
 
-    def _is(self, norm: ObservationNormalizer, found: Mapping[str, Leaf]) -> bool:
+    def _is(self, norm: ObservationNormalizer, leaves: Mapping[str, Leaf]) -> bool:
         """Return whether the existing tensors are the agent's statistics in the library's formula."""
-        if norm.clip != self.clip or any(found[n].dtype != self.dtype for n in self.places if n != "count"):
+        if norm.clip != self.clip or any(leaves[n].dtype != self.dtype for n in self.places if n != "count"):
             return False
-        std = found["std"] if "std" in self.places else None
-        ours = ObservationNormalizer(found["mean"], found.get("var"), std, self.epsilon, outside=self.outside)
+        std = leaves["std"] if "std" in self.places else None
+        normalizer = ObservationNormalizer(
+            leaves["mean"], leaves.get("var"), std, self.epsilon, outside=self.outside
+        )
         pairs = (
-            (compute_divisor(ours), compute_divisor(norm)),
-            (to_float64_row(ours.mean), to_float64_row(norm.mean)),
+            (compute_divisor(normalizer), compute_divisor(norm)),
+            (to_float64_row(normalizer.mean), to_float64_row(norm.mean)),
         )
         return all(one.shape == two.shape and np.allclose(one, two, rtol=_SAME, atol=0) for one, two in pairs)
 
-    def _kept(self, found: Mapping[str, Leaf]) -> Plan:
+    def _kept(self, leaves: Mapping[str, Leaf]) -> Plan:
         moves = []
         for name in self.places:
-            if name not in found:
+            if name not in leaves:
                 continue
-            leaf = found[name]
+            leaf = leaves[name]
             shape = () if name == "count" else _fill_shape(self.shape, leaf.size)
             rule: Rule = KEEP if leaf.shape == shape else Reshape(shape)
             if name == "count" and leaf.dtype != self.counter:
                 rule = compose_rules(rule, Cast(self.counter))
             moves.append(Move(self.source(name), self.places[name], rule))
-        if "count" not in self.places or "count" in found:
+        if "count" not in self.places or "count" in leaves:
             return Plan(tuple(moves))
         zero = constant_tensor(self.counter, (), 0, role="counter")
         sentence = f"{NORMALIZER}/{self.owner}count = 0 (the source has none)"
         return Plan(tuple(moves), {self.places["count"]: zero}, assumed=(sentence,))
 
-    def _computed(self, norm: ObservationNormalizer, found: Mapping[str, Leaf], library: str) -> Plan:
+    def _computed(self, norm: ObservationNormalizer, leaves: Mapping[str, Leaf], library: str) -> Plan:
         """Return numbers for which the library's own formula gives the agent's normalisation."""
         mean, wide = to_float64_row(norm.mean), compute_divisor(norm)
         std = wide - self.epsilon if self.outside else np.sqrt(np.maximum(wide**2 - self.epsilon, 0))
@@ -148,7 +150,7 @@ class StatisticsRow(NamedTuple):
                 )
             return Plan((), notes=(f"{_NOTE}: {why}",))
         note = f"observation statistics are recomputed so that {library}'s formula gives the same result"
-        count = self._kept({name: leaf for name, leaf in found.items() if name == "count"})
+        count = self._kept({name: leaf for name, leaf in leaves.items() if name == "count"})
         return replace(count, added={**self._tensors(mean, std), **count.added}, notes=(note,))
 
     def _tensors(self, mean: np.ndarray, std: np.ndarray) -> dict[Path, Leaf | ValueLeaf]:
@@ -326,9 +328,9 @@ def require_support(writing: WritingTable, binding: RecognizedAgent, agent: Tree
             found=", ".join(sorted(titles)),
         )
     _require_choices(writing, binding)
-    held = writing.held.keys()
-    heads = {title.partition("/")[0] for title in held if "/" in title}
-    many = sorted(title for title in titles - held if title.partition("/")[0] in heads)
+    names = writing.held.keys()
+    heads = {title.partition("/")[0] for title in names if "/" in title}
+    many = sorted(title for title in titles - names if title.partition("/")[0] in heads)
     if many:
         raise UnsupportedError(f"{writing.library} supports fewer Q-functions", found=", ".join(many))
     if writing.values:
@@ -337,9 +339,9 @@ def require_support(writing: WritingTable, binding: RecognizedAgent, agent: Tree
     if fits is False or (fits is None and binding.facts.head == _CLIPPED):
         raise UnsupportedError(
             f"{writing.library} computes actions differently from this agent: {MAPS[writing.head]}"
-            + (f", not {MAPS[found]}" if (found := binding.facts.head) in MAPS else ""),
+            + (f", not {MAPS[head]}" if (head := binding.facts.head) in MAPS else ""),
             expected=writing.head,
-            found=found,
+            found=head,
             hint=_action_map_hint(writing.head, binding.facts, fits),
         )
 
@@ -376,13 +378,13 @@ def _require_values(writing: WritingTable, binding: RecognizedAgent, agent: Tree
     for part in binding.parts:
         if part.head is None or part.title not in writing.held:
             continue
-        found = list_kernel_shapes(part, agent)
-        if found and found[-1][-1] != 1:
+        shapes = list_kernel_shapes(part, agent)
+        if shapes and shapes[-1][-1] != 1:
             raise UnsupportedError(
                 f"{writing.library} requires Q-functions with one output",
-                found=f"{part.title} has {found[-1][-1]} outputs",
+                found=f"{part.title} has {shapes[-1][-1]} outputs",
             )
-        if not writing.late and any(one[-1] != two[0] for one, two in pairwise(found)):
+        if not writing.late and any(one[-1] != two[0] for one, two in pairwise(shapes)):
             raise UnsupportedError(
                 f"the Q-functions of {writing.library} must receive observation and action in layer 1",
                 found=f"{part.title} receives the action at a later layer",
@@ -395,7 +397,9 @@ def require_layers(
     """Raise UnsupportedError for layers, or tensors of unsupported kinds, that the network cannot have."""
     able = {"dense", *(["layer_norm"] if names.norm is not None else [])}
     strange = [
-        f"{part.title}/{'/'.join(each.name)}: {each.kind}" for each in part.layers if each.kind not in able
+        f"{part.title}/{'/'.join(layer.name)}: {layer.kind}"
+        for layer in part.layers
+        if layer.kind not in able
     ]
     if part.streams:
         raise UnsupportedError(
@@ -403,7 +407,7 @@ def require_layers(
             found=f"{part.title} encodes them separately",
         )
     left = binding.unplaced.get(part.component, ())
-    if order := [each for each in left if each.startswith(schema.UNKNOWN_ORDER)]:
+    if order := [reason for reason in left if reason.startswith(schema.UNKNOWN_ORDER)]:
         raise UnsupportedError(
             f"{writing.library} numbers its layers, but {part.title} has layers in an unknown order",
             found=order[0],
@@ -414,8 +418,8 @@ def require_layers(
         raise UnsupportedError(
             f"{writing.library} supports {kinds}", found=abbreviate_list([*strange, *left], 3)
         )
-    wanted, found = {"log_std"} if names.joined else set(names.branches), {name for name, _ in part.branches}
-    if part.acts and names.joined and not wanted <= found:
+    known, present = {"log_std"} if names.joined else set(names.branches), {name for name, _ in part.branches}
+    if part.acts and names.joined and not known <= present:
         raise UnsupportedError(
             f"the last layer of {writing.library} outputs mean and standard deviation, but this policy has "
             "no standard deviation"
@@ -441,7 +445,7 @@ def list_consumed(agent: Tree) -> tuple[Path, ...]:
 
 def list_writingnotes(writing: WritingTable, binding: RecognizedAgent, agent: Tree) -> tuple[str, ...]:
     """Return notes for people: entries not converted, and arguments that the library needs."""
-    found = list(writing.notes)
+    notes = list(writing.notes)
     functions: dict[str, list[str]] = {}
     for part in binding.parts:
         if part.title in writing.held:
@@ -449,38 +453,38 @@ def list_writingnotes(writing: WritingTable, binding: RecognizedAgent, agent: Tr
                 functions.setdefault(name, []).append(part.title)
     if writing.hidden and functions.keys() != {writing.hidden}:
         apart = binding.facts.network_activations
-        wanted = ", ".join(
+        uses = ", ".join(
             f"{name} in {', '.join(titles)}" if apart else name for name, titles in sorted(functions.items())
         )
-        found.append(
-            f"{writing.library} uses {writing.hidden} in hidden layers by default; configure it with {wanted}"
+        notes.append(
+            f"{writing.library} uses {writing.hidden} in hidden layers by default; configure it with {uses}"
         )
-    held = writing.held
-    depths = {len(part.layers) for part in binding.parts if part.title in held}
+    stored = writing.held
+    depths = {len(part.layers) for part in binding.parts if part.title in stored}
     if writing.depth and depths != {writing.depth}:
-        found.append(
+        notes.append(
             f"{writing.library}'s own classes have {writing.depth} layers, but this agent has a different "
             "number"
         )
     sizes = {
         tuple(shape[-1] for shape in list_kernel_shapes(p, agent)[:-1])
         for p in binding.parts
-        if p.title in held
+        if p.title in stored
     }
     if writing.alike and len(sizes) > 1:
-        found.append(
+        notes.append(
             f"{writing.library} uses the same hidden sizes for all networks, but this agent has several"
         )
     if writing.head and matches_action_map(binding.facts, agent, writing.head) is None:
-        found.append(
+        notes.append(
             f"unknown action bounds (pass --bounds LOW HIGH); {writing.library} uses {MAPS[writing.head]}"
         )
     slow = {part.component for part in binding.parts if part.component.endswith("_target")}
-    if slow and not any(place.partition("/")[0] in slow for place in held):
-        found.append(f"{writing.library} does not save targets")
+    if slow and not any(component.partition("/")[0] in slow for component in stored):
+        notes.append(f"{writing.library} does not save targets")
     if SAVES in agent:
-        found.append("save_counter, TensorFlow's count of saves, was not converted")
-    return tuple(found)
+        notes.append("save_counter, TensorFlow's count of saves, was not converted")
+    return tuple(notes)
 
 
 _STD, _LOG_STD = "actor/std", "actor/log_std"
@@ -493,15 +497,15 @@ _PlacedRow = tuple[str, Plan]
 def place_rows(writing: WritingTable, binding: RecognizedAgent, agent: Tree) -> list[_PlacedRow]:
     """Return every row's plan, in table order."""
     parts = {part.title: part for part in binding.parts}
-    found: list[_PlacedRow] = []
+    rows: list[_PlacedRow] = []
     for row in writing.rows:
         if isinstance(row, NetworkRow):
-            found.append((row.place, _place_network(row, parts, binding, agent, writing)))
+            rows.append((row.place, _place_network(row, parts, binding, agent, writing)))
         elif isinstance(row, SingleTensorRow):
-            found.append((row.place, _place_tensor(row, agent)))
+            rows.append((row.place, _place_tensor(row, agent)))
         else:
-            found.append((schema.NORMALIZER, row.placed(binding, agent, writing.library)))
-    return found
+            rows.append((schema.NORMALIZER, row.placed(binding, agent, writing.library)))
+    return rows
 
 
 def _place_network(
@@ -523,7 +527,7 @@ def _place_network(
     repeated: tuple[Path, ...] = ()
     if row.trunk:
         before = [(*part.prefix, index(position)) for position in range(len(part.layers))[: row.span.start]]
-        repeated = tuple(path for path in agent if any(path[: len(each)] == each for each in before))
+        repeated = tuple(path for path in agent if any(path[: len(prefix)] == prefix for prefix in before))
     return Plan(tuple(_move_tensors(row, part, agent, writing)), assumed=assumed, consumed=repeated)
 
 
@@ -569,10 +573,10 @@ def _half_rule(part: AgentNetwork, position: int | str, agent: Tree, rule: Rule,
 
 def _place_tensor(row: SingleTensorRow, agent: Tree) -> Plan:
     source = parse_edge_path(row.place)
-    found = agent.get(source)
-    if isinstance(found, Leaf):
-        shape = _row_shape(row, found)
-        rule = KEEP if shape == found.shape else Reshape(shape)
+    tensor = agent.get(source)
+    if isinstance(tensor, Leaf):
+        shape = _row_shape(row, tensor)
+        rule = KEEP if shape == tensor.shape else Reshape(shape)
         return Plan((Move(source, row.target, rule),))
     if row.place.endswith(_LOG_STD) and isinstance(std := agent.get(parse_edge_path(_STD)), Leaf):
         numbers = np.log(std.array().astype("f8")).astype("f4")
@@ -593,12 +597,12 @@ def _row_shape(row: SingleTensorRow, leaf: Leaf) -> tuple[int, ...]:
 
 def list_trained_moves(optimizer: str, rows: Iterable[_PlacedRow]) -> list[Move]:
     """Return the moves of an optimizer's weights, by its canonical name ("critic_optimizer/q1")."""
-    ours, _, head = optimizer.partition("/")
-    trains = "/".join(filter(None, (schema.ALL_OPTIMIZED[ours], head)))
+    canonical, _, head = optimizer.partition("/")
+    trains = "/".join(filter(None, (schema.ALL_OPTIMIZED[canonical], head)))
     return [
         move
-        for place, row in rows
-        if place == trains or place.startswith(f"{trains}/")
+        for component, row in rows
+        if component == trains or component.startswith(f"{trains}/")
         for move in row.moves
         if not schema.mapped_by_sidecar(move.source)
     ]
@@ -622,20 +626,20 @@ def plan_torch_file(writing: WritingTable, binding: RecognizedAgent, agent: Tree
     require_support(writing, binding, agent)
     rows = place_rows(writing, binding, agent)
     states = [
-        _plan_optimizer(writing, ours, list_trained_moves(name, rows), place, binding, agent, settings)
-        for name, place in writing.optimizers.items()
-        for ours in [name.partition("/")[0]]
-        if writing.fresh or _has_state(ours, agent)
+        _plan_optimizer(writing, canonical, list_trained_moves(name, rows), path, binding, agent, settings)
+        for name, path in writing.optimizers.items()
+        for canonical in [name.partition("/")[0]]
+        if writing.fresh or _has_state(canonical, agent)
     ]
     counted = tuple(
-        Move(path, place, ToValue())
-        for name, place in writing.counters.items()
+        Move(path, target, ToValue())
+        for name, target in writing.counters.items()
         if (path := (attr(name),)) in agent
     )
     if writing.joint is not None:
-        held = [row for place, row in rows if place != schema.NORMALIZER]
-        weights = [move for row in held for move in row.moves]
-        weights += [Move(path, path, KEEP) for row in held for path in row.added]
+        networks = [row for component, row in rows if component != schema.NORMALIZER]
+        weights = [move for row in networks for move in row.moves]
+        weights += [Move(path, path, KEEP) for row in networks for path in row.added]
         if writing.modules:
             ranks = {module: number for number, module in enumerate(writing.modules)}
 
@@ -644,8 +648,8 @@ def plan_torch_file(writing: WritingTable, binding: RecognizedAgent, agent: Tree
                 return next(number for module, number in ranks.items() if name.startswith(f"{module}."))
 
             weights.sort(key=rank)
-        name, place = schema.JOINT, writing.joint
-        states.append(_plan_optimizer(writing, name, weights, place, binding, agent, settings))
+        name, joint = schema.JOINT, writing.joint
+        states.append(_plan_optimizer(writing, name, weights, joint, binding, agent, settings))
     counts = {move.target for move in counted}
     drawn = binding.facts.distribution and binding.facts.distribution.kind
     logits = binding.facts.head != "argmax" or has_q_policy(binding) or drawn == "categorical"
@@ -668,7 +672,7 @@ def _plan_optimizer(
     writing: WritingTable,
     name: str,
     weights: Sequence[Move],
-    place: Path,
+    path: Path,
     binding: RecognizedAgent,
     agent: Tree,
     settings: Settings,
@@ -684,13 +688,13 @@ def _plan_optimizer(
         known = CanonicalOptimizer(name, agent, settings.get(name, {}), binding.defaults)
         own = optimizers_write.TorchOptimizerWriter(known, weights)
         if name != schema.JOINT or own.family is writing.family:
-            return own.plan(place)
+            return own.plan(path)
         notes = (
             f"the state of {own.family.name} is not converted, because {writing.library} trains with "
             f"{writing.family.name}: use --optimizer none to leave it out",
         )
     new = CanonicalOptimizer(name, Tree({}), {}, _ADAM)
-    state = optimizers_write.TorchOptimizerWriter(new, weights).plan(place)
+    state = optimizers_write.TorchOptimizerWriter(new, weights).plan(path)
     sentence = f"{name} starts with the defaults of torch's Adam: the source has none"
     return replace(state, assumed=(sentence,), notes=notes)
 
@@ -703,21 +707,21 @@ def _list_containers(writing: WritingTable, rows: Iterable[Plan]) -> dict[Path, 
     """Return the file's dicts: an OrderedDict for every state_dict, plain ones around them."""
     entries = {row.entry for row in writing.held.values()}
     targets = [path for row in rows for path in (*(m.target for m in row.moves), *row.added)]
-    found: dict[Path, Container] = {(): DICT}
+    containers: dict[Path, Container] = {(): DICT}
     for target in targets:
         for depth in range(1, len(target)):
-            found[target[:depth]] = DICT
-    found |= {entry: ORDERED for entry in entries if entry in found}
-    return {**found, **writing.containers}
+            containers[target[:depth]] = DICT
+    containers |= {entry: ORDERED for entry in entries if entry in containers}
+    return {**containers, **writing.containers}
 
 
 def merge_plans(*plans: Plan) -> Plan:
     """Return one plan that merges several."""
     merged: dict[str, Any] = {}
-    for name in (each.name for each in fields(Plan)):
+    for name in (plan_field.name for plan_field in fields(Plan)):
         values = [getattr(plan, name) for plan in plans]
         several = isinstance(values[0], tuple)
-        merged[name] = tuple(chain(*values)) if several else dict(chain(*(each.items() for each in values)))
+        merged[name] = tuple(chain(*values)) if several else dict(chain(*(value.items() for value in values)))
     return replace(Plan(**merged), assumed=tuple(dict.fromkeys(merged["assumed"])))
 
 
@@ -757,8 +761,8 @@ def find_quantiles(binding: RecognizedAgent, agent: Tree, order: Scores) -> Quan
 
 def has_value_network(binding: RecognizedAgent) -> bool:
     """Return whether the agent is PPO-like: a policy and a state value."""
-    found = {part.component for part in binding.parts}
-    return "value" in found and "critic" not in found
+    components = {part.component for part in binding.parts}
+    return "value" in components and "critic" not in components
 
 
 KERAS: Mapping[str, LayerKind] = {kind: SPELLING["tensorflow", kind] for kind in ("dense", "layer_norm")}
@@ -832,8 +836,10 @@ def plan_object_graph(
         notes=list_writingnotes(writing, binding, rest_of),
     )
     rest = merge_plans(first, *rows, Plan(counters, labels=labels))
-    made = copy_shared_tensors(merge_plans(rest, *states), agent)
-    return replace(made, notes=tuple(dict.fromkeys(made.notes)), assumed=tuple(dict.fromkeys(made.assumed)))
+    merged = copy_shared_tensors(merge_plans(rest, *states), agent)
+    return replace(
+        merged, notes=tuple(dict.fromkeys(merged.notes)), assumed=tuple(dict.fromkeys(merged.assumed))
+    )
 
 
 def copy_shared_tensors(plan: Plan, agent: Tree) -> Plan:
@@ -841,15 +847,15 @@ def copy_shared_tensors(plan: Plan, agent: Tree) -> Plan:
 
     A variable shared by two objects is one in TensorFlow: the second object would not get its value.
     """
-    seen: set[tuple[Path, str]] = set()
+    keys: set[tuple[Path, str]] = set()
     moves: list[Move] = []
     added = dict(plan.added)
     for move in plan.moves:
-        if (move.source, move.rule.name) in seen:
+        if (move.source, move.rule.name) in keys:
             added[move.target] = move.rule.leaf(agent[move.source])
         else:
             moves.append(move)
-        seen.add((move.source, move.rule.name))
+        keys.add((move.source, move.rule.name))
     return replace(plan, moves=tuple(moves), added=added)
 
 
@@ -863,14 +869,14 @@ def _index_lists(rows: Sequence[_PlacedRow]) -> list[_PlacedRow]:
 
     return [
         (
-            place,
+            component,
             replace(
                 row,
                 moves=tuple(replace(move, target=counted(move.target)) for move in row.moves),
                 added={counted(path): leaf for path, leaf in row.added.items()},
             ),
         )
-        for place, row in rows
+        for component, row in rows
     ]
 
 
@@ -882,11 +888,11 @@ def _plan_optimizers(
     form: str,
 ) -> Iterable[Plan]:
     for number, (name, top) in enumerate(writing.optimizers.items()):
-        ours, _, head = name.partition("/")
+        canonical, _, head = name.partition("/")
         weights = list_trained_moves(name, rows)
-        if weights and _has_state(ours, agent):
+        if weights and _has_state(canonical, agent):
             called = f"adam_{number}" if number else "adam"
-            known = CanonicalOptimizer(ours, agent, settings.get(ours, {}), {})
-            made = optimizers_write.KerasOptimizerWriter(known, called, weights, top, form=form).plan()
+            known = CanonicalOptimizer(canonical, agent, settings.get(canonical, {}), {})
+            optimizer = optimizers_write.KerasOptimizerWriter(known, called, weights, top, form=form).plan()
             # Two objects for one canonical optimizer have the same settings, which are stored once.
-            yield made if head in ("", "q1") else replace(made, settings={}, notes=())
+            yield optimizer if head in ("", "q1") else replace(optimizer, settings={}, notes=())
