@@ -74,7 +74,7 @@ class NetworkBuilder:
 
     def number(self, name: str) -> int:
         """Return the number of an input or a state."""
-        return [each for each, _ in self.inputs].index(name)
+        return [name for name, _ in self.inputs].index(name)
 
     def add(self, layer: Layer, *inputs: int) -> int:
         """Add a layer on these values, or on the last one; return the number of its output."""
@@ -151,15 +151,15 @@ def add_gru(
             multiplies the state before the product.
     """
     units, before = len(recurrent), builder.number(state)
-    given = builder.add(Dense(kernel, biases[0]), builder.last)
-    z, r = (_add_gate(builder, given, before, (recurrent, biases[1]), n, units) for n in range(2))
+    gates = builder.add(Dense(kernel, biases[0]), builder.last)
+    z, r = (_add_gate(builder, gates, before, (recurrent, biases[1]), n, units) for n in range(2))
     own = Dense(recurrent[:, 2 * units :], biases[1][2 * units :])
     if reset_after:
         turned = builder.add(Multiply(), r, builder.add(own, before))
     else:
         turned = builder.add(own, builder.add(Multiply(), r, before))
     fresh = builder.add(
-        Activation("tanh"), builder.add(Add(), _add_columns(builder, given, 2, units), turned)
+        Activation("tanh"), builder.add(Add(), _add_columns(builder, gates, 2, units), turned)
     )
     one = np.ones(units, kernel.dtype)
     rest = builder.add(Affine(-one, one), z)
@@ -169,7 +169,7 @@ def add_gru(
 
 def _add_gate(
     builder: NetworkBuilder,
-    given: int,
+    gates: int,
     before: int,
     own: tuple[np.ndarray, np.ndarray],
     number: int,
@@ -178,7 +178,7 @@ def _add_gate(
     columns = slice(number * units, (number + 1) * units)
     turned = builder.add(Dense(own[0][:, columns], own[1][columns]), before)
     return builder.add(
-        Activation("sigmoid"), builder.add(Add(), _add_columns(builder, given, number, units), turned)
+        Activation("sigmoid"), builder.add(Add(), _add_columns(builder, gates, number, units), turned)
     )
 
 
@@ -215,7 +215,7 @@ def _add_cell(
 
 def _broadcast_float32(*arrays: np.ndarray) -> list[np.ndarray]:
     """Return arrays of equal size in float32."""
-    return [np.array(each, np.float32) for each in np.broadcast_arrays(*arrays)]
+    return [np.array(array, np.float32) for array in np.broadcast_arrays(*arrays)]
 
 
 # Table of the program operations (libraries/program_operators.py) that map to one layer.
@@ -273,7 +273,7 @@ def start_network(
     ]
     inputs += more
     places = [(*schema.recurrent_layer_path(component, n), schema.RECURRENT) for n in range(len(front.cells))]
-    units = [cast(Leaf, agent[place]).shape[0] for place in places]
+    units = [cast(Leaf, agent[path]).shape[0] for path in places]
     slots = [_state_names(n)[: _STATES[kind]] for n, kind in enumerate(front.cells)]
     return NetworkBuilder(
         inputs, [(name, width) for own, width in zip(slots, units, strict=True) for name in own]
@@ -318,14 +318,14 @@ def read_encoder_norms(agent: Tree, component: str, front: PolicyEncoder) -> dic
 
     In two steps, like observation statistics: the mean first, to avoid cancellation.
     """
-    found = {}
+    norms = {}
     for number, epsilon in front.norms:
-        place = schema.batch_norm_path(component, number)
+        path = schema.batch_norm_path(component, number)
         mean, var, scale, offset = (
-            _read_array(agent, (*place, attr(name))) for name in ("mean", "var", "scale", "offset")
+            _read_array(agent, (*path, attr(name))) for name in ("mean", "var", "scale", "offset")
         )
-        found[number] = _batch_norm(mean, var, epsilon, scale, offset)
-    return found
+        norms[number] = _batch_norm(mean, var, epsilon, scale, offset)
+    return norms
 
 
 def _batch_norm(
@@ -364,21 +364,21 @@ def _add_image_layers(builder: NetworkBuilder, agent: Tree, component: str, stre
     places = [
         schema.stream_layer_path(component, stream.name, n) for n in range(len(stream.strides) + stream.dense)
     ]
-    for place, stride in zip(places, stream.strides, strict=False):
-        kernel, bias = (_read_array(agent, (*place, name)) for name in (schema.KERNEL, schema.BIAS))
+    for path, stride in zip(places, stream.strides, strict=False):
+        kernel, bias = (_read_array(agent, (*path, name)) for name in (schema.KERNEL, schema.BIAS))
         builder.add(Convolution(kernel, bias, (stride, stride)))
         builder.add(Activation("relu"))
     builder.add(Transpose((2, 0, 1)))
     builder.add(Flatten())
-    for place in places[len(stream.strides) :]:
-        kernel, bias = (_read_array(agent, (*place, name)) for name in (schema.KERNEL, schema.BIAS))
+    for path in places[len(stream.strides) :]:
+        kernel, bias = (_read_array(agent, (*path, name)) for name in (schema.KERNEL, schema.BIAS))
         builder.add(Dense(kernel, bias))
         builder.add(Activation("relu"))
 
 
-def _add_encoder_cell(builder: NetworkBuilder, agent: Tree, place: Path, number: int, kind: str) -> None:
-    kernel, recurrent = (_read_array(agent, (*place, name)) for name in (schema.KERNEL, schema.RECURRENT))
-    paths = [(*place, name) for name in schema.BIASES]
+def _add_encoder_cell(builder: NetworkBuilder, agent: Tree, path: Path, number: int, kind: str) -> None:
+    kernel, recurrent = (_read_array(agent, (*path, name)) for name in (schema.KERNEL, schema.RECURRENT))
+    paths = [(*path, name) for name in schema.BIASES]
     zeros = np.zeros(kernel.shape[1], np.float32)
     biases = [_read_array(agent, path) if path in agent else zeros for path in paths]
     states = _state_names(number)[: _STATES[kind]]
@@ -547,7 +547,7 @@ def _start_policy(
         agent,
         part.component,
         front,
-        lambda each: _add_normalization(builder, wiring, each.size, each),
+        lambda part: _add_normalization(builder, wiring, part.size, part),
     )
     return builder
 
@@ -621,8 +621,8 @@ def _add_deviation(
             "tanh": [Activation("tanh"), Affine((high - low) / 2, (high + low) / 2)],
             "sigmoid": [Activation("sigmoid"), Affine(high - low, low)],
         }
-        for each in ranges[drawn.limited]:
-            builder.add(each)
+        for range_ in ranges[drawn.limited]:
+            builder.add(range_)
     return builder.last if stored else builder.add(Exp())
 
 
@@ -770,17 +770,17 @@ def _final_layers(wiring: NetworkSettings, width: int) -> list[Layer]:
 def _start_from_program(program: Program, wiring: NetworkSettings, observed: Shapes | None) -> NetworkBuilder:
     """Return a builder with a program's operations, for observations of the environment's shape."""
     ((name, shape),) = program.inputs
-    given = shape if observed is None else tuple(observed[name])
-    builder = NetworkBuilder([(name, given[0] if len(given) == 1 else given)], program.states.items())
-    if given != shape and len(shape) == 3 and given == _channels_last(shape):
+    size = shape if observed is None else tuple(observed[name])
+    builder = NetworkBuilder([(name, size[0] if len(size) == 1 else size)], program.states.items())
+    if size != shape and len(shape) == 3 and size == _channels_last(shape):
         builder.add(Transpose((2, 0, 1)))
-    elif given != shape and len(shape) == 1 and math.prod(given) == shape[0]:
+    elif size != shape and len(shape) == 1 and math.prod(size) == shape[0]:
         builder.add(Flatten())
-    elif given != shape:
+    elif size != shape:
         raise EnvironmentMismatchError(
             "the policy does not accept observations of this shape",
             expected=str(list(shape)),
-            found=str(list(given)),
+            found=str(list(size)),
         )
     if wiring.obs_norm is not None and len(shape) > 1:
         raise UnsupportedError(

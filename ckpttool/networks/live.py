@@ -92,7 +92,7 @@ def compare_names(live: Tree, stored: Tree) -> LiveComparison:
         other = _require_tensor(stored, match)
         row = LiveDifference(path, (leaf.dtype, leaf.shape), (other.dtype, other.shape))
         different += [row] if row.live != row.stored else []
-    taken = set(pairs.values())
+    matched = set(pairs.values())
     return LiveComparison(
         pairs,
         tuple(different),
@@ -100,7 +100,7 @@ def compare_names(live: Tree, stored: Tree) -> LiveComparison:
         tuple(
             p
             for p, _ in stored.tensors()
-            if p not in taken and tuple(live_trees.edge_names(p)) != live_trees.COUNTER
+            if p not in matched and tuple(live_trees.edge_names(p)) != live_trees.COUNTER
         ),
     )
 
@@ -123,12 +123,12 @@ def copy_values(skeleton: Tree, tree: Tree) -> Tree:
     Either side may be the live one. Raise MappingError if a tensor of the skeleton has no counterpart,
     or one of another shape or type.
     """
-    found = compare_names(skeleton, tree)
-    if found.unfilled:
-        names = [display(path) for path in found.unfilled]
+    comparison = compare_names(skeleton, tree)
+    if comparison.unfilled:
+        names = [display(path) for path in comparison.unfilled]
         more = format_count(len(names), "more tensor")
         raise MappingError(f"no tensor found with the name of {abbreviate_list(names, 3)}", expected=more)
-    for row in found.different:
+    for row in comparison.different:
         raise MappingError(
             "tensors of the same name differ in type or shape",
             path=display(row.path),
@@ -136,7 +136,7 @@ def copy_values(skeleton: Tree, tree: Tree) -> Tree:
             found=_format_type(row.stored),
         )
     leaves: dict[Path, Leaf | ValueLeaf] = dict(skeleton.leaves)
-    for path, other in found.pairs.items():
+    for path, other in comparison.pairs.items():
         leaves[path] = replace(_require_tensor(skeleton, path), source=_require_tensor(tree, other).source)
     return Tree(leaves, skeleton.aliases, skeleton.containers)
 
@@ -147,19 +147,19 @@ def _format_type(form: Said) -> str:
 
 def _index_names(variables: Iterable[tuple[LiveValue, OptimizerSlot | None]]) -> dict[tuple[str, ...], Any]:
     """Return saved variables, and the slots of their optimizers, by every name."""
-    found: dict[tuple[str, ...], Any] = {}
+    by_name: dict[tuple[str, ...], Any] = {}
     names: dict[int, list[tuple[str, ...]]] = {}
     optimizers: dict[int, list[tuple[str, ...]]] = {}
     for live, slot in variables:
         own = tuple(live_trees.edge_names(live.path))
-        found.setdefault(own, live.value)
+        by_name.setdefault(own, live.value)
         if slot is None:
             names.setdefault(id(live.value), []).append(own)
             optimizers.setdefault(id(live.owner), []).append(own[:-1])
             continue
         for optimizer, of in itertools.product(optimizers[id(live.owner)], names[id(slot.of)]):
-            found.setdefault((*optimizer, "slots", slot.kind, *of), live.value)
-    return found
+            by_name.setdefault((*optimizer, "slots", slot.kind, *of), live.value)
+    return by_name
 
 
 _OPEN = ("SimpleNamespace", "Namespace")
@@ -181,12 +181,12 @@ def find_unsaved(root: Any, roots: set[int], saved: set[int]) -> Iterator[Reacha
     reasons = {id(root): ""}
 
     def own(holder: LiveValue) -> Iterator[LiveValue]:
-        for step, held in iter_references(holder.value):
-            if held is None or isinstance(held, _ATOMS) or id(held) in reasons:
+        for step, value in iter_references(holder.value):
+            if value is None or isinstance(value, _ATOMS) or id(value) in reasons:
                 continue
-            lost = reasons[id(holder.value)] or _step_reason(holder.value, held, step)
-            reasons[id(held)] = "" if id(held) in saved or id(held) in roots else lost
-            yield LiveValue((*holder.path, step), held, holder.value)
+            lost = reasons[id(holder.value)] or _step_reason(holder.value, value, step)
+            reasons[id(value)] = "" if id(value) in saved or id(value) in roots else lost
+            yield LiveValue((*holder.path, step), value, holder.value)
 
     for path, value, _ in live_trees.visit_paths(root, own, most=-1):
         unsaved = id(value) not in saved and id(live_trees.unwrap_variable(value)) not in saved
@@ -251,44 +251,44 @@ def _is_open(value: Any) -> bool:
 
 
 def _object_items(value: Any) -> Iterator[tuple[PathStep, Any]]:
-    held = live_trees.own_attributes(value) | _slots_attributes(value)
+    attributes = live_trees.own_attributes(value) | _slots_attributes(value)
     # Of framework objects: a tf.function's Python function, and the target of `Variable.ref()`.
-    names = sorted(held) if _is_open(value) else ("_python_function", "_wrapped")
-    yield from ((attr(name), held[name]) for name in names if name in held)
+    names = sorted(attributes) if _is_open(value) else ("_python_function", "_wrapped")
+    yield from ((attr(name), attributes[name]) for name in names if name in attributes)
 
 
 def _slots_attributes(value: Any) -> dict[str, Any]:
     """Return the values in the `__slots__` of an object's class."""
-    found: dict[str, Any] = {}
+    attributes: dict[str, Any] = {}
     for kind in type(value).__mro__:
         slots = kind.__dict__.get("__slots__", ())
         for name in (slots,) if isinstance(slots, str) else slots:
             member = kind.__dict__.get(name)
             if isinstance(member, types.MemberDescriptorType):
                 with contextlib.suppress(AttributeError):  # not assigned yet
-                    found[name] = member.__get__(value)
-    return found
+                    attributes[name] = member.__get__(value)
+    return attributes
 
 
-def _step_reason(holder: Any, held: Any, step: PathStep) -> str:
+def _step_reason(holder: Any, value: Any, step: PathStep) -> str:
     """Return why the step from the holder to the held value is not saved."""
-    inner, outer = type(held).__name__, type(holder).__name__
-    if isinstance(held, _FUNCTIONS) or "_python_function" in live_trees.own_attributes(held):
+    inner, outer = type(value).__name__, type(holder).__name__
+    if isinstance(value, _FUNCTIONS) or "_python_function" in live_trees.own_attributes(value):
         return "held by a function"
-    if isinstance(holder, Set) or isinstance(held, Set):
+    if isinstance(holder, Set) or isinstance(value, Set):
         return "in a set"
-    if live_trees.is_array(held):
+    if live_trees.is_array(value):
         return "a NumPy array, which no framework saves"
-    if live_trees.is_tensor(held):
+    if live_trees.is_tensor(value):
         if not live_trees.is_torch_module(holder):
             return f"not tracked by the {outer} that holds it"
         without = live_trees.own_attributes(holder).get("_non_persistent_buffers_set") or ()
         if step.value in without:
             return "a buffer registered with persistent=False"
         return "a plain attribute: neither a Parameter nor a registered buffer"
-    if live_trees.is_nested(held):
+    if live_trees.is_nested(value):
         return f"in a {inner} that is not tracked"
-    if live_trees.holds_variables(held):
+    if live_trees.holds_variables(value):
         return f"in a {inner} that the {outer} does not track"
     torch = live_trees.is_torch_module(holder) or live_trees.is_torch_optimizer(holder)
     return f"in a {inner}, which is not a {'Module' if torch else 'Trackable'}"
@@ -352,10 +352,10 @@ def audit(obj: Any, checkpoint: Checkpoint | Tree | None = None) -> Audit:
     or object, every module, optimizer and TensorFlow variable. No hook runs; the children of trackable
     objects are requested as in `Checkpoint.save`.
     """
-    found = _saved_roots(obj)
+    roots = _saved_roots(obj)
     refused: dict[Path, str] = {}
-    whole = live_trees.reachable_objects(found, refused)
-    numbers = {id(value) for _, value in found}
+    whole = live_trees.reachable_objects(roots, refused)
+    numbers = {id(value) for _, value in roots}
     rows = tuple(
         UnsavedTensor(row.path, *(dtype_and_shape(row.value) or ("unknown", ())), row.reason)
         for row in find_unsaved(obj, numbers, set(whole))
@@ -363,14 +363,14 @@ def audit(obj: Any, checkpoint: Checkpoint | Tree | None = None) -> Audit:
     if checkpoint is None:
         return Audit(rows, refused)
     tree = checkpoint.tree if isinstance(checkpoint, Checkpoint) else checkpoint
-    variables = [*live_trees.saved_variables(found)]
+    variables = [*live_trees.saved_variables(roots)]
     names, filled, unused = _index_names(variables), set[int](), []
     different: list[LiveDifference] = []
     for path, leaf in tree.tensors():
         matches = [names[name] for name in _path_names(tree, path) if name in names]
         if not matches and tuple(live_trees.edge_names(path)) != live_trees.COUNTER:
             unused.append(path)
-        filled |= {id(each) for live in matches for each in (live, live_trees.unwrap_variable(live))}
+        filled |= {id(object_) for live in matches for object_ in (live, live_trees.unwrap_variable(live))}
         forms = [form for live in matches if (form := dtype_and_shape(live)) is not None]
         stored = leaf.dtype, leaf.shape
         different += [LiveDifference(path, form, stored) for form in forms if form != stored]
@@ -390,7 +390,7 @@ def _saved_roots(obj: Any) -> list[tuple[Path, Any]]:
     def below(path: Path, value: Any) -> Iterable[tuple[PathStep, Any]]:
         return () if is_whole(path, value) else iter_references(value)
 
-    return [each for each in live_trees.visit_once([((), obj)], below) if is_whole(*each)]
+    return [root for root in live_trees.visit_once([((), obj)], below) if is_whole(*root)]
 
 
 def assign(values: Iterable[tuple[str, Any, Leaf]]) -> Callable[[], None]:
@@ -405,12 +405,12 @@ def assign(values: Iterable[tuple[str, Any, Leaf]]) -> Callable[[], None]:
     staged = [_Assignment(name, variable, leaf) for name, variable, leaf in values]
     done: list[_Assignment] = []
     try:
-        for each in staged:
-            each.swap()
-            done.append(each)
+        for assignment in staged:
+            assignment.swap()
+            done.append(assignment)
     except BaseException as error:
-        for each in reversed(done):
-            each.swap()
+        for assignment in reversed(done):
+            assignment.swap()
         if not isinstance(error, Exception):  # Ctrl-C
             raise
         name = staged[len(done)].name
@@ -418,8 +418,8 @@ def assign(values: Iterable[tuple[str, Any, Leaf]]) -> Callable[[], None]:
         raise UnsupportedError(f"cannot change the tensor: {reason}", path=name) from error
 
     def undo() -> None:
-        for each in reversed(done):
-            each.swap()
+        for assignment in reversed(done):
+            assignment.swap()
 
     return undo
 
@@ -441,9 +441,9 @@ class _Assignment:
         form = dtype_and_shape(tensor)
         if form is None or form[1] != leaf.shape or not dtypes.same_family(form[0], leaf.dtype):
             expected = "a tensor with a shape" if form is None else f"{form[0]}{list(form[1])}"
-            found = f"{leaf.dtype}{list(leaf.shape)}"
+            actual = f"{leaf.dtype}{list(leaf.shape)}"
             raise MappingError(
-                "the value does not match the model", path=name, expected=expected, found=found
+                "the value does not match the model", path=name, expected=expected, found=actual
             )
         self.name, self._tensor, self._form = name, tensor, form
         if hasattr(tensor, "assign"):

@@ -112,8 +112,8 @@ def is_trackable(value: object) -> bool:
 
 def own_attributes(value: Any) -> dict[str, Any]:
     """Return the object's own attributes without evaluating properties: `vars`, as in tf.Module."""
-    held = getattr(value, "__dict__", None)
-    return held if isinstance(held, dict) else {}
+    attributes = getattr(value, "__dict__", None)
+    return attributes if isinstance(attributes, dict) else {}
 
 
 def unwrap_variable(variable: Any) -> Any:
@@ -203,31 +203,31 @@ def nest_leaves(path: Path, value: Any) -> Iterator[tuple[Path, Any]]:
     inside = {id(value)}
     while open_:
         here, number, rest = open_[-1]
-        found = next(rest, None)
-        if found is None:
+        entry = next(rest, None)
+        if entry is None:
             open_.pop()
             inside.discard(number)
             continue
-        place, item = (*here, found[0]), found[1]
+        location, item = (*here, entry[0]), entry[1]
         if not is_nested(item):
-            yield place, item
+            yield location, item
         elif id(item) not in inside:
             inside.add(id(item))
-            open_.append((place, id(item), nest_items(item)))
+            open_.append((location, id(item), nest_items(item)))
 
 
 def visit_once(
     roots: Sequence[tuple[Path, Any]], below: Callable[[Path, Any], Iterable[tuple[PathStep, Any]]]
 ) -> Iterator[tuple[Path, Any]]:
     """Yield every object once by its first path, depth first; `below` returns what an object leads to."""
-    seen: dict[int, Any] = {}  # keeps the objects: the id of a deleted one may be reused
+    visited: dict[int, Any] = {}  # keeps the objects: the id of a deleted one may be reused
     waiting = [*reversed(roots)]
     while waiting:
         path, value = waiting.pop()
-        if id(value) not in seen:
-            seen[id(value)] = value
+        if id(value) not in visited:
+            visited[id(value)] = value
             yield path, value
-            waiting += reversed([((*path, step), held) for step, held in below(path, value)])
+            waiting += reversed([((*path, step), child) for step, child in below(path, value)])
 
 
 # Objects that reference each other can have an intractable number of paths. After this many values only new
@@ -300,11 +300,11 @@ def visit_paths(
             continue
         entered[number] = visit.value
         below: list[LiveValue] = []
-        for found in own(visit):
+        for value in own(visit):
             left -= 1
-            yield found
-            if not inside and enter(found.value):
-                below.append(found)
+            yield value
+            if not inside and enter(value.value):
+                below.append(value)
         if not inside:
             above.add(number)
             waiting += [number, *reversed(below)]
@@ -349,23 +349,23 @@ def sorted_attributes(value: Any, order: SortKey | None = None) -> list[tuple[Pa
         return _torch_optimizer_items(value)
     if any((name, "Checkpoint") in class_bases(value) for name in _TENSORFLOW):
         return _checkpoint_items(value, order)
-    held = own_attributes(value)
-    names, ignored = sorted(held, key=order), frozenset[str]()
+    attributes = own_attributes(value)
+    names, ignored = sorted(attributes, key=order), frozenset[str]()
     if is_tf_module(value):
         # tf_keras uses other names for them (tf_keras/src/engine/base_layer.py).
         ignored = frozenset(getattr(type(value), "_TF_MODULE_IGNORED_PROPERTIES", _IGNORED))
     elif holds_variables(value):  # of Keras 3
         ignored = _KERAS_IGNORED
         names = sorted(names, key=lambda name: _LATER.get(name, 0)) if order is None else names
-    return [(attr(name), held[name]) for name in names if name not in ignored]
+    return [(attr(name), attributes[name]) for name in names if name not in ignored]
 
 
 def _checkpoint_items(checkpoint: Any, order: SortKey | None) -> list[tuple[PathStep, Any]]:
     """Return the objects in a tf.train.Checkpoint by keyword (tensorflow/python/checkpoint/checkpoint.py)."""
-    held = own_attributes(checkpoint)
+    attributes = own_attributes(checkpoint)
     edges = [
-        *held.get("_self_unconditional_checkpoint_dependencies", ()),
-        *(held.get("_attached_dependencies") or ()),
+        *attributes.get("_self_unconditional_checkpoint_dependencies", ()),
+        *(attributes.get("_attached_dependencies") or ()),
     ]
     named = {edge.name: edge.ref for edge in edges}
     return [(attr(name), named[name]) for name in sorted(named, key=order)]
@@ -378,10 +378,10 @@ def _torch_items(module: Any, order: SortKey | None) -> list[tuple[PathStep, Any
     (torch/nn/modules/container.py). Entries of `state_dict` come first: an LSTM has its weights a
     second time in `_flat_weights`.
     """
-    held = own_attributes(module)
+    attributes = own_attributes(module)
     registered = torch_registered(module)
-    derived = _recomputed_attributes(held)
-    others = [n for n in held if n not in _TORCH_PRIVATE and n not in registered and n not in derived]
+    derived = _recomputed_attributes(attributes)
+    others = [n for n in attributes if n not in _TORCH_PRIVATE and n not in registered and n not in derived]
     step: Callable[[str], PathStep] = attr
     numbers: list[str] = []
     if any(is_torch_instance(module, name) for name in _LISTS):
@@ -390,15 +390,15 @@ def _torch_items(module: Any, order: SortKey | None) -> list[tuple[PathStep, Any
         step = key
     listed = [(index(int(name)), registered.pop(name)) for name in numbers]
     listed += [(step(name), registered[name]) for name in sorted(registered, key=order)]
-    return listed + [(attr(name), held[name]) for name in sorted(others, key=order)]
+    return listed + [(attr(name), attributes[name]) for name in sorted(others, key=order)]
 
 
-def _recomputed_attributes(held: dict[str, Any]) -> set[str]:
+def _recomputed_attributes(attributes: dict[str, Any]) -> set[str]:
     """Return the attributes that torch recomputes before every forward pass.
 
     Source: torch/nn/utils/weight_norm.py, spectral_norm.py, prune.py: a hook with its weight's name.
     """
-    hooks = (held.get("_forward_pre_hooks") or {}).values()
+    hooks = (attributes.get("_forward_pre_hooks") or {}).values()
     lines = [own_attributes(hook) for hook in hooks if package_of(hook) == "torch"]
     return {str(hook[name]) for hook in lines for name in ("name", "_tensor_name") if name in hook}
 
@@ -408,22 +408,24 @@ _TORCH_PRIVATE = frozenset(("_parameters", "_buffers", "_modules", "_non_persist
 
 def torch_registered(module: Any) -> dict[str, Any]:
     """Return a torch.nn.Module's parameters, buffers and modules by name, in `state_dict` order."""
-    held = own_attributes(module)
-    found: dict[str, Any] = {}
+    attributes = own_attributes(module)
+    registered: dict[str, Any] = {}
     for kind in ("_parameters", "_buffers", "_modules"):
-        found.update((name, value) for name, value in (held.get(kind) or {}).items() if value is not None)
-    return found
+        registered.update(
+            (name, value) for name, value in (attributes.get(kind) or {}).items() if value is not None
+        )
+    return registered
 
 
 def _torch_optimizer_items(optimizer: Any) -> list[tuple[PathStep, Any]]:
     """Return the state of `Optimizer.state_dict` by parameter number (torch/optim/optimizer.py)."""
-    held = own_attributes(optimizer)
-    groups = held.get("param_groups", [])
+    attributes = own_attributes(optimizer)
+    groups = attributes.get("param_groups", [])
     numbers: dict[int, int] = {}
     for group in groups:
         for parameter in group["params"]:
             numbers.setdefault(id(parameter), len(numbers))
-    state = {numbers.get(id(p), n): dict(s) for n, (p, s) in enumerate(held.get("state", {}).items())}
+    state = {numbers.get(id(p), n): dict(s) for n, (p, s) in enumerate(attributes.get("state", {}).items())}
     settings = [{name: value for name, value in group.items() if name != "params"} for group in groups]
     return [(attr("param_groups"), settings), (attr("state"), state)]
 
@@ -454,32 +456,32 @@ def live_tensor_role(found: LiveValue) -> tuple[Role, bool | None]:
     return ("parameter" if trainable else "buffer"), trainable
 
 
-def _optimizer_role(found: LiveValue) -> tuple[Role, bool | None]:
-    name = str(found.path[-1].value)
+def _optimizer_role(value: LiveValue) -> tuple[Role, bool | None]:
+    name = str(value.path[-1].value)
     if name.strip("_") in ("iterations", "step"):
         return "counter", None
-    mine = own_attributes(found.owner).get("_trainable_variables", ())
-    if any(found.value is variable for variable in mine):
-        return "parameter", bool(getattr(found.value, "trainable", True))
+    mine = own_attributes(value.owner).get("_trainable_variables", ())
+    if any(value.value is variable for variable in mine):
+        return "parameter", bool(getattr(value.value, "trainable", True))
     return "other", None
 
 
-def _torch_role(found: LiveValue) -> tuple[Role, bool | None]:
-    if is_torch_module(found.owner):
+def _torch_role(value: LiveValue) -> tuple[Role, bool | None]:
+    if is_torch_module(value.owner):
         # In a `state_dict` all steps form one key; a buffer's own name has no dot.
-        name = str(found.path[-1].value).rpartition(".")[2]
-        held = own_attributes(found.owner)
-        if (held.get("_buffers") or {}).get(name) is found.value:
-            return ("buffer" if name not in held["_non_persistent_buffers_set"] else "other"), False
-    if is_variable(found.value) and not is_torch_instance(found.value, "Buffer"):
-        return "parameter", bool(found.value.requires_grad)
+        name = str(value.path[-1].value).rpartition(".")[2]
+        attributes = own_attributes(value.owner)
+        if (attributes.get("_buffers") or {}).get(name) is value.value:
+            return ("buffer" if name not in attributes["_non_persistent_buffers_set"] else "other"), False
+    if is_variable(value.value) and not is_torch_instance(value.value, "Buffer"):
+        return "parameter", bool(value.value.requires_grad)
     return "other", None
 
 
 def variable_name(value: Any) -> str | None:
     """Return a variable's own name: Keras 3's path, TensorFlow's name without the output number."""
-    held = own_attributes(value)
-    stored_name = held.get("_path") or held.get("_handle_name") or held.get("_shared_name")
+    attributes = own_attributes(value)
+    stored_name = attributes.get("_path") or attributes.get("_handle_name") or attributes.get("_shared_name")
     return stored_name.removesuffix(":0") if isinstance(stored_name, str) else None
 
 
@@ -494,42 +496,42 @@ def optimizer_slots(optimizer: Any) -> Slots:
         }
     if not is_keras_optimizer(optimizer):
         return {}
-    held = own_attributes(optimizer)
-    trained = held.get("_trainable_variables")
+    attributes = own_attributes(optimizer)
+    trained = attributes.get("_trainable_variables")
     if trained is None:
-        return _slots_by_name(held)
+        return _slots_by_name(attributes)
     known = {id(variable) for variable in trained}
     names = KERAS_LISTS | (RMSPROP_LISTS if type(optimizer).__name__ == "RMSprop" else {})
-    found: dict[int, OptimizerSlot] = {}
-    for edge, members in held.items():
+    slots: dict[int, OptimizerSlot] = {}
+    for edge, members in attributes.items():
         if edge in _OWN or not isinstance(members, list | tuple) or len(members) != len(trained):
             continue
         for variable, parameter in zip(members, trained, strict=True):
             if is_variable(variable) and id(variable) not in known:
-                found[id(variable)] = OptimizerSlot(names.get(edge, edge.strip("_")), parameter)
-    return found
+                slots[id(variable)] = OptimizerSlot(names.get(edge, edge.strip("_")), parameter)
+    return slots
 
 
-def _slots_by_name(held: Mapping[str, Any]) -> dict[int, OptimizerSlot]:
+def _slots_by_name(attributes: Mapping[str, Any]) -> dict[int, OptimizerSlot]:
     """Return the slots of Keras 2's optimizers, which refer to their variables by name only.
 
     Source: tf_keras/src/optimizers/optimizer.py (`Adam/m/dense/kernel`), legacy/optimizer_v2.py
     (`_slots`: `Adam/dense/kernel/m`).
     """
-    found: dict[int, OptimizerSlot] = {}
-    for edge, members in held.items():
+    slots: dict[int, OptimizerSlot] = {}
+    for edge, members in attributes.items():
         if edge not in _OWN and isinstance(members, list | tuple):
             for variable in members:
                 if is_variable(variable):
                     kind, own = KERAS_LISTS.get(edge, edge.strip("_")), variable_name(variable) or ""
                     # Without the optimizer's name scope: `m/dense/kernel`.
                     parts = own.split("/", 1 if own.startswith(f"{kind}/") else 2)
-                    found[id(variable)] = OptimizerSlot(kind, None, parts[-1])
-    for by_kind in (held.get("_slots") or {}).values():
+                    slots[id(variable)] = OptimizerSlot(kind, None, parts[-1])
+    for by_kind in (attributes.get("_slots") or {}).values():
         for kind, variable in by_kind.items():
             parts = (variable_name(variable) or "").split("/")
-            found[id(variable)] = OptimizerSlot(kind, None, "/".join(parts[1:-1]))
-    return found
+            slots[id(variable)] = OptimizerSlot(kind, None, "/".join(parts[1:-1]))
+    return slots
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -598,8 +600,8 @@ def _storage_view(value: Any) -> object:
     if value.is_meta or str(value.layout) != "torch.strided" or not value.numel():
         return id(value)
     # `state_dict` creates a new tensor for every name of a tied weight.
-    place = (value.data_ptr(), str(value.device), tuple(value.shape), tuple(value.stride()))
-    return (*place, str(value.dtype), bool(value.is_conj()), bool(value.is_neg()))
+    view = (value.data_ptr(), str(value.device), tuple(value.shape), tuple(value.stride()))
+    return (*view, str(value.dtype), bool(value.is_conj()), bool(value.is_neg()))
 
 
 def _torch_bytes(tensor: Any) -> bytes:
@@ -630,14 +632,14 @@ def _tensor_bytes(tensor: Any) -> bytes:
     import numpy as np
 
     try:
-        found = tensor.numpy() if hasattr(tensor, "numpy") else np.asarray(tensor)
+        numbers = tensor.numpy() if hasattr(tensor, "numpy") else np.asarray(tensor)
     except (AttributeError, NotImplementedError, RuntimeError, ValueError) as error:
         # A TensorFlow 1 graph variable, a deleted one, or one inside a traced function.
         raise UnsupportedError(
             f"cannot read the value of a {type(tensor).__name__}: {str(error).partition(chr(10))[0]}",
             hint="read it in eager mode, or save it and read the checkpoint",
         ) from error
-    array = np.asarray(found)
+    array = np.asarray(numbers)
     if array.dtype.hasobject:
         elements = [bytes(element) for element in array.reshape(-1)]
         return b"".join(len(element).to_bytes(8, "little") + element for element in elements)
@@ -686,12 +688,12 @@ class LiveTreeBuilder:
             *form, LiveSource(found.value), name, role, slot=slot and slot.kind, trainable=trainable, name=own
         )
 
-    def _slot(self, found: LiveValue) -> OptimizerSlot | None:
-        number = id(found.owner)
+    def _slot(self, value: LiveValue) -> OptimizerSlot | None:
+        number = id(value.owner)
         if number not in self._optimizers:
-            self._kept.append(found.owner)
-            self._optimizers[number] = optimizer_slots(found.owner)
-        return self._optimizers[number].get(id(found.value))
+            self._kept.append(value.owner)
+            self._optimizers[number] = optimizer_slots(value.owner)
+        return self._optimizers[number].get(id(value.value))
 
     def tree(self) -> Tree:
         """Return the tree; slots refer to their parameters by path, where the tree contains those."""
@@ -728,10 +730,10 @@ def saved_children(value: Any) -> Mapping[str, Any]:
     if is_tensor(value):
         return {}
     if is_trackable(value):
-        found: Mapping[str, Any] = value._trackable_children()
-        return found
-    held = nest_items(value) if is_nested(value) else sorted_attributes(value)
-    return {str(step.value): below for step, below in held}
+        children: Mapping[str, Any] = value._trackable_children()
+        return children
+    items = nest_items(value) if is_nested(value) else sorted_attributes(value)
+    return {str(step.value): below for step, below in items}
 
 
 def saves_children(value: Any) -> bool:
@@ -744,12 +746,12 @@ def saved_tensors(root: Any, most: int = MOST) -> Iterator[LiveValue]:
 
     def own(visit: LiveValue) -> Iterator[LiveValue]:
         owner = visit.owner if is_nested(visit.value) else visit.value
-        for name, held in _allowed_children(visit.value, visit.path, {}).items():
-            yield LiveValue((*visit.path, edge_key(name)), held, owner)
+        for name, child in _allowed_children(visit.value, visit.path, {}).items():
+            yield LiveValue((*visit.path, edge_key(name)), child, owner)
 
-    for found in visit_paths(root, own, saves_children, most):
-        if is_tensor(found.value):
-            yield found
+    for value in visit_paths(root, own, saves_children, most):
+        if is_tensor(value.value):
+            yield value
 
 
 def _allowed_children(value: Any, path: Path, refused: dict[Path, str]) -> Mapping[str, Any]:
@@ -776,14 +778,14 @@ def reachable_objects(roots: Sequence[tuple[Path, Any]], refused: dict[Path, str
     def below(path: Path, value: Any) -> Iterable[tuple[PathStep, Any]]:
         if is_tensor(value):
             return [(attr("value"), unwrap_variable(value))]
-        held = _allowed_children(value, path, refused) if saves_children(value) else {}
-        return [(edge_key(name), each) for name, each in held.items()]
+        children = _allowed_children(value, path, refused) if saves_children(value) else {}
+        return [(edge_key(name), child) for name, child in children.items()]
 
-    seen = {id(value): value for _, value in visit_once(roots, below)}
-    variables = [value for value in seen.values() if is_variable(value)]
-    for optimizer in [value for value in seen.values() if keeps_slots(value)]:
-        seen |= {id(found): found for _, _, found in iter_slots(optimizer, variables)}
-    return seen
+    objects = {id(value): value for _, value in visit_once(roots, below)}
+    variables = [value for value in objects.values() if is_variable(value)]
+    for optimizer in [value for value in objects.values() if keeps_slots(value)]:
+        objects |= {id(slot): slot for _, _, slot in iter_slots(optimizer, variables)}
+    return objects
 
 
 def keeps_slots(value: Any) -> bool:
@@ -805,26 +807,28 @@ def saved_variables(roots: Sequence[tuple[Path, Any]]) -> Iterator[tuple[LiveVal
     """Yield the tensors that are saved with objects at these paths, then the slots that saving requests."""
     variables: dict[int, tuple[Path, Any]] = {}
     optimizers: dict[int, tuple[Path, Any]] = {}
-    for place, root in roots:
-        below = (LiveValue((*place, *each.path), each.value, each.owner) for each in saved_tensors(root))
-        for found in [LiveValue(place, root, None)] if is_tensor(root) else below:
-            yield found, None
-            variables.setdefault(id(found.value), (found.path, found.value))
-            if keeps_slots(found.owner):
-                optimizers.setdefault(id(found.owner), (found.path[:-1], found.owner))
-    for place, optimizer in optimizers.values():
-        for kind, variable, slot in iter_slots(optimizer, [each for _, each in variables.values()]):
-            path = slot_path(place, kind, variables[id(variable)][0])
+    for root_path, root in roots:
+        below = (
+            LiveValue((*root_path, *value.path), value.value, value.owner) for value in saved_tensors(root)
+        )
+        for value in [LiveValue(root_path, root, None)] if is_tensor(root) else below:
+            yield value, None
+            variables.setdefault(id(value.value), (value.path, value.value))
+            if keeps_slots(value.owner):
+                optimizers.setdefault(id(value.owner), (value.path[:-1], value.owner))
+    for root_path, optimizer in optimizers.values():
+        for kind, variable, slot in iter_slots(optimizer, [variable for _, variable in variables.values()]):
+            path = slot_path(root_path, kind, variables[id(variable)][0])
             yield LiveValue(path, slot, optimizer), OptimizerSlot(kind, variable)
 
 
 def edge_names(path: Path) -> Iterator[str]:
     """Yield a path's names as edge names: torch's dotted keys split, numbers as text."""
-    for place in path:
-        if place.kind == "key" and isinstance(place.value, str):
-            yield from place.value.split(".")
+    for step in path:
+        if step.kind == "key" and isinstance(step.value, str):
+            yield from step.value.split(".")
         else:
-            yield str(place.value)
+            yield str(step.value)
 
 
 def state_dict(obj: Any) -> Tree:
@@ -833,13 +837,13 @@ def state_dict(obj: Any) -> Tree:
     In a plain container each module's entries are under its place. No hook runs, and `get_extra_state`
     is not called. A second name of a tensor is an alias with a key.
     """
-    made = LiveTreeBuilder()
-    for place, module in _torch_roots(obj):
-        made.containers[place] = Container("OrderedDict")
-        for found in saved_tensors(module):
-            name = ".".join(str(step.value) for step in found.path)
-            made.add(found._replace(path=(*place, key(name))), name, name)
-    return made.tree()
+    builder = LiveTreeBuilder()
+    for path, module in _torch_roots(obj):
+        builder.containers[path] = Container("OrderedDict")
+        for value in saved_tensors(module):
+            name = ".".join(str(step.value) for step in value.path)
+            builder.add(value._replace(path=(*path, key(name))), name, name)
+    return builder.tree()
 
 
 def object_graph(obj: Any) -> Tree:
@@ -848,10 +852,10 @@ def object_graph(obj: Any) -> Tree:
     A restore uses these paths; Keras 2 has additional edges, e.g. `layer_with_weights-0`. Objects that
     TensorFlow refuses to save are left out (see `audit`).
     """
-    made = LiveTreeBuilder()
-    for found, slot in saved_variables([] if is_tensor(obj) else [((), obj)]):
-        made.add(found, "/".join(edge_names(found.path)), None, slot)
-    return made.tree()
+    builder = LiveTreeBuilder()
+    for value, slot in saved_variables([] if is_tensor(obj) else [((), obj)]):
+        builder.add(value, "/".join(edge_names(value.path)), None, slot)
+    return builder.tree()
 
 
 def _torch_roots(obj: Any) -> Iterator[tuple[Path, Any]]:
@@ -866,12 +870,12 @@ class TorchNames:
     def __init__(self, root: Any, most: int) -> None:
         self._paths: set[tuple[str, ...]] = set()
         self._first: dict[object, str] = {}
-        for place, module in _torch_roots(root):
-            before = tuple(str(step.value) for step in place)
-            for found in saved_tensors(module, most):
-                names = (*before, *(str(step.value) for step in found.path))
+        for path, module in _torch_roots(root):
+            before = tuple(str(step.value) for step in path)
+            for value in saved_tensors(module, most):
+                names = (*before, *(str(step.value) for step in value.path))
                 self._paths.add(names)
-                self._first.setdefault(tensor_identity(found.value), ".".join(names))
+                self._first.setdefault(tensor_identity(value.value), ".".join(names))
 
     def alias(self, found: LiveValue) -> str | None:
         """Return torch's key for a further path, if it has one."""
@@ -917,13 +921,13 @@ def flatten_with_path(
     """
     if is_tensor(obj):
         raise UsageError("a tensor has no children", hint="flatten a list or dict that contains it")
-    wanted = predicate or is_tensor
+    selects = predicate or is_tensor
     builder, names = LiveTreeBuilder(), TorchNames(obj, most)
     values = walk_values(
         obj, enter or holds_variables, recursive=recursive, order=attribute_traversal_key, most=most
     )
     for value in values:
-        if wanted(value.value):
+        if selects(value.value):
             builder.add(value, names.leaf(value), names.alias(value))
     return builder.tree()
 
@@ -931,7 +935,7 @@ def flatten_with_path(
 def submodules(obj: Any) -> dict[Path, Any]:
     """Return every module under a live object by first path, in the order of `tf.Module.submodules`."""
     modules: dict[int, LiveValue] = {}
-    for each in walk_values(obj, most=-1):
-        if each.value is not obj and model_framework(each.value) is not None:
-            modules.setdefault(id(each.value), each)
-    return {each.path: each.value for each in modules.values()}
+    for value in walk_values(obj, most=-1):
+        if value.value is not obj and model_framework(value.value) is not None:
+            modules.setdefault(id(value.value), value)
+    return {module.path: module.value for module in modules.values()}

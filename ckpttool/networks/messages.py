@@ -40,8 +40,8 @@ def _iter_subclasses(kind: Type[CkpttoolError]) -> Iterator[Type[CkpttoolError]]
 
 def serve(session: Any, handlers: Mapping[str, Handler], requests: IO[bytes], answers: IO[bytes]) -> None:
     """Answer every request with the handler named by its `do`, until the parent closes the pipe."""
-    for given in requests:
-        message = json.loads(given)
+    for request in requests:
+        message = json.loads(request)
         try:
             answer = {"ok": handlers[message["do"]](session, message)}
         except Exception as error:  # noqa: BLE001 - whatever a framework raises must reach the parent

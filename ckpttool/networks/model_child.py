@@ -52,12 +52,12 @@ def call_factory(name: str, arguments: Any) -> Any:
 
     Raise a one-line UsageError if the module or factory does not exist, or if it raises.
     """
-    found = find_named_object(name, "--like")
-    if not callable(found) or (arguments is None and is_model(found)):
-        return found
-    given = {} if arguments is None else arguments
+    constructor = find_named_object(name, "--like")
+    if not callable(constructor) or (arguments is None and is_model(constructor)):
+        return constructor
+    inputs = {} if arguments is None else arguments
     try:
-        return found(**given) if isinstance(given, dict) else found(*given)
+        return constructor(**inputs) if isinstance(inputs, dict) else constructor(*inputs)
     except (Exception, SystemExit) as error:
         hint = "correct it, or pass its arguments: --like-args '{\"NAME\": VALUE}'"
         raise UsageError(f"{name} raises {last_error_line(error)}", hint=hint) from error
@@ -67,23 +67,23 @@ def find_named_object(name: str, option: str) -> Any:
     """Return the object that `package.module:name` denotes; raise UsageError if there is none."""
     where, colon, what = name.partition(":")
     if not (where and colon and what):
-        wanted = "factory" if option == "--like" else "function"
+        kind = "factory" if option == "--like" else "function"
         module = (name[:-3] if name.endswith(".py") else name).replace("/", ".").rstrip(":")
         names = _defined_names(module) or ["NAME"]
         hint = (
-            "use {} {}".format(option, " or ".join(f"{module}:{each}" for each in names)) if module else None
+            "use {} {}".format(option, " or ".join(f"{module}:{name}" for name in names)) if module else None
         )
-        raise UsageError(f"{option} requires package.module:{wanted}", found=name, hint=hint)
-    found = _import_module(where, name)
+        raise UsageError(f"{option} requires package.module:{kind}", found=name, hint=hint)
+    target = _import_module(where, name)
     for part in what.split("."):
-        if not hasattr(found, part):
-            close = difflib.get_close_matches(part, dir(found), 1)
+        if not hasattr(target, part):
+            close = difflib.get_close_matches(part, dir(target), 1)
             names = _defined_names(where)
             listed = "it defines {}".format(", ".join(names)) if names else None
             hint = f"did you mean {close[0]}" if close else listed
             raise UsageError(f"{where} has no attribute {what}", hint=hint)
-        found = getattr(found, part)
-    return found
+        target = getattr(target, part)
+    return target
 
 
 def _defined_names(module: str) -> list[str]:
@@ -93,7 +93,9 @@ def _defined_names(module: str) -> list[str]:
             statements = ast.parse(source.read()).body
     except (OSError, SyntaxError, ValueError):
         return []
-    defined = [each.name for each in statements if isinstance(each, (ast.ClassDef, ast.FunctionDef))]
+    defined = [
+        statement.name for statement in statements if isinstance(statement, (ast.ClassDef, ast.FunctionDef))
+    ]
     return [name for name in defined if name[0] != "_"][:_NAMES]
 
 
@@ -245,20 +247,20 @@ def _iter_keras_layers(path: list[str], layer: Any, seen: set[int]) -> Iterator[
             yield from _iter_keras_layers([*path, *name], each, seen)
 
 
-def _iter_tf_modules(path: list[str], module: Any, seen: set[int]) -> Iterator[tuple[list[str], Any]]:
+def _iter_tf_modules(path: list[str], module: Any, visited: set[int]) -> Iterator[tuple[list[str], Any]]:
     """Yield a tf.Module and its descendants, Keras 3 layers too."""
-    seen.add(id(module))
+    visited.add(id(module))
     yield path, module
     below = []
     for name, value in iter_attributes(_module_attributes(module)):
-        if id(value) not in seen and is_tf_module(value):
-            seen.add(id(value))
+        if id(value) not in visited and is_tf_module(value):
+            visited.add(id(value))
             below.append(([*path, *name], value))
-        elif id(value) not in seen and is_keras_layer(value):
-            below += list(_iter_keras_layers([*path, *name], value, seen))
+        elif id(value) not in visited and is_keras_layer(value):
+            below += list(_iter_keras_layers([*path, *name], value, visited))
     for inner, value in below:
         if is_tf_module(value):
-            yield from _iter_tf_modules(inner, value, seen)
+            yield from _iter_tf_modules(inner, value, visited)
         else:
             yield inner, value
 
@@ -279,11 +281,11 @@ def iter_attributes(held: Any) -> Iterator[tuple[list[str], Any]]:
 
 def _open_containers(path: list[str], value: Any, depth: int) -> Iterator[tuple[list[str], Any]]:
     if depth and isinstance(value, (list, tuple)):
-        for place, each in enumerate(value):
-            yield from _open_containers([*path, str(place)], each, depth - 1)
+        for index, item in enumerate(value):
+            yield from _open_containers([*path, str(index)], item, depth - 1)
     elif depth and isinstance(value, dict):
-        for name, each in value.items():
-            yield from _open_containers([*path, str(name)], each, depth - 1)
+        for name, item in value.items():
+            yield from _open_containers([*path, str(name)], item, depth - 1)
     else:
         yield path, value
 
@@ -295,11 +297,11 @@ def model_variables(model: Any) -> list[Any]:
     """
     if is_keras_layer(model):
         return list(model.weights)
-    found = {id(variable): variable for variable in model.variables}
+    variables = {id(variable): variable for variable in model.variables}
     for _, module in iter_modules(model):
         if not is_tf_module(module):
-            found.update((id(variable), variable) for variable in module.weights)
-    return list(found.values())
+            variables.update((id(variable), variable) for variable in module.weights)
+    return list(variables.values())
 
 
 _SOME = 8
@@ -381,7 +383,7 @@ class ModelRunner:
 
     def call(self, names: list[str], arrays: list[Any], *, exact: bool = False) -> Any:
         """Return the outputs of the model in evaluation mode."""
-        styles = self.styles(names, [self.tensor(each, exact=exact) for each in arrays])
+        styles = self.styles(names, [self.tensor(array, exact=exact) for array in arrays])
         model = self.exact if exact else self.model
         return styles[self.style](model)
 
@@ -435,14 +437,14 @@ class ModelRunner:
         `own` names a user-defined class that defines the call. `tensors` are its own tensors: name, and
         number among the variables, or key in PyTorch's state_dict.
         """
-        numbers = {id(variable): place for place, variable in enumerate(self.variables())}
+        numbers = {id(variable): index for index, variable in enumerate(self.variables())}
         stored = self.model.state_dict(keep_vars=True) if self.framework == "torch" else {}
         rows = []
         for path, module in iter_modules(self.model):
             own = type(module).__name__ if self.has_own_call(module) else ""
             named = [
-                [name, numbers.get(id(each), ".".join([*path, name]))]
-                for name, each in own_tensors(module, numbers)
+                [name, numbers.get(id(tensor), ".".join([*path, name]))]
+                for name, tensor in own_tensors(module, numbers)
             ]
             tensors = [row for row in named if isinstance(row[1], int) or row[1] in stored]
             row = dict(describe_module(module), path=path, own=own, tensors=tensors)
@@ -454,10 +456,10 @@ class ModelRunner:
 
         Return False if names identify the tensors.
         """
-        for place, variable in enumerate(self.variables()):
+        for index, variable in enumerate(self.variables()):
             # Keras 3's variables name their types.
             dtype = getattr(variable.dtype, "as_numpy_dtype", variable.dtype)
-            variable.assign(numbered_array(place, variable.shape, dtype))
+            variable.assign(numbered_array(index, variable.shape, dtype))
         return True
 
     def put(self, values: Mapping[Any, Any]) -> None:
@@ -481,7 +483,7 @@ class ModelRunner:
     def bounded(self, guessed: list[list[int]]) -> list[list[int]]:
         """Return the guessed shapes, none if a model of words would compute that many steps."""
         long = any(len(shape) == 1 and shape[0] > _MOST_STEPS for shape in guessed)
-        words = long and any("Embedding" in framework_class(each) for _, each in iter_modules(self.model))
+        words = long and any("Embedding" in framework_class(module) for _, module in iter_modules(self.model))
         return [] if words else guessed
 
     def build(self, shapes: list[list[int]], guessed: list[list[int]]) -> dict[int, dict[str, Any]]:
@@ -505,8 +507,8 @@ class ModelRunner:
                 self.call(names, arrays)
             return facts.facts()
 
-        found: dict[int, dict[str, Any]] = self.call_first(attempt, shapes)
-        return found
+        calls: dict[int, dict[str, Any]] = self.call_first(attempt, shapes)
+        return calls
 
     def call_first(
         self,
@@ -527,14 +529,14 @@ class ModelRunner:
 
         Raise UsageError with the error of the first attempt if none works.
         """
-        given = named or {f"input {place}": None for place in range(len(shapes))}
-        names, dtypes = list(given), [each or "float32" for each in given.values()]
-        free = [place for place, dtype in enumerate(given.values()) if dtype is None][:_MOST_TRIED]
+        declared = named or {f"input {index}": None for index in range(len(shapes))}
+        names, dtypes = list(declared), [dtype or "float32" for dtype in declared.values()]
+        free = [index for index, dtype in enumerate(declared.values()) if dtype is None][:_MOST_TRIED]
         first: Exception | None = None
         for chosen in itertools.product(("float32", "int32"), repeat=len(free)):
             for place, dtype in paired(free, chosen):
                 dtypes[place] = dtype
-            arrays = [make(shape, dtypes[place], place) for place, shape in enumerate(shapes)]
+            arrays = [make(shape, dtypes[index], index) for index, shape in enumerate(shapes)]
             for style in range(len(self.styles(names, arrays))):
                 self.style = style
                 try:
@@ -569,7 +571,7 @@ class ModelRunner:
         if next(itertools.islice(iter_modules(module), 1, None), None) is not None:
             raise ValueError("the module contains other modules")
         named = own_tensors(module, {*map(id, getattr(module, "weights", None) or ())})
-        return {name: to_array(each) for name, each in named if each is not None}
+        return {name: to_array(tensor) for name, tensor in named if tensor is not None}
 
     def compute(self, module: Any, x: Any, like: Any) -> Any:
         """Return a module's result for an array as a tensor of the type of `like`."""
@@ -610,7 +612,7 @@ class ModelRunner:
 
     def channels(self) -> str:
         """Return where the model's convolutions expect channels: first, last or "" if it has none."""
-        first = self.framework in ("torch", "onnx") and any("Conv" in each["class"] for each in self.layers())
+        first = self.framework in ("torch", "onnx") and any("Conv" in part["class"] for part in self.layers())
         return "first" if first else ""
 
 
@@ -659,11 +661,11 @@ class TorchRunner(ModelRunner):
         """Return a torch tensor; integers as int64, numbers in the only type of the parameters."""
         if array.dtype.kind in "iu":
             array = array.astype(np.int64)
-        made = self._torch.from_numpy(np.ascontiguousarray(super().tensor(array, exact=exact)))
-        if exact or not made.is_floating_point():
-            return made
-        own = {each.dtype for each in self.model.parameters() if each.is_floating_point()}
-        return made.to(own.pop()) if len(own) == 1 else made
+        tensor = self._torch.from_numpy(np.ascontiguousarray(super().tensor(array, exact=exact)))
+        if exact or not tensor.is_floating_point():
+            return tensor
+        own = {parameter.dtype for parameter in self.model.parameters() if parameter.is_floating_point()}
+        return tensor.to(own.pop()) if len(own) == 1 else tensor
 
     def styles(self, names: list[str], given: list[Any]) -> list[Callable[[Any], Any]]:
         """Return the ways of passing inputs; several go by name first if the model has these parameters."""
@@ -681,11 +683,11 @@ class TorchRunner(ModelRunner):
     def make_exact(self, names: list[str], arrays: list[Any], *, copied: bool) -> None:
         """Create a copy in float64, without one of the parameters in their own type."""
         del names, arrays, copied
-        plain = [each for each in self.model.parameters() if type(each) is self._torch.nn.Parameter]
+        plain = [param for param in self.model.parameters() if type(param) is self._torch.nn.Parameter]
         known = {
-            id(each): self._torch.nn.Parameter(each.detach().double(), each.requires_grad)
-            for each in plain
-            if each.is_floating_point()
+            id(parameter): self._torch.nn.Parameter(parameter.detach().double(), parameter.requires_grad)
+            for parameter in plain
+            if parameter.is_floating_point()
         }
         self.exact = copy.deepcopy(self.model, known).double().eval()
 
@@ -719,17 +721,17 @@ class TorchRunner(ModelRunner):
     def fill(self, file: str, form: str, optimizers: list[dict[str, Any]]) -> None:
         """Load the file strictly; raise ValueError for a state of another shape."""
         del form
-        held, named = _load(self._torch, file), dict(self.model.named_parameters())
+        contents, named = _load(self._torch, file), dict(self.model.named_parameters())
         # A file with optimizers has the state_dict of the model beside theirs.
         self.model.load_state_dict(
-            held["model"] if isinstance(held.get("model"), dict) else held, strict=True
+            contents["model"] if isinstance(contents.get("model"), dict) else contents, strict=True
         )
         # With both frameworks in one process, creating an optimizer can abort it.
-        for each in [] if "tensorflow" in sys.modules else optimizers:
-            groups = [{"params": [named[name] for name in group]} for group in each["groups"]]
-            made = getattr(self._torch.optim, each["class"])(groups, lr=0.0)
-            made.load_state_dict(held[each["name"]])
-            for parameter, state in made.state.items():
+        for row in [] if "tensorflow" in sys.modules else optimizers:
+            groups = [{"params": [named[name] for name in group]} for group in row["groups"]]
+            optimizer = getattr(self._torch.optim, row["class"])(groups, lr=0.0)
+            optimizer.load_state_dict(contents[row["name"]])
+            for parameter, state in optimizer.state.items():
                 for name, value in state.items():
                     if getattr(value, "ndim", 0) and value.shape != parameter.shape:
                         raise ValueError(f"the optimizer's {name} has the shape of another parameter")
@@ -737,7 +739,7 @@ class TorchRunner(ModelRunner):
     def build(self, shapes: list[list[int]], guessed: list[list[int]]) -> dict[int, dict[str, Any]]:
         """Materialise lazy parameters by a call; return the facts of the call."""
         guessed = self.bounded(guessed)
-        lazy = [name for name, each in self.model.named_parameters() if is_missing(each)]
+        lazy = [name for name, parameter in self.model.named_parameters() if is_missing(parameter)]
         if lazy and not (shapes or guessed):
             raise UsageError(
                 "the model has parameters without a shape before its first call",
@@ -747,9 +749,9 @@ class TorchRunner(ModelRunner):
         if shapes or lazy:
             return self.follow(shapes or guessed)
         # A configuration indicates images with channels last.
-        for each in _guess_shapes(guessed):
+        for shape in _guess_shapes(guessed):
             with contextlib.suppress(Exception):  # the shape was a guess
-                return _drop_input_orders(self.follow(each), each)
+                return _drop_input_orders(self.follow(shape), shape)
         return {}
 
     def feature_axis(self, module: Any) -> Callable[[int], int] | None:
@@ -804,24 +806,24 @@ class TorchRunner(ModelRunner):
 
     def load(self, file: str, part: str | None = None, *, run_code: bool = False) -> list[str]:
         """Load a state_dict strictly, from a torch, safetensors or npz file."""
-        held = _read_torch_file(self._torch, file, run_code=run_code)
-        found = [(repr(name) if name else "", each) for name, each in _state_dicts(held)]
+        contents = _read_torch_file(self._torch, file, run_code=run_code)
+        candidates = [(repr(name) if name else "", tensors) for name, tensors in _state_dicts(contents)]
         if part is not None:
-            found = [(repr(part), _part_of(held, part.strip("/").split("/")))]
-        if not found or found[0][1] is None:
+            candidates = [(repr(part), _part_of(contents, part.strip("/").split("/")))]
+        if not candidates or candidates[0][1] is None:
             raise UsageError("the file contains no state_dict", file=file, path=part)
-        found += [
-            (f"{name} without {each}".lstrip(), bare)
-            for name, whole in found
-            for each, bare in _unwrapped(whole)
+        candidates += [
+            (f"{name} without {prefix}".lstrip(), bare)
+            for name, whole in candidates
+            for prefix, bare in _unwrapped(whole)
         ]
         fitting: list[str] = []
         first: Exception | None = None
-        for name, held in found:
+        for name, contents in candidates:
             try:
                 if not fitting:
-                    self.model.load_state_dict(held, strict=True)
-                elif {*held} != {*self.model.state_dict()}:
+                    self.model.load_state_dict(contents, strict=True)
+                elif {*contents} != {*self.model.state_dict()}:
                     continue
                 fitting.append(name)
             except Exception as error:  # noqa: BLE001 - a hook of the user's model may raise anything
@@ -839,28 +841,28 @@ class TorchRunner(ModelRunner):
         """Round parameters and buffers."""
         short = getattr(self._torch, dtype)
         with self._torch.no_grad():
-            for each in itertools.chain(self.model.parameters(), self.model.buffers()):
-                if each.is_floating_point():
-                    each.copy_(each.to(short).to(each.dtype))
+            for tensor in itertools.chain(self.model.parameters(), self.model.buffers()):
+                if tensor.is_floating_point():
+                    tensor.copy_(tensor.to(short).to(tensor.dtype))
 
     def call_layer(self, path: str, call: tuple[Any, Any], changes: Message, *, exact: bool) -> Any:
         """Return a module's result with changed tensors and settings, which are restored afterwards."""
         model = self.exact if exact else self.model
         module = model if path == ROOT else submodule(model, path)
-        held: Any
+        original: Any
         with contextlib.ExitStack() as undo, self._torch.no_grad():
             for full, array in changes["tensors"].items():
                 part, _, name = full.rpartition("/")
                 owner = submodule(module, part.replace("/", "."))
-                held = getattr(owner, name, None)
+                original = getattr(owner, name, None)
                 value = self._torch.from_numpy(np.ascontiguousarray(array))
-                value = value.to(next((each.dtype for each in module.parameters()), value.dtype))
-                if held is None:
+                value = value.to(next((parameter.dtype for parameter in module.parameters()), value.dtype))
+                if original is None:
                     undo.callback(setattr, owner, name, None)
                     setattr(owner, name, self._torch.nn.Parameter(value))
                 else:
-                    undo.callback(setattr, held, "data", held.data)
-                    held.data = value.to(held.dtype)
+                    undo.callback(setattr, original, "data", original.data)
+                    original.data = value.to(original.dtype)
             for name, value in changes["settings"].items():
                 undo.callback(setattr, module, name, getattr(module, name))
                 setattr(module, name, tuple(value) if isinstance(value, list) else value)
@@ -888,10 +890,10 @@ def _drop_input_orders(
     too.
     """
     vectors = [[[1, shape[0]]] for shape in guessed if len(shape) == 1]
-    for each in calls_by_module.values():
-        takes = each.get("orders", {}).get("in")
+    for calls in calls_by_module.values():
+        takes = calls.get("orders", {}).get("in")
         if isinstance(takes, dict) and [list(part) for part in takes["parts"] or ()] in vectors:
-            del each["orders"]["in"]
+            del calls["orders"]["in"]
     return calls_by_module
 
 
@@ -910,8 +912,8 @@ def _all_lines(error: BaseException | None) -> str:
 
 def _read_torch_file(torch: Any, file: str, *, run_code: bool) -> Any:
     if file.endswith(".npz"):
-        with refusals("NumPy refuses the file", file), np.load(file, allow_pickle=False) as held:
-            return {name: torch.from_numpy(held[name]) for name in held.files}
+        with refusals("NumPy refuses the file", file), np.load(file, allow_pickle=False) as arrays:
+            return {name: torch.from_numpy(arrays[name]) for name in arrays.files}
     if file.endswith(".safetensors"):
         return _read_safetensors(file)
     try:
@@ -966,48 +968,48 @@ def _read_safetensors(file: str) -> Any:
         return load_file(file)
 
 
-def _state_dicts(held: Any, name: str = "", depth: int = 3) -> list[tuple[str, Any]]:
+def _state_dicts(contents: Any, name: str = "", depth: int = 3) -> list[tuple[str, Any]]:
     """Return the dicts of tensors in a loaded file with their names, usual names first."""
-    held = _opened(held)
-    if not hasattr(held, "items") or not depth:
+    contents = _opened(contents)
+    if not hasattr(contents, "items") or not depth:
         return []
-    found = [(name, held)] if any(hasattr(each, "detach") for each in held.values()) else []
-    order = sorted(held, key=lambda key: _PREFERRED.index(key) if key in _PREFERRED else len(_PREFERRED))
+    dicts = [(name, contents)] if any(hasattr(item, "detach") for item in contents.values()) else []
+    order = sorted(contents, key=lambda key: _PREFERRED.index(key) if key in _PREFERRED else len(_PREFERRED))
     for key in order:
-        found += _state_dicts(held[key], f"{name}.{key}" if name else str(key), depth - 1)
-    return found
+        dicts += _state_dicts(contents[key], f"{name}.{key}" if name else str(key), depth - 1)
+    return dicts
 
 
-def _opened(held: Any) -> Any:
+def _opened(contents: Any) -> Any:
     """Return a whole module's state_dict; anything else as it is."""
-    return held.state_dict() if hasattr(held, "named_modules") else held
+    return contents.state_dict() if hasattr(contents, "named_modules") else contents
 
 
-def _part_of(held: Any, steps: list[str]) -> Any:
+def _part_of(data: Any, steps: list[str]) -> Any:
     """Return the dict below a path of keys, whose dots divide steps too; None without one."""
-    held = _opened(held)
+    data = _opened(data)
     if not steps:
-        return held
-    if not hasattr(held, "items"):
+        return data
+    if not hasattr(data, "items"):
         return None
     for count in range(len(steps), 0, -1):
         for sign in "/.":
             key = sign.join(steps[:count])
-            if hasattr(_opened(held.get(key)), "items"):
-                return _part_of(held[key], steps[count:])
+            if hasattr(_opened(data.get(key)), "items"):
+                return _part_of(data[key], steps[count:])
     start = ".".join(steps) + "."
-    return {key[len(start) :]: each for key, each in held.items() if str(key).startswith(start)} or None
+    return {key[len(start) :]: tensor for key, tensor in data.items() if str(key).startswith(start)} or None
 
 
-def _unwrapped(held: Any) -> Iterator[tuple[str, Any]]:
+def _unwrapped(tensors: Any) -> Iterator[tuple[str, Any]]:
     """Yield a state_dict without the prefixes that all of its names have: a wrapper's, e.g. `module.`."""
-    names = [str(key) for key in held]
+    names = [str(key) for key in tensors]
     start = ""
     while names and all("." in name[len(start) :] for name in names):
         start = names[0][: names[0].index(".", len(start)) + 1]
         if not all(name.startswith(start) for name in names):
             return
-        yield f"the prefix {start!r}", {str(key)[len(start) :]: each for key, each in held.items()}
+        yield f"the prefix {start!r}", {str(key)[len(start) :]: tensor for key, tensor in tensors.items()}
 
 
 class TensorFlowRunner(ModelRunner):
@@ -1019,9 +1021,9 @@ class TensorFlowRunner(ModelRunner):
 
     def tensor(self, array: Any, *, exact: bool) -> Any:
         """Return a TensorFlow tensor, or the array itself if TensorFlow is not loaded."""
-        given = super().tensor(array, exact=exact)
+        tensor = super().tensor(array, exact=exact)
         tensorflow: Any = sys.modules.get("tensorflow")
-        return given if tensorflow is None else tensorflow.constant(given)
+        return tensor if tensorflow is None else tensorflow.constant(tensor)
 
     def load(self, file: str, part: str | None = None, *, run_code: bool = False) -> list[str]:
         """Restore a TensorFlow checkpoint; every variable of the model must have a value."""
@@ -1031,10 +1033,10 @@ class TensorFlowRunner(ModelRunner):
     def round_weights(self, dtype: str) -> None:
         """Round the floating-point variables."""
         tensorflow: Any = sys.modules["tensorflow"]
-        for each in self.variables():
-            if tensorflow.as_dtype(each.dtype).is_floating:
-                value = tensorflow.constant(to_array(each))
-                each.assign(tensorflow.cast(tensorflow.cast(value, dtype), each.dtype))
+        for variable in self.variables():
+            if tensorflow.as_dtype(variable.dtype).is_floating:
+                value = tensorflow.constant(to_array(variable))
+                variable.assign(tensorflow.cast(tensorflow.cast(value, dtype), variable.dtype))
 
     @contextlib.contextmanager
     def observe(self, recorder: CallRecorder, *, exact: bool = False) -> Iterator[None]:
@@ -1045,7 +1047,7 @@ class TensorFlowRunner(ModelRunner):
     def modules_by_path(self, *, exact: bool) -> list[tuple[Any, str]]:
         """Return every module with its path."""
         del exact
-        return [(each, "/".join(path) or ROOT) for path, each in iter_modules(self.model)]
+        return [(module, "/".join(path) or ROOT) for path, module in iter_modules(self.model)]
 
     def save(self, file: str, form: str) -> str:
         """Write the model's objects; return the prefix."""
@@ -1061,19 +1063,19 @@ class TensorFlowRunner(ModelRunner):
 
     def _resume(self, file: str, form: str, optimizers: list[dict[str, Any]]) -> None:
         """Load the model with its optimizers; raise the framework's error if something does not match."""
-        model, weights, made = self.model, self.variables(), {}
-        for each in optimizers:
-            cls = getattr(keras_library(model, self.framework).optimizers, each["class"])
-            made[each["name"]] = cls(learning_rate=0.0, **each["arguments"])
-            made[each["name"]].build([weights[number] for number in each["groups"][0]])
+        model, weights, arguments = self.model, self.variables(), {}
+        for row in optimizers:
+            cls = getattr(keras_library(model, self.framework).optimizers, row["class"])
+            arguments[row["name"]] = cls(learning_rate=0.0, **row["arguments"])
+            arguments[row["name"]].build([weights[number] for number in row["groups"][0]])
         if form == "keras":
-            model.compile(optimizer=next(iter(made.values())))
+            model.compile(optimizer=next(iter(arguments.values())))
             model.load_weights(file)
             return
         tensorflow: Any = sys.modules["tensorflow"]
-        if getattr(model, "optimizer", None) is not None and "optimizer" in made:
-            model.compile(optimizer=made.pop("optimizer"))
-        tensorflow.train.Checkpoint(model, **made).restore(file).assert_consumed()
+        if getattr(model, "optimizer", None) is not None and "optimizer" in arguments:
+            model.compile(optimizer=arguments.pop("optimizer"))
+        tensorflow.train.Checkpoint(model, **arguments).restore(file).assert_consumed()
 
     def build(self, shapes: list[list[int]], guessed: list[list[int]]) -> dict[int, dict[str, Any]]:
         """Call a module if shapes are given or it has no variables yet; return the facts from its products.
@@ -1084,50 +1086,50 @@ class TensorFlowRunner(ModelRunner):
             return self._probe_modules()
         if not _has_variables(self.model):
             self._create_weights(shapes or guessed)
-        found, products = self._probe_modules(), self.follow(shapes or guessed)
+        facts, products = self._probe_modules(), self.follow(shapes or guessed)
         for _, module in iter_modules(self.model):
             for _, variable in own_tensors(module, products):
-                found.setdefault(id(module), {}).setdefault("orders", products[id(variable)]["orders"])
-        return found
+                facts.setdefault(id(module), {}).setdefault("orders", products[id(variable)]["orders"])
+        return facts
 
     def _probe_modules(self) -> dict[int, dict[str, Any]]:
         """Return how modules of a program's own classes multiply their inputs with a square matrix."""
-        found: dict[int, dict[str, Any]] = {}
+        facts: dict[int, dict[str, Any]] = {}
         numbers = {*map(id, self.variables())}
         for _, module in iter_modules(self.model) if _is_eager() else ():
             if is_keras_layer(module) or not has_own_call(module):
                 continue
-            held = dict(own_tensors(module, numbers))
-            matrix = next((each for each in held.values() if len(tensor_shape(each)) == 2), None)
+            tensors = dict(own_tensors(module, numbers))
+            matrix = next((tensor for tensor in tensors.values() if len(tensor_shape(tensor)) == 2), None)
             if matrix is None or len(set(tensor_shape(matrix))) > 1:
                 continue
-            before = {name: each.numpy() for name, each in held.items()}
+            before = {name: tensor.numpy() for name, tensor in tensors.items()}
             try:
                 # Zeros, or an identity, are their own transpose.
                 for number, (name, value) in enumerate(before.items()):
-                    held[name].assign(np.random.default_rng(number).standard_normal(value.shape))
-                drawn = {name: each.numpy() for name, each in held.items()}
+                    tensors[name].assign(np.random.default_rng(number).standard_normal(value.shape))
+                drawn = {name: tensor.numpy() for name, tensor in tensors.items()}
                 shape = (_SOME, tensor_shape(matrix)[0])
                 computes = probe_module(drawn, shape, lambda x: self.compute(module, x, matrix))  # noqa: B023
             except Exception:  # noqa: BLE001, S112 - a module that takes other inputs
                 continue
             finally:
                 for name, value in before.items():
-                    held[name].assign(value)
+                    tensors[name].assign(value)
             if computes.get("kind") == "dense":
-                names = {name: "kernel" if each is matrix else "bias" for name, each in held.items()}
-                found[id(module)] = {"computes": computes, "own": type(module).__name__}
+                names = {name: "kernel" if tensor is matrix else "bias" for name, tensor in tensors.items()}
+                facts[id(module)] = {"computes": computes, "own": type(module).__name__}
                 if computes["form"] == "out_in":
-                    found[id(module)]["names"] = names
-        return found
+                    facts[id(module)]["names"] = names
+        return facts
 
     def trace(self) -> Trace | None:
         """Return a trace that also records the products with each variable, under its id."""
-        found = super().trace()
-        if found is not None:
+        trace = super().trace()
+        if trace is not None:
             for variable in self.variables():
-                found.weigh(id(variable), getattr(variable, "handle", None))
-        return found
+                trace.weigh(id(variable), getattr(variable, "handle", None))
+        return trace
 
     def has_own_call(self, module: Any) -> bool:
         """Return False: a tf.Module has no call that shows its function."""
@@ -1202,28 +1204,28 @@ class _CallWrapper:
 
     def __init__(self, recorder: CallRecorder, layers: list[tuple[Any, str]]) -> None:
         self._recorder, self._layers = recorder, layers
-        self._paths = {id(each): path for each, path in layers}
+        self._paths = {id(layer): path for layer, path in layers}
         self._running: list[tuple[Any, Any]] = []
 
     def _recorded(self, inner: Any) -> Any:
         def outer(layer: Any, *args: Any, **kwargs: Any) -> Any:
             # A class's `__call__` also calls that of its base.
-            if id(layer) not in self._paths or any(each is layer for each, _ in self._running):
+            if id(layer) not in self._paths or any(running is layer for running, _ in self._running):
                 return inner(layer, *args, **kwargs)
             record = self._recorder.enter(self._paths[id(layer)], args, kwargs, layer)
             self._running.append((layer, record))
             try:
-                made = inner(layer, *args, **kwargs)
+                result = inner(layer, *args, **kwargs)
             finally:
                 self._running.pop()
-            self._recorder.leave(record, made)
-            return made
+            self._recorder.leave(record, result)
+            return result
 
         return outer
 
     def _activated(self, layer: Any, inner: Any) -> Any:
         def outer(value: Any, *args: Any, **kwargs: Any) -> Any:
-            record = next((r for each, r in reversed(self._running) if each is layer), None)
+            record = next((r for running, r in reversed(self._running) if running is layer), None)
             if record is not None:
                 self._recorder.before_activation(record, value)
             return inner(value, *args, **kwargs)
@@ -1264,14 +1266,14 @@ class KerasRunner(TensorFlowRunner):
     def inputs(self) -> list[dict[str, Any]]:
         """Return the inputs of a functional or Sequential model."""
         try:
-            given = list(self.model.inputs or ())
+            tensors = list(self.model.inputs or ())
         except (AttributeError, ValueError, TypeError):
             return []
-        names = list(getattr(self.model, "input_names", None) or (str(each.name) for each in given))
+        names = list(getattr(self.model, "input_names", None) or (str(tensor.name) for tensor in tensors))
         rows = []
-        for name, each in paired(names, given):
-            shape = [None if extent is None else int(extent) for extent in each.shape]
-            dtype = getattr(each.dtype, "name", str(each.dtype))
+        for name, tensor in paired(names, tensors):
+            shape = [None if extent is None else int(extent) for extent in tensor.shape]
+            dtype = getattr(tensor.dtype, "name", str(tensor.dtype))
             rows.append(
                 {"name": name.partition(":")[0], "shape": shape[1:], "dtype": dtype, "batch": shape[0]}
             )
@@ -1305,22 +1307,22 @@ class KerasRunner(TensorFlowRunner):
         if layers:
             policy = keras_library(self.model).DTypePolicy("float64")
             policy._variable_dtype = "float32"
-        held = [layer._dtype_policy for layer in layers]
+        policies = [layer._dtype_policy for layer in layers]
         try:
             for layer in layers:
                 layer._dtype_policy = policy
             yield
         finally:
-            for layer, own in paired(layers, held):
+            for layer, own in paired(layers, policies):
                 layer._dtype_policy = own
 
     def named(self, made: Any) -> list[tuple[str, Any]]:
         """Return the outputs by the names that a functional model gives to several."""
-        found = super().named(made)
+        named_outputs = super().named(made)
         names = list(getattr(self.model, "output_names", None) or ())
-        if isinstance(made, (list, tuple)) and len(names) == len(found) == len({*names}):
-            return [(str(name), tensor) for name, (_, tensor) in paired(names, found)]
-        return found
+        if isinstance(made, (list, tuple)) and len(names) == len(named_outputs) == len({*names}):
+            return [(str(name), tensor) for name, (_, tensor) in paired(names, named_outputs)]
+        return named_outputs
 
     def make_exact(self, names: list[str], arrays: list[Any], *, copied: bool) -> None:
         """Let Keras 3 compute in float64; create a copy from the configuration, or by the factory."""
@@ -1334,14 +1336,14 @@ class KerasRunner(TensorFlowRunner):
             keras.backend.set_floatx("float64")
             if self._again is not None:
                 _set_policy(keras, "float64")
-                made = self._again()
+                exact = self._again()
             else:
                 with zero_initializers(keras):
-                    made = type(self.model).from_config(_in_float64(self.model.get_config()))
-            self.exact = made
-            if len(made.weights) != len(self.model.weights):
+                    exact = type(self.model).from_config(_in_float64(self.model.get_config()))
+            self.exact = exact
+            if len(exact.weights) != len(self.model.weights):
                 self.call(names, arrays, exact=True)  # the first call creates the others
-            for variable, value in paired(made.weights, self.model.weights):
+            for variable, value in paired(exact.weights, self.model.weights):
                 array = to_array(value)
                 variable.assign(array.astype(np.float64) if array.dtype == np.float32 else array)
         except Exception:
@@ -1366,14 +1368,16 @@ class KerasRunner(TensorFlowRunner):
     def modules_by_path(self, *, exact: bool) -> list[tuple[Any, str]]:
         """Return every layer with its path in the model: automatic names of the float64 copy are others."""
         known = list(iter_modules(self.model))
-        found = list(iter_modules(self.exact)) if exact and self.exact is not self.model else known
-        paths = known if len(found) == len(known) else found
-        return [(each, "/".join(path) or ROOT) for (path, _), (_, each) in paired(paths, found)]
+        modules = list(iter_modules(self.exact)) if exact and self.exact is not self.model else known
+        paths = known if len(modules) == len(known) else modules
+        return [(module, "/".join(path) or ROOT) for (path, _), (_, module) in paired(paths, modules)]
 
     def number(self) -> bool:
         """Fill every weight with its own number."""
         weights = self.model.get_weights()
-        self.model.set_weights([numbered_array(n, each.shape, each.dtype) for n, each in enumerate(weights)])
+        self.model.set_weights(
+            [numbered_array(n, weight.shape, weight.dtype) for n, weight in enumerate(weights)]
+        )
         return True
 
     def put(self, values: Mapping[Any, Any]) -> None:
@@ -1433,7 +1437,7 @@ class KerasRunner(TensorFlowRunner):
             return self.follow(shapes)
         if shapes:
             return self.follow(shapes)
-        declared = [[_SOME if each is None else each for each in row["shape"]] for row in self.inputs()]
+        declared = [[_SOME if extent is None else extent for extent in row["shape"]] for row in self.inputs()]
         with contextlib.suppress(Exception):  # the lengths of free axes are guessed
             return self.follow(declared) if declared else {}
         return {}
@@ -1472,15 +1476,15 @@ class KerasRunner(TensorFlowRunner):
 
     def call_layer(self, path: str, call: tuple[Any, Any], changes: Message, *, exact: bool) -> Any:
         """Return a layer's result with changed tensors and settings, which are restored afterwards."""
-        layers = {found: each for each, found in self.modules_by_path(exact=exact)}
+        layers = {path: layer for layer, path in self.modules_by_path(exact=exact)}
         layer = layers[path]
         known = {*map(id, (self.exact if exact else self.model).weights)}
         own = dict(own_tensors(layer, known))
         start = "" if path == ROOT else path + "/"
-        for found, each in layers.items():
-            if found.startswith(start) and found != path:
-                rows = own_tensors(each, known)
-                own.update((found[len(start) :] + "/" + name, variable) for name, variable in rows)
+        for layer_path, child in layers.items():
+            if layer_path.startswith(start) and layer_path != path:
+                rows = own_tensors(child, known)
+                own.update((layer_path[len(start) :] + "/" + name, variable) for name, variable in rows)
         with contextlib.ExitStack() as undo:
             for name, array in changes["tensors"].items():
                 variable = own[name]
@@ -1495,8 +1499,8 @@ class KerasRunner(TensorFlowRunner):
 
     def channels(self) -> str:
         """Return the data format of the first convolution or pooling layer."""
-        for each in self.layers():
-            order = each["settings"].get("data_format")
+        for layer in self.layers():
+            order = layer["settings"].get("data_format")
             if order in ("channels_first", "channels_last"):
                 return str(order)[9:]
         return ""
@@ -1542,14 +1546,14 @@ def _in_float64(config: Any) -> Any:
             for key, value in config.items()
         }
     if isinstance(config, (list, tuple)):
-        return type(config)([_in_float64(each) for each in config])
+        return type(config)([_in_float64(item) for item in config])
     return config
 
 
 def keras_library(model: Any, framework: str = "keras") -> Any:
     """Return the Keras of a model or layer: keras, tf_keras, or that of TensorFlow, also for its modules."""
     tops = [base.__module__.partition(".")[0] for base in type(model).__mro__ if framework == "keras"]
-    name = next((each for each in tops if each in ("keras", "tf_keras")), "")
+    name = next((top for top in tops if top in ("keras", "tf_keras")), "")
     return sys.modules[name] if name else sys.modules["tensorflow"].keras
 
 

@@ -66,9 +66,9 @@ class ScriptRunner(TorchRunner):
         if self._recorder is None:
             return super().call(names, arrays, exact=exact)
         model = self.exact if exact else self.model
-        given = [self.tensor(each, exact=exact) for each in arrays]
+        tensors = [self.tensor(array, exact=exact) for array in arrays]
         with self._torch.no_grad():
-            return self.styles(names, given)[self.style](
+            return self.styles(names, tensors)[self.style](
                 lambda *args, **kwargs: self._record(model, "", "forward", _positional(model, args, kwargs))
             )
 
@@ -78,27 +78,27 @@ class ScriptRunner(TorchRunner):
         record = self._recorder.enter(path or ROOT, args, {}) if method.startswith("forward") else None
         observed, calls = _observed_method(self._torch, module._c._get_method(method))
         values: list[Any]
-        made, *values = observed(module, *args) if calls else (getattr(module, method)(*args),)
+        result, *values = observed(module, *args) if calls else (getattr(module, method)(*args),)
         for name, inner, count in calls:
-            given, values = list(values[:count]), values[count:]
+            arguments, values = list(values[:count]), values[count:]
             part = submodule(module, name)
             below = ".".join(filter(None, (path, name)))
             nodes = part._c._get_method(inner).graph.nodes()
             if any(node.kind() == "prim::CallMethod" for node in nodes):
-                self._record(part, below, inner, given)
+                self._record(part, below, inner, arguments)
             elif inner.startswith("forward"):
-                self._recorder.leave(self._recorder.enter(below, given, {}), values[0])
+                self._recorder.leave(self._recorder.enter(below, arguments, {}), values[0])
             values = values[1:]
         if method.startswith("forward"):
-            self._recorder.leave(record, made)
-        return made
+            self._recorder.leave(record, result)
+        return result
 
 
 def _positional(model: Any, args: Any, kwargs: Any) -> list[Any]:
     """Return the arguments of a program's forward method by position, defaults included."""
     rest = model._c._get_method("forward").schema.arguments[1 + len(args) :]
-    held = [each for each in rest if each.name in kwargs or each.has_default_value()]
-    return [*args, *(kwargs.get(each.name, each.default_value) for each in held)]
+    arguments = [argument for argument in rest if argument.name in kwargs or argument.has_default_value()]
+    return [*args, *(kwargs.get(argument.name, argument.default_value) for argument in arguments)]
 
 
 def _module_path(value: Any) -> str:
@@ -119,9 +119,9 @@ def _observed_method(torch: Any, method: Any) -> tuple[Any, list[tuple[str, str,
     calls = []
     for node in list(graph.nodes()):
         if node.kind() == "prim::CallMethod":
-            module, *given = node.inputs()
-            calls.append((_module_path(module), node.s("name"), len(given)))
-            for value in (*given, node.output()):
+            module, *arguments = node.inputs()
+            calls.append((_module_path(module), node.s("name"), len(arguments)))
+            for value in (*arguments, node.output()):
                 graph.registerOutput(value)
     if not calls:
         return None, []
@@ -157,21 +157,21 @@ class SignatureRunner(TensorFlowRunner):
         }
         self._graph = convert.convert_variables_to_constants_v2(self.model, lower_control_flow=False)
         operations, weights, constants = [], set(), set()
-        for each in self._graph.graph.get_operations():
-            if each.type == "Const":
-                constants.add(each.outputs[0].name)
-                if each.outputs[0].dtype.is_floating and each.outputs[0].shape.num_elements() > 1:
-                    weights.add(each.outputs[0].name)
+        for node in self._graph.graph.get_operations():
+            if node.type == "Const":
+                constants.add(node.outputs[0].name)
+                if node.outputs[0].dtype.is_floating and node.outputs[0].shape.num_elements() > 1:
+                    weights.add(node.outputs[0].name)
             else:
-                gives = [value.name for value in each.outputs]
-                takes = [value.name for value in each.inputs]
+                gives = [value.name for value in node.outputs]
+                takes = [value.name for value in node.inputs]
                 operations.append(
-                    GraphOperation(each.name, each.type, takes, gives, _operation_settings(each))
+                    GraphOperation(node.name, node.type, takes, gives, _operation_settings(node))
                 )
         outputs = [value.name for value in self._graph.outputs]
-        found = LayerGrouping(operations, constants, weights, outputs).layers()
-        self._groups = {each.path: each for each in found}
-        for name in dict.fromkeys(name for each in found for name in each.held):
+        grouped = LayerGrouping(operations, constants, weights, outputs).layers()
+        self._groups = {layer.path: layer for layer in grouped}
+        for name in dict.fromkeys(name for layer in grouped for name in layer.held):
             title = titles.get(name.partition(":")[0], name).partition(":")[0].rpartition("/")[2]
             if title.startswith(("Variable", "unknown")):
                 rank = len(self._graph.graph.get_tensor_by_name(name).shape)
@@ -181,32 +181,34 @@ class SignatureRunner(TensorFlowRunner):
     def inputs(self) -> list[dict[str, Any]]:
         """Return the signature's inputs."""
         specs = self.model.structured_input_signature[1].items()
-        known = {name: each.shape.as_list() for name, each in specs if each.shape.rank is not None}
-        return [_declared_input(name, known.get(name), each.dtype.name) for name, each in specs]
+        known = {name: spec.shape.as_list() for name, spec in specs if spec.shape.rank is not None}
+        return [_declared_input(name, known.get(name), spec.dtype.name) for name, spec in specs]
 
     def styles(self, names: list[str], given: list[Any]) -> list[Callable[[Any], Any]]:
         """Return the only way: by name, in the dtypes of the signature."""
         tensorflow: Any = sys.modules["tensorflow"]
         specs = self.model.structured_input_signature[1]
-        by_name = {name: tensorflow.cast(each, specs[name].dtype) for name, each in paired(names, given)}
+        by_name = {name: tensorflow.cast(array, specs[name].dtype) for name, array in paired(names, given)}
         return [lambda f: f(**by_name)]
 
     def _named(self, layer: GraphLayer) -> dict[str, str]:
         """Return the constants of a layer by the names of their variables."""
-        found: dict[str, str] = {}
+        constants: dict[str, str] = {}
         for name in layer.held:
             title = self._held[name]
-            found[title if title not in found else f"{title}_{len(found)}"] = name
-        return found
+            constants[title if title not in constants else f"{title}_{len(constants)}"] = name
+        return constants
 
     def layers(self) -> list[dict[str, Any]]:
         """Return every group of operations with its weights."""
         values = {name: self._value(name) for name in self._held}
         named = {
-            path: {title: values[name] for title, name in self._named(each).items()}
-            for path, each in self._groups.items()
+            path: {title: values[name] for title, name in self._named(group).items()}
+            for path, group in self._groups.items()
         }
-        return [layer_row(path, each.cls, each.settings, named[path]) for path, each in self._groups.items()]
+        return [
+            layer_row(path, group.cls, group.settings, named[path]) for path, group in self._groups.items()
+        ]
 
     def _value(self, name: str) -> Any:
         tensorflow: Any = sys.modules["tensorflow"]
@@ -221,23 +223,26 @@ class SignatureRunner(TensorFlowRunner):
 
     def _record(self, recorder: CallRecorder, names: list[str], arrays: list[Any]) -> None:
         """Compute the values between the layers."""
-        given = dict(paired(names, arrays))
+        feeds_by_name = dict(paired(names, arrays))
         specs = self.model.structured_input_signature[1]
-        by_tensor = {specs[name].name + ":0": given[name] for name in names}
+        by_tensor = {specs[name].name + ":0": feeds_by_name[name] for name in names}
         feeds = list(self._graph.inputs)
-        wanted = dict.fromkeys(
-            name for each in self._groups.values() for name in (each.takes, each.before, each.gives) if name
+        between = dict.fromkeys(
+            name
+            for group in self._groups.values()
+            for name in (group.takes, group.before, group.gives)
+            if name
         )
         graph = self._graph.graph
-        fetches = [name for name in wanted if name not in by_tensor]
+        fetches = [name for name in between if name not in by_tensor]
         run = self._graph.prune(feeds, [graph.get_tensor_by_name(name) for name in fetches])
-        made = run(*[self.tensor(by_tensor[each.name], exact=False) for each in feeds])
-        values = dict(paired(fetches, made), **by_tensor)
-        for path, each in self._groups.items():
-            record = recorder.enter(path, (values[each.takes],), {})
-            if record is not None and each.before:
-                recorder.before_activation(record, values[each.before])
-            recorder.leave(record, values[each.gives])
+        results = run(*[self.tensor(by_tensor[feed.name], exact=False) for feed in feeds])
+        values = dict(paired(fetches, results), **by_tensor)
+        for path, group in self._groups.items():
+            record = recorder.enter(path, (values[group.takes],), {})
+            if record is not None and group.before:
+                recorder.before_activation(record, values[group.before])
+            recorder.leave(record, values[group.gives])
 
     def call_layer(self, path: str, call: tuple[Any, Any], changes: Message, *, exact: bool) -> Any:
         """Return the value that a layer gives with other weights; its attributes are fixed."""
@@ -251,11 +256,11 @@ class SignatureRunner(TensorFlowRunner):
         names = self._named(layer)
         graph = self._graph.graph
         feeds = [layer.takes, *(names[title] for title in changes["tensors"])]
-        given = [call[0][0], *changes["tensors"].values()]
+        arrays = [call[0][0], *changes["tensors"].values()]
         run = self._graph.prune(
-            [graph.get_tensor_by_name(each) for each in feeds], graph.get_tensor_by_name(end)
+            [graph.get_tensor_by_name(feed) for feed in feeds], graph.get_tensor_by_name(end)
         )
-        return run(*[self.tensor(np.asarray(each), exact=False) for each in given])
+        return run(*[self.tensor(np.asarray(array), exact=False) for array in arrays])
 
     def make_exact(self, names: list[str], arrays: list[Any], *, copied: bool) -> None:
         """Raise UnsupportedError: the graph has fixed dtypes."""
@@ -265,7 +270,7 @@ class SignatureRunner(TensorFlowRunner):
     def channels(self) -> str:
         """Return the data format of the first convolution in the graph."""
         definition = self.model.graph.as_graph_def()
-        functions = [each.node_def for each in definition.library.function]
+        functions = [function.node_def for function in definition.library.function]
         for node in itertools.chain(definition.node, *functions):
             if node.op.startswith(("Conv", "DepthwiseConv")) and "data_format" in node.attr:
                 return "last" if node.attr["data_format"].s.endswith(b"C") else "first"
@@ -277,17 +282,17 @@ _ATTRIBUTES = {"strides": "strides", "dilations": "dilations", "ksize": "pool_si
 
 def _operation_settings(operation: Any) -> dict[str, Any]:
     """Return the settings of a TensorFlow operation in the form of Keras's."""
-    held = operation.node_def.attr
-    found: dict[str, Any] = {}
-    if "padding" in held and held["padding"].s in (b"SAME", b"VALID"):
-        found["padding"] = held["padding"].s.decode().lower()
-    if "epsilon" in held:
-        found["epsilon"] = held["epsilon"].f
+    attributes = operation.node_def.attr
+    settings: dict[str, Any] = {}
+    if "padding" in attributes and attributes["padding"].s in (b"SAME", b"VALID"):
+        settings["padding"] = attributes["padding"].s.decode().lower()
+    if "epsilon" in attributes:
+        settings["epsilon"] = attributes["epsilon"].f
     for name, title in _ATTRIBUTES.items():
-        numbers = [int(each) for each in held[name].list.i] if name in held else []
+        numbers = [int(number) for number in attributes[name].list.i] if name in attributes else []
         if len(numbers) > 2:
-            found[title] = numbers[2:] if held["data_format"].s.startswith(b"NC") else numbers[1:-1]
-    return found
+            settings[title] = numbers[2:] if attributes["data_format"].s.startswith(b"NC") else numbers[1:-1]
+    return settings
 
 
 _MOST_EXACT = 1 << 22
@@ -309,7 +314,7 @@ class OnnxRunner(ModelRunner):
         super().__init__(onnx.load(file))
         self._onnx = onnx
         array = onnx.numpy_helper.to_array
-        self._held = {each.name: array(each) for each in self.model.graph.initializer}
+        self._held = {constant.name: array(constant) for constant in self.model.graph.initializer}
         self._run = self._session(self.model)
         self._nodes = list(self._layer_nodes())
 
@@ -333,18 +338,18 @@ class OnnxRunner(ModelRunner):
     def make_exact(self, names: list[str], arrays: list[Any], *, copied: bool) -> None:
         """Create a copy with constants and casts in float64 for onnx's own evaluator, which is slow."""
         del names, arrays, copied
-        if sum(each.size for each in self._held.values()) > _MOST_EXACT:
+        if sum(constant.size for constant in self._held.values()) > _MOST_EXACT:
             raise UnsupportedError("the model is too large for the float64 evaluator of onnx")
-        made = copy.deepcopy(self.model)
-        for each in made.graph.initializer:
-            each.CopyFrom(self._in_float64(each))
-        for node in made.graph.node:
+        exact = copy.deepcopy(self.model)
+        for constant in exact.graph.initializer:
+            constant.CopyFrom(self._in_float64(constant))
+        for node in exact.graph.node:
             for attribute in node.attribute:
                 if attribute.name == "to" and attribute.i == 1:
                     attribute.i = 11
                 elif attribute.name == "value" and attribute.t.data_type == 1:
                     attribute.t.CopyFrom(self._in_float64(attribute.t))
-        self.exact = made
+        self.exact = exact
 
     def _in_float64(self, tensor: Any) -> Any:
         numbers = self._onnx.numpy_helper
@@ -354,64 +359,64 @@ class OnnxRunner(ModelRunner):
 
     def call_layer(self, path: str, call: tuple[Any, Any], changes: Message, *, exact: bool) -> Any:
         """Return the result of a node with other initializers or attributes."""
-        row = next(each for each in self._nodes if each["path"] == path)
-        make, given = self._onnx.helper, call[0][0]
-        nodes = [copy.deepcopy(each) for each in row["parts"]]
+        row = next(node for node in self._nodes if node["path"] == path)
+        make, layer_input = self._onnx.helper, call[0][0]
+        nodes = [copy.deepcopy(part) for part in row["parts"]]
         for name, value in changes["settings"].items():
-            kept = [each for each in nodes[0].attribute if each.name != name]
+            kept = [attribute for attribute in nodes[0].attribute if attribute.name != name]
             del nodes[0].attribute[:]
             nodes[0].attribute.extend([*kept, make.make_attribute(name, value)])
-        held = []
+        initializers = []
         for name in row["held"]:
             array = np.asarray(changes["tensors"].get(name, self._held[name]))
-            array = array.astype(given.dtype) if array.dtype.kind == "f" else array
-            held.append(self._onnx.numpy_helper.from_array(np.ascontiguousarray(array), name))
-        kind = make.np_dtype_to_tensor_dtype(given.dtype)
-        takes = [make.make_tensor_value_info(row["takes"], kind, given.shape)]
+            array = array.astype(layer_input.dtype) if array.dtype.kind == "f" else array
+            initializers.append(self._onnx.numpy_helper.from_array(np.ascontiguousarray(array), name))
+        kind = make.np_dtype_to_tensor_dtype(layer_input.dtype)
+        takes = [make.make_tensor_value_info(row["takes"], kind, layer_input.shape)]
         gives = [self._onnx.ValueInfoProto(name=row["gives"])]
-        graph = make.make_graph(nodes, "layer", takes, gives, held)
+        graph = make.make_graph(nodes, "layer", takes, gives, initializers)
         model = make.make_model(
             graph, opset_imports=self.model.opset_import, ir_version=self.model.ir_version
         )
         run = self._evaluator(model) if exact else self._session(model)
-        return run(None, {row["takes"]: given})[0]
+        return run(None, {row["takes"]: layer_input})[0]
 
     def inputs(self) -> list[dict[str, Any]]:
         """Return the graph's inputs without initializers."""
         rows = []
-        for each in self.model.graph.input:
-            if each.name in self._held:
+        for value in self.model.graph.input:
+            if value.name in self._held:
                 continue
-            kind = each.type.tensor_type
+            kind = value.type.tensor_type
             shape = [int(d.dim_value) if d.dim_value else None for d in kind.shape.dim]
             known = shape if kind.HasField("shape") else None
             dtype = "string"
             if kind.elem_type != self._onnx.TensorProto.STRING:
                 dtype = str(self._onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type).name)
-            rows.append(_declared_input(each.name, known, dtype))
+            rows.append(_declared_input(value.name, known, dtype))
         return rows
 
     def call(self, names: list[str], arrays: list[Any], *, exact: bool = False) -> Any:
         """Return the outputs; with a recorder, every layer's inputs and output, too."""
-        given = dict(paired(names, [self.tensor(each, exact=exact) for each in arrays]))
-        outputs = [each.name for each in self.model.graph.output]
+        feeds = dict(paired(names, [self.tensor(array, exact=exact) for array in arrays]))
+        outputs = [output.name for output in self.model.graph.output]
         if self._recorder is None:
             run = self._evaluator(self.exact) if exact else self._run
-            return dict(paired(outputs, run(None, given)))
+            return dict(paired(outputs, run(None, feeds)))
         observed = copy.deepcopy(self.exact if exact else self.model)
         between = dict.fromkeys(name for row in self._nodes for name in (row["takes"], row["gives"]))
-        wanted = [name for name in between if name not in given and name not in outputs and name]
-        observed.graph.output.extend(self._onnx.ValueInfoProto(name=name) for name in wanted)
+        requested = [name for name in between if name not in feeds and name not in outputs and name]
+        observed.graph.output.extend(self._onnx.ValueInfoProto(name=name) for name in requested)
         run = self._evaluator(observed) if exact else self._session(observed)
-        made = dict(paired([*outputs, *wanted], run(None, given)))
-        known = dict(given, **made)
+        rows = dict(paired([*outputs, *requested], run(None, feeds)))
+        known = dict(feeds, **rows)
         for row in self._nodes:
             if row["takes"] in known and row["gives"] in known:
                 record = self._recorder.enter(row["path"], (known[row["takes"]],), {})
                 self._recorder.leave(record, known[row["gives"]])
         # A session of its own would begin again with the seeds of random operations.
         return (
-            {name: made[name] for name in outputs} if exact else dict(paired(outputs, self._run(None, given)))
+            {name: rows[name] for name in outputs} if exact else dict(paired(outputs, self._run(None, feeds)))
         )
 
     def _layer_nodes(self) -> Iterator[dict[str, Any]]:
@@ -424,14 +429,14 @@ class OnnxRunner(ModelRunner):
         for number, node in enumerate(nodes):
             if number in merged or not node.output:
                 continue
-            held, parts = [name for name in node.input if name in self._held], [node]
+            constants, parts = [name for name in node.input if name in self._held], [node]
             takes = next((name for name in node.input if name not in self._held), "")
             gives = node.output[0]
             after = users.get(gives, [])
             if node.op_type == "MatMul" and len(after) == 1 and after[0].op_type == "Add":
                 biases = [name for name in after[0].input if name in self._held]
-                if held and biases:
-                    held, gives = [*held, *biases], after[0].output[0]
+                if constants and biases:
+                    constants, gives = [*constants, *biases], after[0].output[0]
                     merged.add(nodes.index(after[0]))
                     parts.append(after[0])
             path = node.name or f"{node.op_type}_{number}"
@@ -440,7 +445,7 @@ class OnnxRunner(ModelRunner):
                 "class": node.op_type,
                 "node": node,
                 "parts": parts,
-                "held": held,
+                "held": constants,
                 "takes": takes,
                 "gives": gives,
             }
@@ -448,10 +453,10 @@ class OnnxRunner(ModelRunner):
     def layers(self) -> list[dict[str, Any]]:
         """Return every node with its initializers and attributes."""
         value, rows = self._onnx.helper.get_attribute_value, []
-        for each in self._nodes:
-            settings = plain_settings({one.name: value(one) for one in each["node"].attribute})
-            tensors = {name: self._held[name] for name in each["held"]}
-            rows.append(layer_row(each["path"], each["class"], settings, tensors))
+        for node in self._nodes:
+            settings = plain_settings({one.name: value(one) for one in node["node"].attribute})
+            tensors = {name: self._held[name] for name in node["held"]}
+            rows.append(layer_row(node["path"], node["class"], settings, tensors))
         return rows
 
 
@@ -460,8 +465,8 @@ def _declared_input(name: str, shape: Any, dtype: str) -> dict[str, Any]:
     if dtype == "string":
         raise UnsupportedError("an input of strings has no random values", path=name, found=dtype)
     if not shape:
-        found = "no number of axes" if shape is None else "a single number"
-        raise UnsupportedError("every input must have a batch as its first axis", path=name, found=found)
+        text = "no number of axes" if shape is None else "a single number"
+        raise UnsupportedError("every input must have a batch as its first axis", path=name, found=text)
     # NumPy has no bfloat16: the framework rounds.
     known = "float32" if dtype == "bfloat16" else dtype
     return {"name": name, "shape": list(shape[1:]), "dtype": known, "batch": shape[0]}
@@ -473,14 +478,14 @@ def open_keras(file: str, version: str, *, run_code: bool) -> KerasRunner:
     The caller has audited the configuration: without `run_code` it names plain classes of Keras only.
     """
     keras = _import_keras(version)
-    given: dict[str, Any] = {"compile": False}
+    options: dict[str, Any] = {"compile": False}
     # Keras 2 before 2.13 runs any code of a file: the audit is the only protection there.
     if "safe_mode" in inspect.signature(keras.models.load_model).parameters:
-        given["safe_mode"] = not run_code
+        options["safe_mode"] = not run_code
     # Own classes may leave variables out of the file, and own initializers may count on drawn numbers.
     drawing = contextlib.nullcontext() if run_code else zero_initializers(keras)
     with refusals("Keras cannot open the model", file), drawing:
-        return KerasRunner(keras.models.load_model(file, **given))
+        return KerasRunner(keras.models.load_model(file, **options))
 
 
 def _import_keras(version: str) -> Any:
@@ -567,20 +572,20 @@ class ModelSession:
 
     def given(self, count: int) -> list[Any]:
         """Return the inputs that the parent wrote."""
-        return [np.load(self.folder / f"input-{place}.npy", allow_pickle=False) for place in range(count)]
+        return [np.load(self.folder / f"input-{index}.npy", allow_pickle=False) for index in range(count)]
 
 
 def _build(session: ModelSession, message: Message) -> Message:
     """Create the user's model; raise UsageError if the factory does not return one."""
     factory, arguments = message["factory"], message["arguments"]
     with _without_collector():
-        made = call_factory(factory, arguments)
+        model = call_factory(factory, arguments)
     require_model(
-        made,
+        model,
         f"{factory} does not return a model",
         "name the class of the model, or a function that returns it: MODULE:NAME",
     )
-    session.runner = wrap_model(made, lambda: call_factory(factory, arguments))
+    session.runner = wrap_model(model, lambda: call_factory(factory, arguments))
     return {"framework": session.runner.framework, "forms": list(session.runner.forms)}
 
 
@@ -631,7 +636,7 @@ def _prepare(session: ModelSession, message: Message) -> Message:
     runner, names = session.runner, message["names"]
     shapes, dtypes = message["shapes"], message["dtypes"]
     lazy = runner.framework != "torch" or any(
-        is_missing(each) for each in itertools.chain(runner.model.parameters(), runner.model.buffers())
+        is_missing(tensor) for tensor in itertools.chain(runner.model.parameters(), runner.model.buffers())
     )
 
     def load() -> list[str]:
@@ -639,16 +644,16 @@ def _prepare(session: ModelSession, message: Message) -> Message:
         return runner.load(message["file"], message["part"], run_code=message["run_code"])
 
     notes = [] if lazy or not message["file"] else load()
-    found, ids = _first_call(runner, names, shapes, dtypes, message["batch"] or _BATCH)
+    chosen, ids = _first_call(runner, names, shapes, dtypes, message["batch"] or _BATCH)
     if lazy and message["file"]:
         notes = load()
     if message["rounded"] is not None:
         _round(runner, message["rounded"])
-    size = sum(int(np.prod(each.shape)) for row in session.layers() for each in row["tensors"].values())
+    size = sum(int(np.prod(tensor.shape)) for row in session.layers() for tensor in row["tensors"].values())
     protections = sandbox.protections()
     missing = sandbox.describe_missing("its process", protections.missing if protections else {})
     notes += [missing] if missing else []
-    return {"dtypes": found, "below": ids, "notes": notes, "size": size}
+    return {"dtypes": chosen, "below": ids, "notes": notes, "size": size}
 
 
 def _round(runner: ModelRunner, dtype: str) -> None:
@@ -669,66 +674,68 @@ def _first_call(
 ) -> tuple[list[str], list[int | None]]:
     """Call the model in the first way that works; return the inputs' dtypes, and the limits of integers."""
 
-    def attempt(names: list[str], given: list[Any]) -> tuple[list[str], list[int | None]]:
-        return [each.dtype.name for each in given], _embedding_rows(runner, names, given)
+    def attempt(names: list[str], inputs: list[Any]) -> tuple[list[str], list[int | None]]:
+        return [array.dtype.name for array in inputs], _embedding_rows(runner, names, inputs)
 
-    found: tuple[list[str], list[int | None]] = runner.call_first(
+    result: tuple[list[str], list[int | None]] = runner.call_first(
         attempt,
         shapes,
         dict(paired(names, dtypes)),
-        lambda shape, dtype, place: _pattern([batch, *shape], dtype, place),
+        lambda shape, dtype, index: _pattern([batch, *shape], dtype, index),
         "pass the shape of each input without the batch: --input-shape NAME=3,32,32",
     )
-    return found
+    return result
 
 
-def _pattern(shape: list[int], dtype: str, place: int) -> Any:
+def _pattern(shape: list[int], dtype: str, index: int) -> Any:
     """Return zeros and ones, valid for every embedding with two rows; others for every input."""
-    return np.random.RandomState(place).randint(0, 2, shape).astype(dtype)
+    return np.random.RandomState(index).randint(0, 2, shape).astype(dtype)
 
 
 _ROWS = ("num_embeddings", "input_dim")
 _MOST_ROWS = 1 << 18
 
 
-def _embedding_rows(runner: ModelRunner, names: list[str], given: list[Any]) -> list[int | None]:
+def _embedding_rows(runner: ModelRunner, names: list[str], inputs: list[Any]) -> list[int | None]:
     """Call the model; return per input how many integers it accepts, None if there is no limit.
 
     That is the number of rows of the embedding that receives the input. Where none does, the model itself is
     called with larger and larger integers.
     """
-    recorder = _EmbeddingRecorder(given)
+    recorder = _EmbeddingRecorder(inputs)
     with runner.observe(recorder):
-        runner.call(names, given)
-    found: list[int | None] = [None] * len(given)
+        runner.call(names, inputs)
+    sizes: list[int | None] = [None] * len(inputs)
     embeddings = (
-        each for each in runner.layers() if "Embedding" in each["class"] or each["class"] == "Gather"
+        layer for layer in runner.layers() if "Embedding" in layer["class"] or layer["class"] == "Gather"
     )
-    rows = {each["path"]: _row_count(each) for each in embeddings}
-    for path, place in recorder.hits:
+    rows = {embedding["path"]: _row_count(embedding) for embedding in embeddings}
+    for path, index in recorder.hits:
         size = rows.get(path)
         if size is not None:
-            found[place] = min(size, found[place] or size)
+            sizes[index] = min(size, sizes[index] or size)
     return [
-        _accepted_integers(runner, names, given, place) if size is None and each.dtype.kind in "iu" else size
-        for place, (size, each) in enumerate(paired(found, given))
+        _accepted_integers(runner, names, inputs, index)
+        if size is None and array.dtype.kind in "iu"
+        else size
+        for index, (size, array) in enumerate(paired(sizes, inputs))
     ]
 
 
-def _accepted_integers(runner: ModelRunner, names: list[str], given: list[Any], place: int) -> int | None:
+def _accepted_integers(runner: ModelRunner, names: list[str], inputs: list[Any], index: int) -> int | None:
     """Return the number below which the model accepts integers for an input, None without a limit."""
 
     def accepts(value: int) -> bool:
-        changed = given[place].copy()
+        changed = inputs[index].copy()
         changed.reshape(-1)[-1:] = value
         try:
-            runner.call(names, [*given[:place], changed, *given[place + 1 :]])
+            runner.call(names, [*inputs[:index], changed, *inputs[index + 1 :]])
         except Exception:  # noqa: BLE001 - whatever a look-up out of range raises
             return False
         return True
 
     low, high = 1, 2
-    while high <= min(_MOST_ROWS, int(np.iinfo(given[place].dtype).max)):
+    while high <= min(_MOST_ROWS, int(np.iinfo(inputs[index].dtype).max)):
         if not accepts(high):
             while high - low > 1:
                 middle = (low + high) // 2
@@ -740,8 +747,8 @@ def _accepted_integers(runner: ModelRunner, names: list[str], given: list[Any], 
 
 def _row_count(layer: dict[str, Any]) -> int | None:
     stated = [layer["settings"].get(name) for name in _ROWS]
-    tables = [int(each.shape[0]) for each in layer["tensors"].values() if len(each.shape) == 2]
-    return next((each for each in (*stated, *tables) if isinstance(each, int)), None)
+    tables = [int(tensor.shape[0]) for tensor in layer["tensors"].values() if len(tensor.shape) == 2]
+    return next((number for number in (*stated, *tables) if isinstance(number, int)), None)
 
 
 class _EmbeddingRecorder(CallRecorder):
@@ -759,12 +766,12 @@ class _EmbeddingRecorder(CallRecorder):
             with contextlib.suppress(Exception):
                 array = to_array(tensor)
                 places = [
-                    place
-                    for place, each in enumerate(self._inputs)
-                    if array.shape == each.shape and np.array_equal(array, each)
+                    index
+                    for index, input_ in enumerate(self._inputs)
+                    if array.shape == input_.shape and np.array_equal(array, input_)
                 ]
                 # Inputs of few numbers may be equal: which one it is remains open.
-                self.hits += [(path, place) for place in places[:1] if len(places) == 1]
+                self.hits += [(path, index) for index in places[:1] if len(places) == 1]
 
 
 def _exact(session: ModelSession, message: Message) -> Message:
@@ -780,21 +787,21 @@ def _exact(session: ModelSession, message: Message) -> Message:
 def _run(session: ModelSession, message: Message) -> Message:
     """Call the model; write its outputs, and return the calls of its layers."""
     runner, names = session.runner, message["names"]
-    given, exact = session.given(len(names)), message["exact"]
+    inputs, exact = session.given(len(names)), message["exact"]
     recorder = CallRecorder()
     with _model_errors():
         if message["observe"]:
             with runner.observe(recorder, exact=exact):
-                made = runner.call(names, given, exact=exact)
+                result = runner.call(names, inputs, exact=exact)
         else:
-            made = runner.call(names, given, exact=exact)
-        outputs = _write_outputs(session, made)
+            result = runner.call(names, inputs, exact=exact)
+        outputs = _write_outputs(session, result)
     return {"outputs": outputs, "calls": recorder.calls}
 
 
 def _put(session: ModelSession, message: Message) -> Message:
     """Give the values that the parent wrote to the model's tensors."""
-    names = {key: session.folder / f"value-{place}.npy" for place, key in enumerate(message["keys"])}
+    names = {key: session.folder / f"value-{index}.npy" for index, key in enumerate(message["keys"])}
     session.runner.put({key: np.load(file, allow_pickle=False) for key, file in names.items()})
     return {}
 
@@ -805,8 +812,8 @@ def _results(session: ModelSession, message: Message) -> Message:
     recorder = NumbersRecorder()
     with _model_errors():
         with runner.observe(recorder):
-            made = runner.call(names, session.given(len(names)))
-        outputs = _write_outputs(session, made)
+            result = runner.call(names, session.given(len(names)))
+        outputs = _write_outputs(session, result)
     np.save(session.folder / "results.npy", np.array(recorder.results).reshape(-1, 6), allow_pickle=False)
     return {"outputs": outputs}
 
@@ -822,22 +829,22 @@ def _model_errors() -> Iterator[None]:
         raise WorkerError(f"calling the model raises {last_error_line(error)}") from error
 
 
-def _write_outputs(session: ModelSession, made: Any) -> list[str]:
+def _write_outputs(session: ModelSession, result: Any) -> list[str]:
     """Write the outputs of a call; return their names."""
-    outputs = session.runner.outputs(made)
-    for place, (name, array) in enumerate(outputs):
+    outputs = session.runner.outputs(result)
+    for index, (name, array) in enumerate(outputs):
         if array.dtype.kind not in "biuf":
             raise UnsupportedError("an output is no tensor of numbers", path=name, found=str(array.dtype))
-        np.save(session.folder / f"output-{place}.npy", array, allow_pickle=False)
+        np.save(session.folder / f"output-{index}.npy", array, allow_pickle=False)
     return _distinct_names([name for name, _ in outputs])
 
 
 def _distinct_names(names: list[str]) -> list[str]:
     """Return the names, each one that occurred before with its number."""
-    found = []  # type: list[str]
-    for place, name in enumerate(names):
-        found.append(name if name not in found else f"{name} ({place})")
-    return found
+    distinct = []  # type: list[str]
+    for index, name in enumerate(names):
+        distinct.append(name if name not in distinct else f"{name} ({index})")
+    return distinct
 
 
 def _describe_tensor(name: str, tensor: Any) -> dict[str, Any]:
@@ -883,8 +890,8 @@ def _layers(session: ModelSession, message: Message) -> Message:
     del message
     return {
         "layers": [
-            dict(each, tensors=[_describe_tensor(name, tensor) for name, tensor in each["tensors"].items()])
-            for each in session.layers()
+            dict(layer, tensors=[_describe_tensor(name, tensor) for name, tensor in layer["tensors"].items()])
+            for layer in session.layers()
         ]
     }
 
@@ -899,23 +906,23 @@ def _capture(session: ModelSession, message: Message) -> Message:
     recorder = CallRecorder({(path, number) for path, number in message["wanted"]}, folder)
     with _model_errors():
         with runner.observe(recorder, exact=exact):
-            made = runner.call(names, session.given(len(names)), exact=exact)
+            result = runner.call(names, session.given(len(names)), exact=exact)
         session.kept = recorder.kept
-        outputs = _write_outputs(session, made) if message["outputs"] else []
+        outputs = _write_outputs(session, result) if message["outputs"] else []
     return {"calls": recorder.calls, "outputs": outputs}
 
 
 def _read_tensors(session: ModelSession, message: Message) -> Message:
     """Write the tensors of one layer, and of its parts if they are requested."""
     path = message["path"]
-    held = dict(next(each["tensors"] for each in session.layers() if each["path"] == path))
-    for each in session.layers() if message["parts"] else ():
-        part = each["path"][len(path) + 1 :].replace(".", "/")
-        if part and each["path"].startswith((path + ".", path + "/")):
-            held.update((part + "/" + name, tensor) for name, tensor in each["tensors"].items())
-    for place, tensor in enumerate(held.values()):
-        np.save(session.folder / f"tensor-{place}.npy", view_array(tensor), allow_pickle=False)
-    return {"names": list(held)}
+    tensors = dict(next(layer["tensors"] for layer in session.layers() if layer["path"] == path))
+    for layer in session.layers() if message["parts"] else ():
+        part = layer["path"][len(path) + 1 :].replace(".", "/")
+        if part and layer["path"].startswith((path + ".", path + "/")):
+            tensors.update((part + "/" + name, tensor) for name, tensor in layer["tensors"].items())
+    for index, tensor in enumerate(tensors.values()):
+        np.save(session.folder / f"tensor-{index}.npy", view_array(tensor), allow_pickle=False)
+    return {"names": list(tensors)}
 
 
 def _repeat(session: ModelSession, message: Message) -> Message:
@@ -927,14 +934,14 @@ def _repeat(session: ModelSession, message: Message) -> Message:
     call = session.kept[message["path"], message["number"]]
     try:
         if message["given"] is not None:
-            given = np.load(session.folder / message["given"], allow_pickle=False)
-            call = ((session.runner.tensor(given, exact=message["exact"]), *call[0][1:]), call[1])
-        made = session.runner.call_layer(message["path"], call, changes, exact=message["exact"])
+            layer_input = np.load(session.folder / message["given"], allow_pickle=False)
+            call = ((session.runner.tensor(layer_input, exact=message["exact"]), *call[0][1:]), call[1])
+        result = session.runner.call_layer(message["path"], call, changes, exact=message["exact"])
     except Exception as error:  # noqa: BLE001 - this change does not fit the layer
         return {"made": -1, "reason": last_error_line(error)}
-    arrays = [to_array(each) for each in list_tensors(made)]
-    for place, array in enumerate(arrays):
-        np.save(session.folder / f"repeated-{place}.npy", array, allow_pickle=False)
+    arrays = [to_array(tensor) for tensor in list_tensors(result)]
+    for index, array in enumerate(arrays):
+        np.save(session.folder / f"repeated-{index}.npy", array, allow_pickle=False)
     return {"made": len(arrays), "reason": ""}
 
 

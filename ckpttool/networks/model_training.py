@@ -50,25 +50,26 @@ class TrainingJob:
         self.steps: list[int] = message["steps"]
         self.loss: Callable[..., Any] | None = find_loss(message["loss"])
         self.dtype = "float64" if self.exact else "float32"
-        self.inputs, self.targets = inputs, [each.astype(self.dtype) for each in targets]
+        self.inputs, self.targets = inputs, [target.astype(self.dtype) for target in targets]
 
 
 def find_loss(name: str | None) -> Callable[..., Any] | None:
     """Return the user's loss, called with outputs and targets; None for the quadratic one."""
     if name is None:
         return None
-    found = find_named_object(name, "--loss")
-    if not callable(found):
+    loss = find_named_object(name, "--loss")
+    if not callable(loss):
         raise UsageError("--loss requires a function", found=name)
     try:
-        taken = [
-            each
-            for each in inspect.signature(found).parameters.values()
-            if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD) and each.default is each.empty
+        positional = [
+            parameter
+            for parameter in inspect.signature(loss).parameters.values()
+            if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+            and parameter.default is parameter.empty
         ]
     except (TypeError, ValueError):
-        return found  # type: ignore[no-any-return]
-    return found if len(taken) != 1 else lambda outputs, _: found(outputs)
+        return loss  # type: ignore[no-any-return]
+    return loss if len(positional) != 1 else lambda outputs, _: loss(outputs)
 
 
 def _array(value: Any) -> Any:
@@ -98,7 +99,7 @@ class ModelTrainer:
 
     def tensors(self, *, exact: bool) -> list[Any]:
         """Return the trained tensors."""
-        return [each for _, each in self.trained(exact=exact)]
+        return [tensor for _, tensor in self.trained(exact=exact)]
 
     def train(self, job: TrainingJob) -> tuple[list[float], list[Any], list[tuple[int, list[Any]]]]:
         """Return the losses, the first gradients, and the change of each tensor after the wanted steps.
@@ -106,7 +107,7 @@ class ModelTrainer:
         The weights are restored at the end.
         """
         tensors = self.tensors(exact=job.exact)
-        kept, start = [self._copied(each) for each in tensors], [_array(each) for each in tensors]
+        kept, start = [self._copied(tensor) for tensor in tensors], [_array(tensor) for tensor in tensors]
         losses: list[float] = []
         first: list[Any] = []
         changes = []
@@ -117,8 +118,8 @@ class ModelTrainer:
                 losses.append(float(_array(loss)))
                 if number == 1:
                     first = [
-                        np.zeros_like(value) if each is None else _array(each)
-                        for value, each in paired(start, gradients)
+                        np.zeros_like(value) if gradient is None else _array(gradient)
+                        for value, gradient in paired(start, gradients)
                     ]
                 if number in job.steps:
                     changes.append((number, [_array(now) - before for now, before in paired(tensors, start)]))
@@ -147,9 +148,9 @@ class ModelTrainer:
     def _losses(self, job: TrainingJob, constant: Callable[[Any], Any], mean: Any) -> Callable[[], Any]:
         """Return the function that computes the loss of the model's present weights."""
         model = self.runner.exact if job.exact else self.runner.model
-        inputs = [self.runner.tensor(each, exact=job.exact) for each in job.inputs]
+        inputs = [self.runner.tensor(input_, exact=job.exact) for input_ in job.inputs]
         call = self.runner.styles(job.names, inputs)[self.runner.style]
-        targets = [constant(each) for each in job.targets]
+        targets = [constant(target) for target in job.targets]
 
         def loss() -> Any:
             outputs = call(model)
@@ -165,23 +166,23 @@ class ModelTrainer:
 def _number(value: Any) -> Any:
     """Return a setting without tensors: PyTorch accepts some as tensors of one number."""
     if isinstance(value, (list, tuple)):
-        return type(value)(_number(each) for each in value)
+        return type(value)(_number(item) for item in value)
     return value.item() if hasattr(value, "detach") and value.ndim == 0 else value
 
 
 def _settings(row: optimizers.OptimizerFamily, group: Message) -> Message:
     """Return the settings of a group of parameters that change updates."""
     settings = {}
-    for theirs, ours in row.torch_settings.items():
-        top, _, position = theirs.partition("/")
-        if top in group and ours not in _UNREAD:
-            settings[ours] = group[top][int(position)] if position else group[top]
+    for stored, name in row.torch_settings.items():
+        top, _, position = stored.partition("/")
+        if top in group and name not in _UNREAD:
+            settings[name] = group[top][int(position)] if position else group[top]
     return settings
 
 
 def change_torch_optimizer(row: optimizers.OptimizerFamily, optimizer: Any, changes: Message) -> None:
     """Give the settings of all groups new values, as far as the class has them; STEP is the update count."""
-    names = {ours: theirs for theirs, ours in row.torch_settings.items()}
+    names = {name: stored for stored, name in row.torch_settings.items()}
     for group in optimizer.param_groups:
         for name, value in changes.items():
             top, _, position = names.get(name, name).partition("/")
@@ -202,10 +203,10 @@ def find_torch_optimizers(held: Any, name: str = "", depth: int = 3) -> list[tup
         return []
     if {"state", "param_groups"} <= set(held):
         return [(name, held)]
-    found: list[tuple[str, Any]] = []
-    for key, each in held.items():
-        found += find_torch_optimizers(each, name + "." + str(key) if name else str(key), depth - 1)
-    return found
+    states: list[tuple[str, Any]] = []
+    for key, child in held.items():
+        states += find_torch_optimizers(child, name + "." + str(key) if name else str(key), depth - 1)
+    return states
 
 
 def choose_optimizer(file: str, names: list[str], wanted: str | None) -> str | None:
@@ -247,10 +248,10 @@ class TorchTrainer(ModelTrainer):
         if file.endswith((".safetensors", ".npz")) or self.runner.model is None:
             return False
         try:
-            held = self._torch.load(file, map_location="cpu", weights_only=True)
+            contents = self._torch.load(file, map_location="cpu", weights_only=True)
         except Exception:  # noqa: BLE001 - a TorchScript file contains no optimizer
             return False
-        states = dict(find_torch_optimizers(held))
+        states = dict(find_torch_optimizers(contents))
         name = choose_optimizer(file, list(states), wanted)
         if name is None:
             return False
@@ -267,7 +268,7 @@ class TorchTrainer(ModelTrainer):
             "param_names",
             *SCHEDULED,
         }
-        kinds = frozenset(str(key) for each in state["state"].values() for key in each)
+        kinds = frozenset(str(key) for slots in state["state"].values() for key in slots)
         row = optimizers.find_torch_class(keys, kinds)
         if row is None:
             raise UnsupportedError(
@@ -286,7 +287,7 @@ class TorchTrainer(ModelTrainer):
                 "the optimizer is Adam: its state_dict does not record whether its weight decay is "
                 "decoupled, as in AdamW"
             )
-        others = ", ".join(sorted(keys - {each.partition("/")[0] for each in row.torch}))
+        others = ", ".join(sorted(keys - {setting.partition("/")[0] for setting in row.torch}))
         if others:
             self.assumed.append(
                 f"the optimizer is {self._class}: it does not read the settings {others} of its groups"
@@ -313,7 +314,7 @@ class TorchTrainer(ModelTrainer):
                 found=str(sum(sizes)),
             )
         # The order of the model, and the usual two groups: matrices with weight decay, then vectors without.
-        ranks = [each.ndim for each in self.tensors(exact=False)]
+        ranks = [tensor.ndim for tensor in self.tensors(exact=False)]
         by_rank = sorted(range(len(named)), key=lambda number: ranks[number] < 2)
         matrices = sum(rank > 1 for rank in ranks)
         ways = [("in their order in the model", list(range(len(named))))]
@@ -333,7 +334,7 @@ class TorchTrainer(ModelTrainer):
         )
 
     def _fits(self, state: Message, groups: list[list[int]]) -> bool:
-        shapes = [tuple(each.shape) for each in self.tensors(exact=False)]
+        shapes = [tuple(tensor.shape) for tensor in self.tensors(exact=False)]
         return all(
             not getattr(value, "ndim", 0) or tuple(value.shape) == shapes[number]
             for group, stored in paired(groups, state["param_groups"])
@@ -353,26 +354,26 @@ class TorchTrainer(ModelTrainer):
     def _make(self, parameters: list[Any]) -> Any:
         cls = getattr(self._torch.optim, self._class)
         groups = [{"params": [parameters[number] for number in group]} for group in self._groups]
-        made = cls(groups, lr=0.01)
+        optimizer = cls(groups, lr=0.01)
         if self._state is None:
-            change_torch_optimizer(self._row, made, self._settings)
-            return made
+            change_torch_optimizer(self._row, optimizer, self._settings)
+            return optimizer
         try:
             # load_state_dict keeps the tensors, which the optimizer then changes.
-            made.load_state_dict(copy.deepcopy(self._state))
+            optimizer.load_state_dict(copy.deepcopy(self._state))
         except Exception as error:
             raise UsageError(f"load_state_dict of {self._class} raises {last_error_line(error)}") from error
-        for group in made.param_groups:
+        for group in optimizer.param_groups:
             group.update({name: _number(value) for name, value in group.items() if name != "params"})
             if "capturable" in group:
                 group["capturable"] = False  # the same updates, which only accelerators can capture
-        return made
+        return optimizer
 
     def describe(self) -> Message:
         """Return class, settings (those of the first group), and the settings and numbers of each tensor."""
         trained = self.trained(exact=False)
-        made = self._make([each for _, each in trained])
-        settings = [_settings(self._row, group) for group in made.param_groups]
+        optimizer = self._make([parameter for _, parameter in trained])
+        settings = [_settings(self._row, group) for group in optimizer.param_groups]
         return {
             "title": self._class,
             "family": self._row.name,
@@ -383,11 +384,15 @@ class TorchTrainer(ModelTrainer):
                 for number in numbers
             },
             "counts": {
-                name: {kind: float(made.state[each][kind]) for kind in _NUMBERS if kind in made.state[each]}
-                for name, each in trained
-                if each in made.state
+                name: {
+                    kind: float(optimizer.state[parameter][kind])
+                    for kind in _NUMBERS
+                    if kind in optimizer.state[parameter]
+                }
+                for name, parameter in trained
+                if parameter in optimizer.state
             },
-            "decoupled": self._class == "AdamW" or bool(made.param_groups[0].get(_DECOUPLED)),
+            "decoupled": self._class == "AdamW" or bool(optimizer.param_groups[0].get(_DECOUPLED)),
             "stored": self.stored,
             "corrected": self.corrected,
         }
@@ -395,20 +400,20 @@ class TorchTrainer(ModelTrainer):
     def trained(self, *, exact: bool) -> list[tuple[str, Any]]:
         """Return the parameters that require a gradient."""
         model = self.runner.exact if exact else self.runner.model
-        return [(name, each) for name, each in model.named_parameters() if each.requires_grad]
+        return [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
 
     def slots(self) -> dict[str, list[Any]]:
         """Return the optimizer's state by canonical name."""
         parameters = self.tensors(exact=False)
         state = self._make(parameters).state
         rows = {
-            slot: [state.get(each, {}).get(name) for each in parameters]
+            slot: [state.get(parameter, {}).get(name) for parameter in parameters]
             for name, slot in self._row.torch_slots.items()
         }
         return {
-            slot: [_array(each) if hasattr(each, "detach") else None for each in row]
+            slot: [_array(tensor) if hasattr(tensor, "detach") else None for tensor in row]
             for slot, row in rows.items()
-            if any(hasattr(each, "detach") for each in row)
+            if any(hasattr(tensor, "detach") for tensor in row)
         }
 
     def _stepper(self, job: TrainingJob, tensors: list[Any]) -> Callable[[int], tuple[Any, list[Any]]]:
@@ -416,10 +421,10 @@ class TorchTrainer(ModelTrainer):
         change_torch_optimizer(self._row, optimizer, job.changes)
         epsilons = [group.get("eps") for group in optimizer.param_groups]
         loss_of = self._losses(
-            job, lambda each: self._torch.from_numpy(np.ascontiguousarray(each)), self._torch.mean
+            job, lambda parameter: self._torch.from_numpy(np.ascontiguousarray(parameter)), self._torch.mean
         )
 
-        done = max((int(each[STEP]) for each in optimizer.state.values() if STEP in each), default=0)
+        done = max((int(slots[STEP]) for slots in optimizer.state.values() if STEP in slots), default=0)
 
         def step(number: int) -> tuple[Any, list[Any]]:
             for group, epsilon in paired(optimizer.param_groups, epsilons):
@@ -430,7 +435,7 @@ class TorchTrainer(ModelTrainer):
             loss = loss_of()
             loss.backward()
             optimizer.step()  # which leaves the gradients as they are
-            return loss, [each.grad for each in tensors]
+            return loss, [tensor.grad for tensor in tensors]
 
         return step
 
@@ -457,16 +462,16 @@ def build_keras_optimizer(keras: Any, make: Callable[[], Any], variables: list[A
     before = keras.backend.floatx()
     keras.backend.set_floatx(dtype)  # the type of the variable of the learning rate
     try:
-        made = make()
-        made.build(variables)
+        optimizer = make()
+        optimizer.build(variables)
     finally:
         keras.backend.set_floatx(before)
     for name in _FLOATS:
         # Keras converts a Python number to float32 before casting (keras/src/backend/tensorflow/core.py).
-        value = getattr(made, name, None)
+        value = getattr(optimizer, name, None)
         if dtype == "float64" and isinstance(value, (int, float)) and not isinstance(value, bool):
-            setattr(made, name, np.float64(value))
-    return made
+            setattr(optimizer, name, np.float64(value))
+    return optimizer
 
 
 class KerasTrainer(ModelTrainer):
@@ -490,13 +495,13 @@ class KerasTrainer(ModelTrainer):
         known = {*map(id, variables)}
         names: dict[int, str] = {}
         for path, module in model_child.iter_modules(model):
-            for name, each in model_child.own_tensors(module, known):
-                names.setdefault(id(each), "/".join([*path, name]))
+            for name, variable in model_child.own_tensors(module, known):
+                names.setdefault(id(variable), "/".join([*path, name]))
         if self.runner.framework == "keras":
-            wanted = list(model.trainable_variables)
+            trained = list(model.trainable_variables)
         else:
-            wanted = [each for each in variables if getattr(each, "trainable", True)]
-        return [(names.get(id(each), str(getattr(each, "path", each.name))), each) for each in wanted]
+            trained = [variable for variable in variables if getattr(variable, "trainable", True)]
+        return [(names.get(id(value), str(getattr(value, "path", value.name))), value) for value in trained]
 
     def restore(self, file: str, spec: Message | None, wanted: str | None = None) -> bool:
         """Create the optimizer of the file's own configuration, or the one of `spec`, and load its state.
@@ -514,15 +519,15 @@ class KerasTrainer(ModelTrainer):
             raise UnsupportedError(
                 "the model's optimizer is not a class of Keras", file=file, found=str(spec["class"])
             )
-        made = cls(**spec["arguments"]) if config is None else cls.from_config(config["config"])
-        made.build(self.tensors(exact=False))
+        optimizer = cls(**spec["arguments"]) if config is None else cls.from_config(config["config"])
+        optimizer.build(self.tensors(exact=False))
         try:
-            self._load(file, spec["name"], made)
+            self._load(file, spec["name"], optimizer)
         except Exception as error:
             raise UsageError(
                 f"{spec['class']} cannot load its state from the file: {last_error_line(error)}", file=file
             ) from error
-        self._optimizer, self.stored = made, True
+        self._optimizer, self.stored = optimizer, True
         return True
 
     def _load(self, file: str, name: str, optimizer: Any) -> None:
@@ -543,29 +548,29 @@ class KerasTrainer(ModelTrainer):
 
     def describe(self) -> Message:
         """Return class, settings, and the settings and number of updates of each tensor."""
-        held = self._optimizer
+        optimizer = self._optimizer
         names = {name for row in optimizers.FAMILIES for name in row.settings if name not in _UNREAD}
-        settings = {name: getattr(held, name) for name in sorted(names) if hasattr(held, name)}
+        settings = {name: getattr(optimizer, name) for name in sorted(names) if hasattr(optimizer, name)}
         settings = {
             name: value if isinstance(value, (bool, str, type(None))) else float(_array(value))
             for name, value in settings.items()
         }
-        averaged = bool(getattr(held, "use_ema", False))
+        averaged = bool(getattr(optimizer, "use_ema", False))
         for name in _KERAS_EXTRAS:
-            value = getattr(held, name, None)
+            value = getattr(optimizer, name, None)
             settings[name] = value if value and (averaged or not name.startswith("ema_")) else None
-        if not hasattr(getattr(held, "_learning_rate", None), "assign"):
+        if not hasattr(getattr(optimizer, "_learning_rate", None), "assign"):
             self.notes.append("the learning rate follows the schedule that the file contains")
-        settings[_DECAY] = float(_array(getattr(held, _DECAY, None) or 0.0))
-        uses = getattr(held, "_use_weight_decay", lambda _: True)
+        settings[_DECAY] = float(_array(getattr(optimizer, _DECAY, None) or 0.0))
+        uses = getattr(optimizer, "_use_weight_decay", lambda _: True)
         named = self.trained(exact=False)
-        row, cls = self._row, type(held).__name__
+        row, cls = self._row, type(optimizer).__name__
         return {
             "title": cls,
             "family": cls if row is None else row.name,
             "settings": settings,
-            "own": {name: settings if uses(each) else {**settings, _DECAY: 0.0} for name, each in named},
-            "counts": {name: {STEP: float(_array(held.iterations))} for name, _ in named},
+            "own": {name: settings if uses(value) else {**settings, _DECAY: 0.0} for name, value in named},
+            "counts": {name: {STEP: float(_array(optimizer.iterations))} for name, _ in named},
             "decoupled": True,
             "stored": self.stored,
             "corrected": self.corrected,
@@ -580,16 +585,16 @@ class KerasTrainer(ModelTrainer):
         row = self._row
         kinds = KERAS_LISTS if row is None else row.keras_lists
         lists = {kind: getattr(self._optimizer, name, None) for name, kind in kinds.items()}
-        found = {
-            kind: [_array(each) for each in arrays]
+        slots = {
+            kind: [_array(array) for array in arrays]
             for kind, arrays in lists.items()
             if isinstance(arrays, (list, tuple)) and arrays
         }
         rate = float(_array(self._optimizer.learning_rate))
-        if row is not None and rate and VELOCITY in found:
+        if row is not None and rate and VELOCITY in slots:
             # Keras's momentum includes the learning rate, that of PyTorch does not.
-            found[BUFFER] = [each / (row.folded * rate) for each in found.pop(VELOCITY)]
-        return found
+            slots[BUFFER] = [array / (row.folded * rate) for array in slots.pop(VELOCITY)]
+        return slots
 
     def _copy(self, job: TrainingJob, variables: list[Any]) -> Any:
         """Return the optimizer for the job's float type with its changes."""
@@ -598,15 +603,15 @@ class KerasTrainer(ModelTrainer):
         if "learning_rate" in changes:  # a schedule cannot be set
             config["learning_rate"] = float(changes["learning_rate"])
         cls = type(self._optimizer)
-        made = build_keras_optimizer(self._keras, lambda: cls.from_config(config), variables, job.dtype)
-        _assign_state(made, [_stored_array(each) for each in _optimizer_variables(self._optimizer)])
+        optimizer_ = build_keras_optimizer(self._keras, lambda: cls.from_config(config), variables, job.dtype)
+        _assign_state(optimizer_, [_stored_array(value) for value in _optimizer_variables(self._optimizer)])
         if STEP in changes:
-            made.iterations.assign(changes.pop(STEP))
+            optimizer_.iterations.assign(changes.pop(STEP))
         if "learning_rate" in changes:
-            made.learning_rate.assign(np.array(changes.pop("learning_rate"), job.dtype))
+            optimizer_.learning_rate.assign(np.array(changes.pop("learning_rate"), job.dtype))
         for name, value in changes.items():
-            setattr(made, name, np.float64(value) if isinstance(value, float) else value)
-        return made
+            setattr(optimizer_, name, np.float64(value) if isinstance(value, float) else value)
+        return optimizer_
 
     def _stepper(self, job: TrainingJob, tensors: list[Any]) -> Callable[[int], tuple[Any, list[Any]]]:
         optimizer = self._copy(job, tensors)
@@ -621,8 +626,8 @@ class KerasTrainer(ModelTrainer):
             with self._tf.GradientTape() as tape:
                 loss = loss_of()
             gradients = [
-                None if each is None else self._tf.convert_to_tensor(each)
-                for each in tape.gradient(loss, [_raw(each) for each in tensors])
+                None if gradient is None else self._tf.convert_to_tensor(gradient)
+                for gradient in tape.gradient(loss, [_raw(tensor) for tensor in tensors])
             ]
             optimizer.apply_gradients([(g, v) for g, v in paired(gradients, tensors) if g is not None])
             return loss, gradients
@@ -653,25 +658,25 @@ def compiled_optimizer(file: str) -> Message | None:
     """Return the configuration of the optimizer that a whole model was compiled with, or None."""
     if zipfile.is_zipfile(file):
         with zipfile.ZipFile(file) as archive:
-            held = json.loads(archive.read("config.json").decode())
-        found = (held.get("compile_config") or {}).get("optimizer")
+            config = json.loads(archive.read("config.json").decode())
+        optimizer = (config.get("compile_config") or {}).get("optimizer")
     else:
-        with _open_hdf5(file) as held:
-            text = held.attrs.get("training_config")
+        with _open_hdf5(file) as config:
+            text = config.attrs.get("training_config")
         text = text.decode() if isinstance(text, bytes) else text
-        found = None if text is None else json.loads(text).get("optimizer_config")
-    return found if isinstance(found, dict) and isinstance(found.get("config"), dict) else None
+        optimizer = None if text is None else json.loads(text).get("optimizer_config")
+    return optimizer if isinstance(optimizer, dict) and isinstance(optimizer.get("config"), dict) else None
 
 
 def legacy_optimizer_values(file: str) -> list[Any] | None:
     """Return the optimizer's arrays in an HDF5 file of a whole model, None for other files."""
     if zipfile.is_zipfile(file):
         return None
-    with _open_hdf5(file) as held:
-        group = held.get("optimizer_weights")
+    with _open_hdf5(file) as weights:
+        group = weights.get("optimizer_weights")
         if group is None:
             return None
-        names = [each.decode() if isinstance(each, bytes) else each for each in group.attrs["weight_names"]]
+        names = [name.decode() if isinstance(name, bytes) else name for name in group.attrs["weight_names"]]
         return [np.array(group[name]) for name in names]
 
 
@@ -682,8 +687,8 @@ def _open_hdf5(file: str) -> Any:
 
 
 def _optimizer_variables(optimizer: Any) -> list[Any]:
-    held = optimizer.variables
-    return list(held() if callable(held) else held)
+    variables = optimizer.variables
+    return list(variables() if callable(variables) else variables)
 
 
 def _assign_state(optimizer: Any, values: list[Any]) -> None:
@@ -693,7 +698,7 @@ def _assign_state(optimizer: Any, values: list[Any]) -> None:
     """
     variables = _optimizer_variables(optimizer)
     if len(variables) == len(values) + 1:
-        variables = [each for each in variables if not str(each.name).endswith("learning_rate")]
+        variables = [variable for variable in variables if not str(variable.name).endswith("learning_rate")]
     if len(variables) != len(values):
         raise ValueError(f"the file has {len(values)} variables of the optimizer, not {len(variables)}")
     for variable, value in paired(variables, values):
@@ -718,8 +723,8 @@ def _trainer(session: Any) -> TorchTrainer | KerasTrainer:
                 f"{what} cannot be trained",
                 hint="build the model by code (--like-a, --like-b) and load its weights",
             )
-    found: TorchTrainer | KerasTrainer = session.trainer
-    return found
+    trainer: TorchTrainer | KerasTrainer = session.trainer
+    return trainer
 
 
 def read_optimizer_config(session: Any, message: Message) -> Message:
@@ -735,15 +740,15 @@ def prepare_optimizer(session: Any, message: Message) -> Message:
     created = message.get("create")
     if created is not None:
         trainer.create(created["class"], created["settings"])
-        found = True
+        restored = True
     else:
-        found = trainer.restore(message["file"], message["spec"], message["wanted"])
+        restored = trainer.restore(message["file"], message["spec"], message["wanted"])
     tensors = trainer.trained(exact=False)
-    for place, (_, tensor) in enumerate(tensors):
-        np.save(session.folder / f"trained-{place}.npy", _array(tensor), allow_pickle=False)
+    for index, (_, tensor) in enumerate(tensors):
+        np.save(session.folder / f"trained-{index}.npy", _array(tensor), allow_pickle=False)
     return {
-        "found": found,
-        "optimizer": trainer.describe() if found else None,
+        "found": restored,
+        "optimizer": trainer.describe() if restored else None,
         "tensors": [name for name, _ in tensors],
         "notes": trainer.notes,
         "assumed": trainer.assumed,
@@ -753,20 +758,20 @@ def prepare_optimizer(session: Any, message: Message) -> Message:
 def read_slots(session: Any, message: Message) -> Message:
     """Write the optimizer's state; return the tensors that have it, by kind."""
     del message
-    found: dict[str, list[int]] = {}
+    numbers: dict[str, list[int]] = {}
     for kind, arrays in _trainer(session).slots().items():
-        found[kind] = [place for place, each in enumerate(arrays) if each is not None]
-        for place in found[kind]:
-            np.save(session.folder / f"slot-{kind}-{place}.npy", arrays[place], allow_pickle=False)
-    return {"slots": found}
+        numbers[kind] = [index for index, array in enumerate(arrays) if array is not None]
+        for number in numbers[kind]:
+            np.save(session.folder / f"slot-{kind}-{number}.npy", arrays[number], allow_pickle=False)
+    return {"slots": numbers}
 
 
 def train_model(session: Any, message: Message) -> Message:
     """Train from the state of the checkpoint; write first gradients, and changes after wanted steps."""
     trainer = _trainer(session)
     targets = [
-        np.load(session.folder / f"target-{place}.npy", allow_pickle=False)
-        for place in range(len(message["outputs"]))
+        np.load(session.folder / f"target-{index}.npy", allow_pickle=False)
+        for index in range(len(message["outputs"]))
     ]
     job = TrainingJob(message, session.given(len(message["names"])), targets)
     try:
@@ -775,9 +780,9 @@ def train_model(session: Any, message: Message) -> Message:
         raise
     except Exception as error:
         raise WorkerError(f"a training step raises {last_error_line(error)}") from error
-    for stem, arrays in [("gradient", first), *((f"update-{number}", each) for number, each in changes)]:
-        for place, array in enumerate(arrays):
-            np.save(session.folder / f"{stem}-{place}.npy", array, allow_pickle=False)
+    for stem, arrays in [("gradient", first), *((f"update-{number}", arrays) for number, arrays in changes)]:
+        for index, array in enumerate(arrays):
+            np.save(session.folder / f"{stem}-{index}.npy", array, allow_pickle=False)
     return {"finite": bool(np.isfinite(losses).all())}
 
 

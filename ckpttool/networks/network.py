@@ -250,8 +250,8 @@ class Network:
     def input_shapes(self) -> dict[str, tuple[int, ...]]:
         """Return the shape of every input without its batch, in order."""
         slots = {slot.name: slot.shape for slot in self.states}
-        given = {name: (width,) if isinstance(width, int) else tuple(width) for name, width in self.inputs}
-        return {name: slots.get(name, shape) for name, shape in given.items()}
+        shapes = {name: (width,) if isinstance(width, int) else tuple(width) for name, width in self.inputs}
+        return {name: slots.get(name, shape) for name, shape in shapes.items()}
 
     @property
     def width(self) -> int:
@@ -315,95 +315,95 @@ class Backend(Protocol):
 Shape = tuple[int, ...]
 
 
-def _dense_shape(layer: Dense, given: Sequence[Shape]) -> Shape:
+def _dense_shape(layer: Dense, shapes: Sequence[Shape]) -> Shape:
     rows, columns = layer.kernel.shape
-    if len(given) != 1 or given[0][-1] != rows:
-        raise ValueError(f"[batch, {rows}]", _format_shapes(given))
+    if len(shapes) != 1 or shapes[0][-1] != rows:
+        raise ValueError(f"[batch, {rows}]", _format_shapes(shapes))
     if layer.bias is not None and layer.bias.shape != (columns,):
         raise ValueError(f"a bias of {columns}", str(list(layer.bias.shape)))
-    return (*given[0][:-1], columns)
+    return (*shapes[0][:-1], columns)
 
 
-def _vector_shape(size: int, given: Sequence[Shape]) -> Shape:
-    if len(given) != 1 or size not in {1, given[0][-1]}:
-        raise ValueError(f"[batch, {size}]", _format_shapes(given))
-    return given[0]
+def _vector_shape(size: int, shapes: Sequence[Shape]) -> Shape:
+    if len(shapes) != 1 or size not in {1, shapes[0][-1]}:
+        raise ValueError(f"[batch, {size}]", _format_shapes(shapes))
+    return shapes[0]
 
 
-def _concat_shape(_layer: Concat, given: Sequence[Shape]) -> Shape:
-    if len({shape[:-1] for shape in given}) != 1:
-        raise ValueError("shapes that differ only in the last axis", _format_shapes(given))
-    return (*given[0][:-1], sum(shape[-1] for shape in given))
+def _concat_shape(_layer: Concat, shapes: Sequence[Shape]) -> Shape:
+    if len({shape[:-1] for shape in shapes}) != 1:
+        raise ValueError("shapes that differ only in the last axis", _format_shapes(shapes))
+    return (*shapes[0][:-1], sum(shape[-1] for shape in shapes))
 
 
-def _same_shape(_layer: Layer, given: Sequence[Shape]) -> Shape:
-    if len(set(given)) != 1:
-        raise ValueError("equal shapes", _format_shapes(given))
-    return given[0]
+def _same_shape(_layer: Layer, shapes: Sequence[Shape]) -> Shape:
+    if len(set(shapes)) != 1:
+        raise ValueError("equal shapes", _format_shapes(shapes))
+    return shapes[0]
 
 
-def _transpose_shape(layer: Transpose, given: Sequence[Shape]) -> Shape:
-    if len(given) != 1 or sorted(layer.axes) != list(range(len(given[0]))):
-        raise ValueError(f"{len(layer.axes)} axes after the batch", _format_shapes(given))
-    return tuple(given[0][axis] for axis in layer.axes)
+def _transpose_shape(layer: Transpose, shapes: Sequence[Shape]) -> Shape:
+    if len(shapes) != 1 or sorted(layer.axes) != list(range(len(shapes[0]))):
+        raise ValueError(f"{len(layer.axes)} axes after the batch", _format_shapes(shapes))
+    return tuple(shapes[0][axis] for axis in layer.axes)
 
 
-def _slice_shape(layer: Slice, given: Sequence[Shape]) -> Shape:
-    if len(given) != 1 or not 0 <= layer.start < layer.stop <= given[0][-1]:
-        raise ValueError(f"at least {layer.stop} columns", _format_shapes(given))
-    return (*given[0][:-1], layer.stop - layer.start)
+def _slice_shape(layer: Slice, shapes: Sequence[Shape]) -> Shape:
+    if len(shapes) != 1 or not 0 <= layer.start < layer.stop <= shapes[0][-1]:
+        raise ValueError(f"at least {layer.stop} columns", _format_shapes(shapes))
+    return (*shapes[0][:-1], layer.stop - layer.start)
 
 
-def _convolution_shape(layer: Convolution, given: Sequence[Shape]) -> Shape:
-    *size, taken, made = layer.kernel.shape
-    if len(given) != 1 or len(given[0]) != len(size) + 1 or given[0][-1] != taken:
-        raise ValueError(f"[batch, height, width, {taken}]", _format_shapes(given))
-    if layer.bias is not None and layer.bias.shape != (made,):
-        raise ValueError(f"a bias of {made}", str(list(layer.bias.shape)))
-    whole = [n + sum(more) for n, more in zip(given[0], layer.padding, strict=False)]
+def _convolution_shape(layer: Convolution, shapes: Sequence[Shape]) -> Shape:
+    *size, channels, filters = layer.kernel.shape
+    if len(shapes) != 1 or len(shapes[0]) != len(size) + 1 or shapes[0][-1] != channels:
+        raise ValueError(f"[batch, height, width, {channels}]", _format_shapes(shapes))
+    if layer.bias is not None and layer.bias.shape != (filters,):
+        raise ValueError(f"a bias of {filters}", str(list(layer.bias.shape)))
+    whole = [n + sum(more) for n, more in zip(shapes[0], layer.padding, strict=False)]
     if any(n < k for n, k in zip(whole, size, strict=True)):
-        raise ValueError(f"images of {size[0]} x {size[1]} or more", _format_shapes(given))
+        raise ValueError(f"images of {size[0]} x {size[1]} or more", _format_shapes(shapes))
     steps = zip(whole, size, layer.strides, strict=True)
-    return (*((n - k) // stride + 1 for n, k, stride in steps), made)
+    return (*((n - k) // stride + 1 for n, k, stride in steps), filters)
 
 
-def _grouped_shape(size: int, given: Sequence[Shape]) -> Shape:
+def _grouped_shape(size: int, shapes: Sequence[Shape]) -> Shape:
     """Return the shape with one value for every `size` values of the last axis."""
-    if len(given) != 1 or given[0][-1] % size:
-        raise ValueError(f"[batch, a multiple of {size}]", _format_shapes(given))
-    return (*given[0][:-1], given[0][-1] // size)
+    if len(shapes) != 1 or shapes[0][-1] % size:
+        raise ValueError(f"[batch, a multiple of {size}]", _format_shapes(shapes))
+    return (*shapes[0][:-1], shapes[0][-1] // size)
 
 
-def _choice_shape(layer: ArgMax, given: Sequence[Shape]) -> Shape:
-    if list(given) != [(sum(layer.counts),)] or len(layer.counts) != len(layer.starts):
-        raise ValueError(f"[batch, {sum(layer.counts)}]", _format_shapes(given))
+def _choice_shape(layer: ArgMax, shapes: Sequence[Shape]) -> Shape:
+    if list(shapes) != [(sum(layer.counts),)] or len(layer.counts) != len(layer.starts):
+        raise ValueError(f"[batch, {sum(layer.counts)}]", _format_shapes(shapes))
     return (len(layer.counts),)
 
 
-def _format_shapes(given: Sequence[Shape]) -> str:
-    return " and ".join(str(["batch", *shape]).replace("'", "") for shape in given)
+def _format_shapes(shapes: Sequence[Shape]) -> str:
+    return " and ".join(str(["batch", *shape]).replace("'", "") for shape in shapes)
 
 
 RULES: dict[type[Layer], Callable[[Any, Sequence[Shape]], Shape]] = {
     Dense: _dense_shape,
-    ConstantRow: lambda layer, given: (*given[0][:-1], layer.row.size),
-    Exp: lambda _layer, given: given[0],
-    LayerNorm: lambda layer, given: _vector_shape(layer.scale.size, given),
-    Activation: lambda _layer, given: given[0],
+    ConstantRow: lambda layer, shapes: (*shapes[0][:-1], layer.row.size),
+    Exp: lambda _layer, shapes: shapes[0],
+    LayerNorm: lambda layer, shapes: _vector_shape(layer.scale.size, shapes),
+    Activation: lambda _layer, shapes: shapes[0],
     Concat: _concat_shape,
-    Flatten: lambda _layer, given: (math.prod(given[0]),),
-    Affine: lambda layer, given: _vector_shape(layer.scale.size, given),
-    Clip: lambda layer, given: _vector_shape(layer.low.size, given),
+    Flatten: lambda _layer, shapes: (math.prod(shapes[0]),),
+    Affine: lambda layer, shapes: _vector_shape(layer.scale.size, shapes),
+    Clip: lambda layer, shapes: _vector_shape(layer.low.size, shapes),
     Transpose: _transpose_shape,
     Slice: _slice_shape,
     Add: _same_shape,
     Multiply: _same_shape,
     Convolution: _convolution_shape,
-    QuantileMean: lambda layer, given: _grouped_shape(layer.quantiles, given),
-    AtomMean: lambda layer, given: _grouped_shape(layer.support.shape[-1], given),
-    Softmax: lambda _layer, given: given[0],
-    Cosines: lambda layer, given: (*given[0], layer.number),
-    Repeat: lambda layer, given: (layer.count, *given[0]),
+    QuantileMean: lambda layer, shapes: _grouped_shape(layer.quantiles, shapes),
+    AtomMean: lambda layer, shapes: _grouped_shape(layer.support.shape[-1], shapes),
+    Softmax: lambda _layer, shapes: shapes[0],
+    Cosines: lambda layer, shapes: (*shapes[0], layer.number),
+    Repeat: lambda layer, shapes: (layer.count, *shapes[0]),
     ArgMax: _choice_shape,
 }
 
@@ -442,8 +442,8 @@ def stack_networks(networks: Sequence[Network]) -> Network:
     first, *others = networks
     if not others:
         return first
-    found = stack_structure(first)
-    if found is None or first.members > 1 or any(stack_structure(other) != found for other in others):
+    structure = stack_structure(first)
+    if structure is None or first.members > 1 or any(stack_structure(other) != structure for other in others):
         raise UsageError("cannot stack networks of different structures")
 
     def stack(layers: Sequence[Layer]) -> Layer:
@@ -454,7 +454,7 @@ def stack_networks(networks: Sequence[Network]) -> Network:
         )
 
     alike = zip(*([node.layer for node in network.nodes] for network in networks), strict=True)
-    nodes = tuple(replace(node, layer=stack(each)) for node, each in zip(first.nodes, alike, strict=True))
+    nodes = tuple(replace(node, layer=stack(layers)) for node, layers in zip(first.nodes, alike, strict=True))
     return replace(first, nodes=nodes, members=len(networks))
 
 
@@ -505,21 +505,21 @@ def value_shapes(network: Network) -> list[Shape]:
     layer and the shapes of its inputs; its ValueError contains the expected and the found shape.
     """
     network = select_member(network, 0)
-    found = list(network.input_shapes.values())
+    computed = list(network.input_shapes.values())
     for number, node in enumerate(network.nodes):
         kind = type(node.layer).__name__
-        if not node.inputs or not all(0 <= value < len(found) for value in node.inputs):
+        if not node.inputs or not all(0 <= value < len(computed) for value in node.inputs):
             raise UsageError(f"node {number} ({kind}) uses a value that is not defined before it")
-        given = [found[value] for value in node.inputs]
+        inputs = [computed[value] for value in node.inputs]
         try:
-            found.append(look_up(RULES, type(node.layer), "network")(node.layer, given))
+            computed.append(look_up(RULES, type(node.layer), "network")(node.layer, inputs))
         except ValueError as error:
-            expected, taken = error.args
+            expected, actual = error.args
             raise UsageError(
-                f"node {number} ({kind}) does not match its inputs", expected=expected, found=taken
+                f"node {number} ({kind}) does not match its inputs", expected=expected, found=actual
             ) from None
-    _check_results(network, found)
-    return found
+    _check_results(network, computed)
+    return computed
 
 
 def look_up(table: Mapping[Any, Value], key: Any, owner: str) -> Value:
@@ -540,13 +540,13 @@ def assemble(
     if is_chain(network):
         return _chain_calls(calls)
     steps = [(call, node.inputs) for call, node in zip(calls, network.nodes, strict=True)]
-    wanted = [network.output, *(slot.value for slot in network.states)]
+    results = [network.output, *(slot.value for slot in network.states)]
 
-    def run(given: Sequence[Value]) -> list[Value]:
-        values = list(given)
+    def run(arguments: Sequence[Value]) -> list[Value]:
+        values = list(arguments)
         for call, inputs in steps:
             values.append(call(*[values[i] for i in inputs]))
-        return [values[i] for i in wanted]
+        return [values[i] for i in results]
 
     return run
 
@@ -573,8 +573,8 @@ class InputAdapter:
         """
         if isinstance(obs, np.ndarray) and obs.ndim == 2 and obs.shape[1] == self._width and not state:
             return [obs if obs.dtype == self.dtype else obs.astype(self.dtype)]
-        given = self._rows(obs, state)
-        return given if self.members == 1 else self._blocks(given)
+        rows = self._rows(obs, state)
+        return rows if self.members == 1 else self._blocks(rows)
 
     @property
     def is_joint(self) -> bool:
@@ -591,15 +591,15 @@ class InputAdapter:
         named.update(zip(self._states, self._remembered(state, batch), strict=True))
         return [self._fit(name, named[name], batch) for name in self._names]
 
-    def _blocks(self, given: list[np.ndarray]) -> list[np.ndarray]:
+    def _blocks(self, arrays: list[np.ndarray]) -> list[np.ndarray]:
         """Split the rows among the members: one block each."""
-        if any(len(array) % self.members for array in given):
+        if any(len(array) % self.members for array in arrays):
             raise EnvironmentMismatchError(
                 "the number of observations is not divisible by the number of stacked policies",
                 expected=f"a multiple of {self.members}",
-                found=str(len(given[0])),
+                found=str(len(arrays[0])),
             )
-        return [array.reshape(self.members, -1, *array.shape[1:]) for array in given]
+        return [array.reshape(self.members, -1, *array.shape[1:]) for array in arrays]
 
     def _named(self, obs: Observation) -> dict[str, np.ndarray]:
         named = (
@@ -627,15 +627,15 @@ class InputAdapter:
         return tuple(state) or tuple(np.zeros((batch, *by_name[n]), self.dtype) for n in self._states)
 
     def _fit(self, name: str, array: np.ndarray, batch: int) -> np.ndarray:
-        wanted = (batch, *self.shapes[self._names.index(name)])
-        flattens = name in self._flattened and array.size == math.prod(wanted) and len(array) == batch
-        if array.shape != wanted and not flattens:
+        shape = (batch, *self.shapes[self._names.index(name)])
+        flattens = name in self._flattened and array.size == math.prod(shape) and len(array) == batch
+        if array.shape != shape and not flattens:
             raise EnvironmentMismatchError(
                 f"input {name!r} does not match the network",
-                expected=f"[{', '.join(['batch', *map(str, wanted[1:])])}]",
+                expected=f"[{', '.join(['batch', *map(str, shape[1:])])}]",
                 found=str(list(array.shape)),
             )
-        return array.astype(self.dtype, copy=False).reshape(wanted)
+        return array.astype(self.dtype, copy=False).reshape(shape)
 
 
 def is_chain(network: Network) -> bool:
@@ -645,8 +645,8 @@ def is_chain(network: Network) -> bool:
 
 
 def _chain_calls(calls: Sequence[Callable[..., Value]]) -> Callable[[Sequence[Value]], list[Value]]:
-    def run(given: Sequence[Value]) -> list[Value]:
-        value = given[0]
+    def run(inputs: Sequence[Value]) -> list[Value]:
+        value = inputs[0]
         for call in calls:
             value = call(value)
         return [value]
@@ -661,16 +661,16 @@ def _only_flattened(network: Network) -> frozenset[str]:
     return frozenset(name for i, (name, _) in enumerate(network.inputs) if i in read)
 
 
-def _check_results(network: Network, found: Sequence[Shape]) -> None:
-    if not 0 <= network.output < len(found):
+def _check_results(network: Network, shapes: Sequence[Shape]) -> None:
+    if not 0 <= network.output < len(shapes):
         raise UsageError(
             "the network's output is a value that does not exist",
-            expected=f"a number below {len(found)}",
+            expected=f"a number below {len(shapes)}",
             found=str(network.output),
         )
     names = [name for name, _ in network.inputs]
     for slot in network.states:
-        if slot.name not in names or not 0 <= slot.value < len(found) or found[slot.value] != slot.shape:
+        if slot.name not in names or not 0 <= slot.value < len(shapes) or shapes[slot.value] != slot.shape:
             raise UsageError(f"no value of shape {slot.shape} feeds the network's state {slot.name!r}")
 
 
@@ -689,7 +689,7 @@ def network_to_document(network: Network, arrays: dict[str, np.ndarray], prefix:
     """Put the arrays into `arrays` under names that begin with `prefix`; return the rest for JSON."""
     nodes = [_node_document(f"{prefix}{number}.", node, arrays) for number, node in enumerate(network.nodes)]
     return {
-        "inputs": [list(given) for given in network.inputs],
+        "inputs": [list(row) for row in network.inputs],
         "nodes": nodes,
         "output": network.output,
         "states": [[slot.name, list(slot.shape), slot.value] for slot in network.states],
@@ -722,7 +722,9 @@ def network_from_document(document: dict[str, Any], arrays: Any) -> Network:
 def _node_document(prefix: str, node: Node, arrays: dict[str, np.ndarray]) -> dict[str, Any]:
     own = field_arrays(node.layer)
     arrays.update((prefix + name, array) for name, array in own.items())
-    plain = {each.name: getattr(node.layer, each.name) for each in fields(node.layer) if each.name not in own}
+    plain = {
+        field.name: getattr(node.layer, field.name) for field in fields(node.layer) if field.name not in own
+    }
     return {
         "layer": type(node.layer).__name__,
         "inputs": list(node.inputs),
@@ -733,9 +735,9 @@ def _node_document(prefix: str, node: Node, arrays: dict[str, np.ndarray]) -> di
 
 
 def _layer_from_document(node: dict[str, Any], arrays: Any) -> Layer:
-    held = {name: arrays[key] for name, key in node["arrays"].items()}
+    tensors = {name: arrays[key] for name, key in node["arrays"].items()}
     plain = {name: _to_tuples(value) for name, value in node["plain"].items()}
-    return LAYERS[node["layer"]](**plain, **held)
+    return LAYERS[node["layer"]](**plain, **tensors)
 
 
 def _to_tuples(value: Any) -> Any:

@@ -79,8 +79,8 @@ def build_chain(network: Network, lower: Callable[[Layer], Function]) -> Run | N
         else:
             calls.append(lower(layer))
 
-    def run(given: Sequence[np.ndarray]) -> list[np.ndarray]:
-        x = given[0]
+    def run(arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+        x = arrays[0]
         for call in calls:
             x = call(x)
         return [x]
@@ -156,11 +156,11 @@ class NumpyPolicy:
         Its waiting threads occupy the environments' cores (rollouts on busy cores ran ten times slower),
         and the last bits of a product depend on the number of threads.
         """
-        found = _openblas()
-        if found is None:
+        library = _openblas()
+        if library is None:
             yield
             return
-        get, put = found
+        get, put = library
         before = get()
         put(count)
         try:
@@ -207,9 +207,9 @@ def _dense(layer: Dense, put: Put) -> Function:
 
 
 def _convolution(layer: Convolution, put: Put) -> Function:
-    height, width, taken, made = layer.kernel.shape
+    height, width, channels, filters = layer.kernel.shape
     down, right = layer.strides
-    product = _dense(Dense(layer.kernel.reshape(-1, made), layer.bias), put)
+    product = _dense(Dense(layer.kernel.reshape(-1, filters), layer.bias), put)
     around = ((0, 0), *layer.padding, (0, 0))
     padded = any(map(any, layer.padding))
 
@@ -218,8 +218,8 @@ def _convolution(layer: Convolution, put: Put) -> Function:
         windows = np.lib.stride_tricks.sliding_window_view(x, (height, width), axis=(1, 2))
         # [batch, height, width, in, kernel height, kernel width], with the channels moved to the end.
         strided = windows[:, ::down, ::right].transpose(0, 1, 2, 4, 5, 3)
-        flat: np.ndarray = product(strided.reshape(-1, height * width * taken))
-        return flat.reshape(*strided.shape[:3], made)
+        flat: np.ndarray = product(strided.reshape(-1, height * width * channels))
+        return flat.reshape(*strided.shape[:3], filters)
 
     return convolution
 
@@ -267,8 +267,8 @@ def _arg_max(layer: ArgMax, _put: Put) -> Function:
     spans = list(zip([0, *ends[:-1]], ends, layer.starts, strict=True))
 
     def arg_max(x: np.ndarray) -> np.ndarray:
-        found = [x[..., low:high].argmax(axis=-1) + start for low, high, start in spans]
-        return np.stack(found, axis=-1).astype(x.dtype)
+        choices = [x[..., low:high].argmax(axis=-1) + start for low, high, start in spans]
+        return np.stack(choices, axis=-1).astype(x.dtype)
 
     return arg_max
 
@@ -363,24 +363,24 @@ def backpropagate(network: Network, values: Values, gradient: np.ndarray) -> Bac
     first = len(network.inputs)
     for number, node in reversed(tuple(enumerate(network.nodes, first))):
         back = look_up(BACKWARD, type(node.layer), _OWNER)
-        given = [values[i] for i in node.inputs]
+        layer_inputs = [values[i] for i in node.inputs]
         # An unused value has no gradient.
         above = np.broadcast_to(of_value[number], values[number].shape)
-        of_given, found = back(node.layer, given, values[number], above)
-        of_weights.append(found)
+        of_given, gradients = back(node.layer, layer_inputs, values[number], above)
+        of_weights.append(gradients)
         for i, part in zip(node.inputs, of_given, strict=True):
             of_value[i] = of_value[i] + part
     inputs = [np.broadcast_to(of_value[i], values[i].shape) for i in range(first)]
-    return inputs, [array for found in reversed(of_weights) for array in found]
+    return inputs, [array for gradients in reversed(of_weights) for array in gradients]
 
 
-def _dense_gradient(layer: Dense, given: Values, _: np.ndarray, g: np.ndarray) -> Back:
-    found = [given[0].T @ g]
-    return [g @ layer.kernel.T], found if layer.bias is None else [*found, g.sum(axis=0)]
+def _dense_gradient(layer: Dense, inputs: Values, _: np.ndarray, g: np.ndarray) -> Back:
+    gradients = [inputs[0].T @ g]
+    return [g @ layer.kernel.T], gradients if layer.bias is None else [*gradients, g.sum(axis=0)]
 
 
-def _layer_norm_gradient(layer: LayerNorm, given: Values, _: np.ndarray, g: np.ndarray) -> Back:
-    x = given[0]
+def _layer_norm_gradient(layer: LayerNorm, inputs: Values, _: np.ndarray, g: np.ndarray) -> Back:
+    x = inputs[0]
     centred = x - x.mean(axis=-1, keepdims=True)
     root = np.sqrt(np.square(centred).mean(axis=-1, keepdims=True) + layer.epsilon)
     unit, scaled = centred / root, g * layer.scale
@@ -389,16 +389,16 @@ def _layer_norm_gradient(layer: LayerNorm, given: Values, _: np.ndarray, g: np.n
     return [of_x], [(g * unit).sum(axis=0), g.sum(axis=0)]
 
 
-def _activation_gradient(layer: Activation, given: Values, y: np.ndarray, g: np.ndarray) -> Back:
-    return [g * look_up(SLOPES, layer.name, _OWNER)(layer, given[0], y)], []
+def _activation_gradient(layer: Activation, inputs: Values, y: np.ndarray, g: np.ndarray) -> Back:
+    return [g * look_up(SLOPES, layer.name, _OWNER)(layer, inputs[0], y)], []
 
 
-def _concat_gradient(_layer: Concat, given: Values, _: np.ndarray, g: np.ndarray) -> Back:
-    return np.split(g, np.cumsum([x.shape[-1] for x in given])[:-1], axis=-1), []
+def _concat_gradient(_layer: Concat, inputs: Values, _: np.ndarray, g: np.ndarray) -> Back:
+    return np.split(g, np.cumsum([x.shape[-1] for x in inputs])[:-1], axis=-1), []
 
 
-def _clip_gradient(layer: Clip, given: Values, _: np.ndarray, g: np.ndarray) -> Back:
-    return [g * ((given[0] >= layer.low) & (given[0] <= layer.high))], []
+def _clip_gradient(layer: Clip, inputs: Values, _: np.ndarray, g: np.ndarray) -> Back:
+    return [g * ((inputs[0] >= layer.low) & (inputs[0] <= layer.high))], []
 
 
 def _gelu_slope(_layer: Activation, x: np.ndarray, _y: np.ndarray) -> np.ndarray:
@@ -445,7 +445,7 @@ BACKWARD: dict[type[Layer], Callable[[Any, Values, np.ndarray, np.ndarray], Back
     LayerNorm: _layer_norm_gradient,
     Activation: _activation_gradient,
     Concat: _concat_gradient,
-    Flatten: lambda _layer, given, _y, g: ([g.reshape(given[0].shape)], []),
+    Flatten: lambda _layer, inputs, _y, g: ([g.reshape(inputs[0].shape)], []),
     Affine: lambda layer, _given, _y, g: ([g * layer.scale], []),
     Clip: _clip_gradient,
 }
@@ -474,7 +474,7 @@ class NumpyGradientEngine(GradientEngine):
     def apply(self, optimizer: str, gradients: Values) -> None:
         """Make one update of an optimizer's arrays."""
         titles = self._optimizers[optimizer].titles
-        weights = [each for title in titles for each in self.weights(title)]
+        weights = [weight for title in titles for weight in self.weights(title)]
         stepped = self._rules[optimizer].step(weights, gradients)
         for title in titles:
             count = len(self.weights(title))

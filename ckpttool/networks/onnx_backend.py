@@ -51,8 +51,8 @@ class OnnxRuntimePolicy:
 
     def step(self, obs: Observation, state: State = ()) -> tuple[np.ndarray, State]:
         """Return the output [batch, n] and the next state."""
-        given = self._feeds(obs, state)
-        action, *after = self._run(None, dict(zip(self._names, given, strict=True)))
+        feeds = self._feeds(obs, state)
+        action, *after = self._run(None, dict(zip(self._names, feeds, strict=True)))
         return self._feeds.joined(action), tuple(after)
 
     @contextmanager
@@ -101,5 +101,5 @@ def run_model(model: bytes, given: Mapping[str, np.ndarray]) -> np.ndarray:
         return np.asarray(create_session(model).run(None, dict(given))[0])
     from onnx.reference import ReferenceEvaluator
 
-    found: Any = ReferenceEvaluator(model).run(None, dict(given))
-    return np.asarray(found[0])
+    outputs: Any = ReferenceEvaluator(model).run(None, dict(given))
+    return np.asarray(outputs[0])

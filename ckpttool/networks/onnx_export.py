@@ -74,11 +74,11 @@ def encode_model(
         scores: where the network ends by choosing discrete actions, the name of a further output before it:
             what it chooses by.
     """
-    found = value_shapes(network)
+    shapes = value_shapes(network)
     graph = _OnnxGraphBuilder(dtype_of(network), 1 if network.members == 1 else 2)
     values = [name for name, _ in network.inputs]
-    for node, place in zip(network.nodes, places, strict=True):
-        graph.place, graph.rank = place, len(found[node.inputs[0]])
+    for node, location in zip(network.nodes, places, strict=True):
+        graph.place, graph.rank = location, len(shapes[node.inputs[0]])
         lower = look_up(LAYERS, type(node.layer), _OWNER)
         values.append(lower(graph, node.layer, *[values[number] for number in node.inputs]))
     results = {output: network.output, **{f"next_{slot.name}": slot.value for slot in network.states}}
@@ -87,7 +87,7 @@ def encode_model(
         results = {scores: chosen, **results}
     for name, number in results.items():
         values = graph.call(values, number, name)
-    model = _make_model(graph, network, {name: found[number] for name, number in results.items()}, metadata)
+    model = _make_model(graph, network, {name: shapes[number] for name, number in results.items()}, metadata)
     checker.check_model(model, full_check=True)
     return bytes(model.SerializeToString(deterministic=True))
 
@@ -103,7 +103,7 @@ def _make_model(
     def described(name: str, shape: tuple[int, ...]) -> Any:
         return helper.make_tensor_value_info(name, _TYPES[graph.dtype], [*rows, *shape])
 
-    made = helper.make_graph(
+    proto = helper.make_graph(
         graph.nodes,
         "ckpttool",
         [
@@ -114,7 +114,7 @@ def _make_model(
         graph.constants,
     )
     model = helper.make_model(
-        made,
+        proto,
         producer_name="ckpttool",
         producer_version=__version__,
         ir_version=IR_VERSION,
@@ -167,15 +167,15 @@ class _OnnxGraphBuilder:
     def call(self, values: Sequence[str], number: int, name: str) -> list[str]:
         """Rename a value and return all names; an input keeps its name and is copied."""
         value = values[number]
-        made = any(value in node.output for node in self.nodes)
-        if not made or value in self._called:
+        computed = any(value in node.output for node in self.nodes)
+        if not computed or value in self._called:
             self.nodes.append(helper.make_node("Identity", [value], [name]))
             return list(values)
         self._called.add(name)
         for node in self.nodes:
             for names in (node.input, node.output):
-                names[:] = [name if each == value else each for each in names]
-        return [name if each == value else each for each in values]
+                names[:] = [name if other == value else other for other in names]
+        return [name if other == value else other for other in values]
 
     def _name(self, word: str) -> str:
         whole = f"{self.place}/{word}"
@@ -243,10 +243,10 @@ def _convolution(graph: _OnnxGraphBuilder, layer: Convolution, x: str) -> str:
     (above, below), (left, right) = layer.padding
     # The operator expects channels first; onnxruntime removes pairs of inverse transposes.
     first = graph.apply("Transpose", x, perm=[0, 3, 1, 2])
-    found = graph.apply(
+    convolved = graph.apply(
         "Conv", first, kernel, *bias, strides=list(layer.strides), pads=[above, left, below, right]
     )
-    return graph.apply("Transpose", found, perm=[0, 2, 3, 1])
+    return graph.apply("Transpose", convolved, perm=[0, 2, 3, 1])
 
 
 def _slice(graph: _OnnxGraphBuilder, layer: Slice, x: str) -> str:
@@ -375,14 +375,14 @@ def _repeat(graph: _OnnxGraphBuilder, layer: Repeat, x: str) -> str:
 
 
 def _arg_max(graph: _OnnxGraphBuilder, layer: ArgMax, x: str) -> str:
-    found, low = [], 0
+    choices, low = [], 0
     for count, start in zip(layer.counts, layer.starts, strict=True):
         part = x if len(layer.counts) == 1 else _slice(graph, Slice(low, low + count), x)
         number = graph.apply("ArgMax", part, axis=-1, keepdims=1)
         number = graph.apply("Add", number, graph.integers("first", start)) if start else number
-        found.append(graph.cast(number))
+        choices.append(graph.cast(number))
         low += count
-    return found[0] if len(found) == 1 else graph.apply("Concat", *found, axis=-1)
+    return choices[0] if len(choices) == 1 else graph.apply("Concat", *choices, axis=-1)
 
 
 LAYERS: dict[type[Layer], Lowering] = {

@@ -92,7 +92,7 @@ class OptimizerSetup:
     @property
     def row(self) -> OptimizerFamily:
         """The row of the table of optimizers."""
-        return next(each for each in FAMILIES if each.name == self.family)
+        return next(family for family in FAMILIES if family.name == self.family)
 
     @property
     def choices(self) -> dict[str, float | bool]:
@@ -101,7 +101,7 @@ class OptimizerSetup:
 
     def cast(self, dtype: Dtype) -> OptimizerSetup:
         """Return the same optimizer with its state in `dtype`."""
-        slots = {name: tuple(each.astype(dtype) for each in held) for name, held in self.slots.items()}
+        slots = {name: tuple(array.astype(dtype) for array in arrays) for name, arrays in self.slots.items()}
         return replace(self, slots=slots)
 
     def epsilon_at(self, step: int, *, corrected: bool) -> float:
@@ -138,7 +138,7 @@ class Learner:
             self,
             networks={title: network.cast(dtype) for title, network in self.networks.items()},
             vectors={title: array.astype(dtype) for title, array in self.vectors.items()},
-            optimizers={name: each.cast(dtype) for name, each in self.optimizers.items()},
+            optimizers={name: optimizer.cast(dtype) for name, optimizer in self.optimizers.items()},
             low=self.low.astype(dtype),
             high=self.high.astype(dtype),
         )
@@ -205,10 +205,10 @@ class GradientEngine:
     def step(self, optimizer: str, limit: float | None) -> None:
         """Update the weights by the sums of gradients, whose norm `limit` bounds, and clear them."""
         setup, number = self._optimizers[optimizer], self._dtype.type
-        found = [each for title in setup.titles for each in self._sums.pop(title)]
-        weights = [each for title in setup.titles for each in self.weights(title)]
-        factor = number(clip_factor(found, limit))
-        rows = zip(found, weights, setup.l2, strict=True)
+        gradients = [gradient for title in setup.titles for gradient in self._sums.pop(title)]
+        weights = [weight for title in setup.titles for weight in self.weights(title)]
+        factor = number(clip_factor(gradients, limit))
+        rows = zip(gradients, weights, setup.l2, strict=True)
         self.apply(optimizer, [g * factor + number(decay) * weight for g, weight, decay in rows])
 
 
@@ -235,8 +235,8 @@ def _sample(output: np.ndarray, noise: np.ndarray) -> _SquashedSample:
     log_std = np.clip(raw, _LEAST_LOG_STD, _MOST_LOG_STD)
     std = np.exp(log_std)
     tanh = np.tanh(mean + std * noise)
-    each = -0.5 * noise**2 - log_std - 0.5 * _LOG_TWO_PI - np.log(1 - tanh**2 + _SQUASH)
-    return _SquashedSample(tanh, each.sum(axis=1, keepdims=True), std, raw == log_std, noise)
+    terms = -0.5 * noise**2 - log_std - 0.5 * _LOG_TWO_PI - np.log(1 - tanh**2 + _SQUASH)
+    return _SquashedSample(tanh, terms.sum(axis=1, keepdims=True), std, raw == log_std, noise)
 
 
 def _smooth_next_action(learner: Learner, action: np.ndarray, drawn: np.ndarray) -> np.ndarray:
@@ -248,31 +248,31 @@ def _smooth_next_action(learner: Learner, action: np.ndarray, drawn: np.ndarray)
         return action
     half = (learner.high - learner.low) / 2
     noise = np.clip(drawn * POLICY_NOISE, -NOISE_CLIP, NOISE_CLIP).astype(action.dtype) * half
-    found: np.ndarray = np.clip(action + noise, learner.low, learner.high)
-    return found
+    next_action: np.ndarray = np.clip(action + noise, learner.low, learner.high)
+    return next_action
 
 
 def update_td3(
     engine: GradientEngine, learner: Learner, batch: TrainingBatch, number: int
 ) -> tuple[str, ...]:
     """Make the update of TD3, or of DDPG (one critic, no noise) with that number; return what moved."""
-    held, twin, rows = batch.arrays, len(learner.critics) > 1, len(batch.arrays["obs"])
-    output = engine.forward(learner.slow["actor"], held["next_obs"])
-    action = _smooth_next_action(learner, output, held["next_noise"])
-    values = [engine.forward(learner.slow[title], held["next_obs"], action) for title in learner.critics]
+    arrays, twin, rows = batch.arrays, len(learner.critics) > 1, len(batch.arrays["obs"])
+    output = engine.forward(learner.slow["actor"], arrays["next_obs"])
+    action = _smooth_next_action(learner, output, arrays["next_noise"])
+    values = [engine.forward(learner.slow[title], arrays["next_obs"], action) for title in learner.critics]
     least = np.minimum.reduce(values)
-    target = held["reward"] + held["not_done"] * least.dtype.type(DISCOUNT) * least
-    given = (held["obs"], held["action"])
+    target = arrays["reward"] + arrays["not_done"] * least.dtype.type(DISCOUNT) * least
+    inputs = (arrays["obs"], arrays["action"])
     for title in learner.critics:
-        error = engine.forward(title, *given) - target
-        engine.backward(title, given, error * error.dtype.type(2 / rows))
+        error = engine.forward(title, *inputs) - target
+        engine.backward(title, inputs, error * error.dtype.type(2 / rows))
     engine.step("critic_optimizer", None)
     if twin and number % POLICY_DELAY:
         return learner.critics
-    chosen = engine.forward("actor", held["obs"])
+    chosen = engine.forward("actor", arrays["obs"])
     better = np.full((rows, 1), -1 / rows, chosen.dtype)
-    of_action = engine.backward(learner.critics[0], (held["obs"], chosen), better, train=False)[1]
-    engine.backward("actor", (held["obs"],), of_action)
+    of_action = engine.backward(learner.critics[0], (arrays["obs"], chosen), better, train=False)[1]
+    engine.backward("actor", (arrays["obs"],), of_action)
     engine.step("actor_optimizer", None)
     fast = ("actor", *learner.critics)
     for title in fast:
@@ -282,10 +282,10 @@ def update_td3(
 
 def update_sac(engine: GradientEngine, learner: Learner, batch: TrainingBatch, _: int) -> tuple[str, ...]:
     """Update temperature, critics, actor and targets; return the titles of what moved."""
-    held = batch.arrays
+    arrays = batch.arrays
     half, middle = (learner.high - learner.low) / 2, (learner.high + learner.low) / 2
-    output = engine.forward("actor", held["obs"])
-    drawn = _sample(output, held["noise"])
+    output = engine.forward("actor", arrays["obs"])
+    drawn = _sample(output, arrays["noise"])
     learned = TEMPERATURE in learner.vectors
     alpha = np.exp(engine.weights(TEMPERATURE)[0]) if learned else output.dtype.type(learner.alpha)
     moved = ["actor", *learner.critics, *(learner.slow[title] for title in learner.critics)]
@@ -293,17 +293,17 @@ def update_sac(engine: GradientEngine, learner: Learner, batch: TrainingBatch, _
         engine.push(TEMPERATURE, -(drawn.log_prob - len(half)).mean(axis=0))
         engine.step("temperature_optimizer", None)
         moved.append(TEMPERATURE)
-    after = _sample(engine.forward("actor", held["next_obs"]), held["next_noise"])
+    after = _sample(engine.forward("actor", arrays["next_obs"]), arrays["next_noise"])
     action = middle + half * after.tanh
-    values = [engine.forward(learner.slow[title], held["next_obs"], action) for title in learner.critics]
+    values = [engine.forward(learner.slow[title], arrays["next_obs"], action) for title in learner.critics]
     least = np.minimum.reduce(values) - alpha * after.log_prob
-    target = held["reward"] + held["not_done"] * output.dtype.type(DISCOUNT) * least
-    given = (held["obs"], held["action"])
+    target = arrays["reward"] + arrays["not_done"] * output.dtype.type(DISCOUNT) * least
+    inputs = (arrays["obs"], arrays["action"])
     for title in learner.critics:
-        error = engine.forward(title, *given) - target
-        engine.backward(title, given, error / len(error))
+        error = engine.forward(title, *inputs) - target
+        engine.backward(title, inputs, error / len(error))
     engine.step("critic_optimizer", None)
-    _update_squashed_actor(engine, learner, held["obs"], drawn, (middle, half, alpha))
+    _update_squashed_actor(engine, learner, arrays["obs"], drawn, (middle, half, alpha))
     for title in learner.critics:
         engine.follow(learner.slow[title], title, TAU)
     return tuple(moved)
@@ -318,13 +318,13 @@ def _update_squashed_actor(
 ) -> None:
     """Update the actor on the mean of alpha * log probability - least value."""
     middle, half, alpha = scales
-    given = (obs, middle + half * drawn.tanh)
-    values = [engine.forward(title, *given) for title in learner.critics]
+    inputs = (obs, middle + half * drawn.tanh)
+    values = [engine.forward(title, *inputs) for title in learner.critics]
     least = np.argmin(np.stack(values), axis=0)
     of_action = np.zeros_like(drawn.tanh)
     for number, title in enumerate(learner.critics):
         chosen = -(least == number).astype(of_action.dtype) / len(obs)
-        of_action = of_action + engine.backward(title, given, chosen, train=False)[1]
+        of_action = of_action + engine.backward(title, inputs, chosen, train=False)[1]
     of_log_prob = alpha / len(obs)
     squash = 1 - drawn.tanh**2
     of_tanh = half * of_action + of_log_prob * 2 * drawn.tanh / (squash + _SQUASH)
@@ -339,15 +339,15 @@ def update_actor_critic(
     engine: GradientEngine, learner: Learner, batch: TrainingBatch, _: int
 ) -> tuple[str, ...]:
     """Update policy and value by PPO's or A2C's loss; return the titles of what moved."""
-    held, rows = batch.arrays, len(batch.arrays["obs"])
-    output = engine.forward("actor", held["obs"])
+    arrays, rows = batch.arrays, len(batch.arrays["obs"])
+    output = engine.forward("actor", arrays["obs"])
     apart = LOG_STD in learner.vectors
     mean, log_std = (output, engine.weights(LOG_STD)[0]) if apart else np.split(output, 2, axis=1)
-    unit = (held["action"] - mean) / np.exp(log_std)
-    advantage = held["advantage"]
+    unit = (arrays["action"] - mean) / np.exp(log_std)
+    advantage = arrays["advantage"]
     if learner.algorithm == PPO:
-        each = -0.5 * unit**2 - log_std - 0.5 * _LOG_TWO_PI
-        ratio = np.exp(each.sum(axis=1, keepdims=True) - held["old_log_prob"])
+        terms = -0.5 * unit**2 - log_std - 0.5 * _LOG_TWO_PI
+        ratio = np.exp(terms.sum(axis=1, keepdims=True) - arrays["old_log_prob"])
         advantage = (advantage - advantage.mean()) / (advantage.std(ddof=1) + 1e-8)
         clipped = advantage * np.clip(ratio, 1 - _CLIP, 1 + _CLIP)
         of_log_prob = -advantage * ratio * (advantage * ratio <= clipped) / rows
@@ -357,9 +357,9 @@ def update_actor_critic(
     if apart:
         engine.push(LOG_STD, of_log_std.sum(axis=0))
     gradient = of_mean if apart else np.concatenate([of_mean, of_log_std], axis=1)
-    engine.backward("actor", (held["obs"],), gradient.astype(output.dtype))
-    error = engine.forward("value", held["obs"]) - held["returns"]
-    engine.backward("value", (held["obs"],), error * output.dtype.type(2 * _VALUE_FACTOR / rows))
+    engine.backward("actor", (arrays["obs"],), gradient.astype(output.dtype))
+    error = engine.forward("value", arrays["obs"]) - arrays["returns"]
+    engine.backward("value", (arrays["obs"],), error * output.dtype.type(2 * _VALUE_FACTOR / rows))
     for name in learner.optimizers:
         engine.step(name, MAX_NORM)
     return ("actor", "value", *learner.vectors)
@@ -395,7 +395,7 @@ def clip_factor(gradients: Sequence[np.ndarray], limit: float | None) -> float:
     """Return the factor that bounds the gradients' norm (torch/nn/utils/clip_grad.py)."""
     if limit is None:
         return 1.0
-    norm = math.sqrt(sum(float(np.square(each, dtype=np.float64).sum()) for each in gradients))
+    norm = math.sqrt(sum(float(np.square(gradient, dtype=np.float64).sum()) for gradient in gradients))
     return min(1.0, limit / (norm + 1e-6))
 
 
@@ -409,57 +409,57 @@ class NumpyOptimizer:
 
     def __init__(self, setup: OptimizerSetup) -> None:
         self._setup, self._count = setup, setup.step
-        self._slots = {name: list(held) for name, held in setup.slots.items()}
+        self._slots = {name: list(arrays) for name, arrays in setup.slots.items()}
 
     def step(self, weights: Sequence[np.ndarray], gradients: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Return the weights after one update."""
         self._count += 1
         rule = _RULES[self._setup.family]
-        made = []
+        updated = []
         for number, (weight, g) in enumerate(zip(weights, gradients, strict=True)):
-            held = {name: arrays[number] for name, arrays in self._slots.items()}
-            made.append(weight - rule(self._setup, self._count, g, weight, held))
-            for name, array in held.items():
+            slots = {name: arrays[number] for name, arrays in self._slots.items()}
+            updated.append(weight - rule(self._setup, self._count, g, weight, slots))
+            for name, array in slots.items():
                 self._slots[name][number] = array
-        return made
+        return updated
 
 
 _Held = dict[str, np.ndarray]
 
 
-def _adam_step(setup: OptimizerSetup, count: int, g: np.ndarray, weight: np.ndarray, held: _Held) -> Any:
+def _adam_step(setup: OptimizerSetup, count: int, g: np.ndarray, weight: np.ndarray, slots: _Held) -> Any:
     known = setup.settings
     beta_1, beta_2 = known["beta_1"], known["beta_2"]
-    held["m"] = beta_1 * held["m"] + (1 - beta_1) * g
-    held["v"] = beta_2 * held["v"] + (1 - beta_2) * g * g
-    v = held["v"]
-    if "vhat" in held:
-        v = held["vhat"] = np.maximum(held["vhat"], v)
+    slots["m"] = beta_1 * slots["m"] + (1 - beta_1) * g
+    slots["v"] = beta_2 * slots["v"] + (1 - beta_2) * g * g
+    v = slots["v"]
+    if "vhat" in slots:
+        v = slots["vhat"] = np.maximum(slots["vhat"], v)
     root = np.sqrt(v / (1 - beta_2**count)) + setup.epsilon_at(count, corrected=True)
     rate = known["learning_rate"]
-    return rate * known.get("weight_decay", 0.0) * weight + rate * held["m"] / (1 - beta_1**count) / root
+    return rate * known.get("weight_decay", 0.0) * weight + rate * slots["m"] / (1 - beta_1**count) / root
 
 
-def _rmsprop_step(setup: OptimizerSetup, _: int, g: np.ndarray, _w: np.ndarray, held: _Held) -> Any:
+def _rmsprop_step(setup: OptimizerSetup, _: int, g: np.ndarray, _w: np.ndarray, slots: _Held) -> Any:
     known, rho = setup.settings, setup.settings["rho"]
-    held["rms"] = rho * held["rms"] + (1 - rho) * g * g
-    v = held["rms"]
-    if "mg" in held:
-        held["mg"] = rho * held["mg"] + (1 - rho) * g
-        v = v - held["mg"] ** 2
-    made = g / np.sqrt(v + known["epsilon"])
-    if "buffer" in held:
-        made = held["buffer"] = known["momentum"] * held["buffer"] + made
-    return known["learning_rate"] * made
+    slots["rms"] = rho * slots["rms"] + (1 - rho) * g * g
+    v = slots["rms"]
+    if "mg" in slots:
+        slots["mg"] = rho * slots["mg"] + (1 - rho) * g
+        v = v - slots["mg"] ** 2
+    update = g / np.sqrt(v + known["epsilon"])
+    if "buffer" in slots:
+        update = slots["buffer"] = known["momentum"] * slots["buffer"] + update
+    return known["learning_rate"] * update
 
 
-def _sgd_step(setup: OptimizerSetup, _: int, g: np.ndarray, _w: np.ndarray, held: _Held) -> Any:
+def _sgd_step(setup: OptimizerSetup, _: int, g: np.ndarray, _w: np.ndarray, slots: _Held) -> Any:
     known = setup.settings
-    if "buffer" not in held:
+    if "buffer" not in slots:
         return known["learning_rate"] * g
-    held["buffer"] = known["momentum"] * held["buffer"] + g
+    slots["buffer"] = known["momentum"] * slots["buffer"] + g
     nesterov = bool(known.get("nesterov"))
-    return known["learning_rate"] * (g + known["momentum"] * held["buffer"] if nesterov else held["buffer"])
+    return known["learning_rate"] * (g + known["momentum"] * slots["buffer"] if nesterov else slots["buffer"])
 
 
 _RULES: Mapping[str, Callable[[OptimizerSetup, int, np.ndarray, np.ndarray, _Held], Any]] = {
@@ -484,7 +484,7 @@ def read_records(document: dict[str, Any], file: Path) -> Any:
         return _unpack(document["value"], arrays)
 
 
-_RECORDS = {each.__name__: each for each in (Learner, OptimizerSetup, TrainingBatch, TrainedWeights)}
+_RECORDS = {kind.__name__: kind for kind in (Learner, OptimizerSetup, TrainingBatch, TrainedWeights)}
 
 
 def _pack(value: Any, arrays: dict[str, np.ndarray]) -> Any:
@@ -497,10 +497,10 @@ def _pack(value: Any, arrays: dict[str, np.ndarray]) -> Any:
         return {"network": serial.network_to_document(value, arrays, f"{name}/")}
     if kind in _RECORDS:
         # Of dataclasses and NamedTuples: the names of the fields.
-        return {kind: [_pack(getattr(value, each), arrays) for each in type(value).__match_args__]}
+        return {kind: [_pack(getattr(value, name), arrays) for name in type(value).__match_args__]}
     if isinstance(value, Mapping):
-        return {"mapping": [[key, _pack(each, arrays)] for key, each in value.items()]}
-    return [_pack(each, arrays) for each in value] if isinstance(value, list | tuple) else value
+        return {"mapping": [[key, _pack(item, arrays)] for key, item in value.items()]}
+    return [_pack(item, arrays) for item in value] if isinstance(value, list | tuple) else value
 
 
 def _unpack(document: Any, arrays: Mapping[str, np.ndarray]) -> Any:
@@ -511,10 +511,10 @@ def _unpack(document: Any, arrays: Mapping[str, np.ndarray]) -> Any:
         case {"network": network}:
             return serial.network_from_document(network, arrays)
         case {"mapping": items}:
-            return {key: _unpack(each, arrays) for key, each in items}
+            return {key: _unpack(item, arrays) for key, item in items}
         case dict():
             ((kind, values),) = document.items()
-            return _RECORDS[kind](*(_unpack(each, arrays) for each in values))
+            return _RECORDS[kind](*(_unpack(value, arrays) for value in values))
         case list():
-            return tuple(_unpack(each, arrays) for each in document)
+            return tuple(_unpack(item, arrays) for item in document)
     return document

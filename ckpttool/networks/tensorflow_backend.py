@@ -167,13 +167,13 @@ def _disable_tf32() -> Iterator[None]:
         tf.config.experimental.enable_tensor_float_32_execution(before)
 
 
-def _on_device(network: Network, place: str) -> Function:
-    with tf.device(place):
+def _on_device(network: Network, device: str) -> Function:
+    with tf.device(device):
         run = assemble(network, _lower)
 
-    def on_device(*given: Tensor) -> list[Tensor]:
-        with tf.device(place):
-            return run(given)
+    def on_device(*inputs: Tensor) -> list[Tensor]:
+        with tf.device(device):
+            return run(inputs)
 
     return on_device
 
@@ -183,7 +183,7 @@ def _trace(network: Network, feeds: InputAdapter, function: Function) -> Run:
     rows = [None] if network.members == 1 else [network.members, None]
     signature = [tf.TensorSpec([*rows, *shape], feeds.dtype) for shape in feeds.shapes]
     traced = tf.function(function, input_signature=signature, autograph=False).get_concrete_function()
-    return lambda given: traced(*[tf.constant(array) for array in given])
+    return lambda inputs: traced(*[tf.constant(array) for array in inputs])
 
 
 def _compile_xla(function: Function) -> Run:
@@ -191,13 +191,13 @@ def _compile_xla(function: Function) -> Run:
     general = tf.function(function, autograph=False, jit_compile=True)
     known: dict[tuple[tuple[int, ...], ...], Function] = {}
 
-    def run(given: Sequence[np.ndarray]) -> list[Tensor]:
-        shapes = tuple(array.shape for array in given)
+    def run(arrays: Sequence[np.ndarray]) -> list[Tensor]:
+        shapes = tuple(array.shape for array in arrays)
         if shapes not in known:
-            specs = [tf.TensorSpec(array.shape, array.dtype) for array in given]
+            specs = [tf.TensorSpec(array.shape, array.dtype) for array in arrays]
             known[shapes] = general.get_concrete_function(*specs)
-        found: list[Tensor] = known[shapes](*[tf.constant(array) for array in given])
-        return found
+        outputs: list[Tensor] = known[shapes](*[tf.constant(array) for array in arrays])
+        return outputs
 
     return run
 
@@ -236,8 +236,8 @@ def _convolution(layer: Convolution, put: Put) -> Function:
     around = [[0, 0], *map(list, layer.padding), [0, 0]]
 
     def convolution(x: Tensor) -> Tensor:
-        found = tf.nn.conv2d(tf.pad(x, around), kernel, layer.strides, "VALID")
-        return found if bias is None else tf.nn.bias_add(found, bias)
+        convolved = tf.nn.conv2d(tf.pad(x, around), kernel, layer.strides, "VALID")
+        return convolved if bias is None else tf.nn.bias_add(convolved, bias)
 
     return convolution
 
@@ -283,14 +283,14 @@ def _repeat(layer: Repeat, _put: Put) -> Function:
 
 def _arg_max(layer: ArgMax, _put: Put) -> Function:
     def arg_max(x: Tensor) -> Tensor:
-        found = []
+        choices = []
         for part, start in zip(tf.split(x, layer.counts, -1), layer.starts, strict=True):
             # tf.argmax leaves open which of equal values it takes.
             largest = part == tf.reduce_max(part, -1, keepdims=True)
             numbers = tf.range(part.shape[-1], dtype=x.dtype)
             others = tf.cast(part.shape[-1], x.dtype)
-            found.append(tf.reduce_min(tf.where(largest, numbers, others), -1) + start)
-        return tf.stack(found, -1)
+            choices.append(tf.reduce_min(tf.where(largest, numbers, others), -1) + start)
+        return tf.stack(choices, -1)
 
     return arg_max
 

@@ -70,7 +70,7 @@ class NetworkModel(keras.Model):  # type: ignore[misc]  # Keras is not annotated
     def _run(self, inputs: Sequence[Any]) -> list[Tensor]:
         if len(inputs) == 1 and isinstance(inputs[0], Mapping):
             inputs = [inputs[0][name] for name in self.network_inputs]
-        values = [tf.cast(each, self.compute_dtype) for each in inputs]
+        values = [tf.cast(input_, self.compute_dtype) for input_ in inputs]
         for layer, sources, variables in self._steps:
             run = LAYERS[type(layer)](layer, _take_each(variables))
             values.append(run(*[values[number] for number in sources]))
@@ -128,7 +128,7 @@ class TensorFlowGradientEngine(GradientEngine):
                 for title, array in learner.vectors.items()
             }
             self._rules = {
-                name: _KerasRule(setup, [each for title in setup.titles for each in self._variables(title)])
+                name: _KerasRule(setup, [value for title in setup.titles for value in self._variables(title)])
                 for name, setup in learner.optimizers.items()
             }
         self._forward = {
@@ -145,16 +145,16 @@ class TensorFlowGradientEngine(GradientEngine):
 
     def forward(self, title: str, *inputs: np.ndarray) -> np.ndarray:
         """Return a network's output [batch, n]."""
-        found: np.ndarray = self._forward[title](*map(tf.constant, inputs)).numpy()
-        return found
+        output: np.ndarray = self._forward[title](*map(tf.constant, inputs)).numpy()
+        return output
 
     def differentiate(
         self, title: str, inputs: Sequence[np.ndarray], gradient: np.ndarray
     ) -> tuple[list[np.ndarray], list[np.ndarray]]:
         """Return the gradients of a network's inputs and of its trained arrays."""
-        made = self._backward[title](tf.constant(gradient), *map(tf.constant, inputs))
-        found = [each.numpy() for each in made]
-        return found[: len(inputs)], found[len(inputs) :]
+        tensors = self._backward[title](tf.constant(gradient), *map(tf.constant, inputs))
+        arrays = [tensor.numpy() for tensor in tensors]
+        return arrays[: len(inputs)], arrays[len(inputs) :]
 
     def apply(self, optimizer: str, gradients: Sequence[np.ndarray]) -> None:
         """Make one update of an optimizer's arrays."""
@@ -172,8 +172,8 @@ class TensorFlowGradientEngine(GradientEngine):
 def _differentiate(net: NetworkModel, gradient: Tensor, *inputs: Tensor) -> list[Tensor]:
     """Return the gradients of the inputs and of the variables."""
     with tf.GradientTape() as tape:
-        for each in inputs:
-            tape.watch(each)
+        for input_ in inputs:
+            tape.watch(input_)
         output = _run_on_cpu(net, *inputs)
     weights = [variable.value for variable in net.trainable_variables]
     gradients: list[Tensor] = tape.gradient(

@@ -95,7 +95,7 @@ def device_error(error: BaseException, device: str) -> DeviceError | None:
     text = str(error).lower()
 
     def has(words: tuple[str, ...]) -> bool:
-        return any(each in text for each in words)
+        return any(word in text for word in words)
 
     if is_out_of_memory(error):
         return DeviceError(f"{device} is out of memory", hint="use fewer rows (--num-envs N)")
@@ -184,8 +184,8 @@ OnHost = Callable[[Sequence[np.ndarray]], list[np.ndarray]]
 
 def versions() -> dict[str, str]:
     """Return the versions of PyTorch and, if it was built with CUDA, of CUDA."""
-    found = {"torch": str(torch.__version__)}
-    return found | ({"cuda": str(torch.version.cuda)} if torch.version.cuda else {})
+    names = {"torch": str(torch.__version__)}
+    return names | ({"cuda": str(torch.version.cuda)} if torch.version.cuda else {})
 
 
 def build(network: Network, device: str = "cpu", *, graphs: bool = True, tf32: bool = False) -> TorchPolicy:
@@ -238,14 +238,14 @@ class TorchPolicy:
 
     def step(self, obs: Observation, state: State = ()) -> tuple[np.ndarray, State]:
         """Return the output [batch, n] and the next state, both in host memory."""
-        given = self.inputs(obs, state)
+        inputs = self.inputs(obs, state)
         try:
-            action, *after = self._on_host(given)
+            action, *after = self._on_host(inputs)
         except (RuntimeError, MemoryError) as error:
             failure = self.device_failure(error)
         else:
             return self.inputs.joined(action), tuple(after)
-        action, *after = self._again(given, failure)
+        action, *after = self._again(inputs, failure)
         return self.inputs.joined(action), tuple(after)
 
     def act(self, obs: torch.Tensor, *noise: torch.Tensor) -> torch.Tensor:
@@ -254,12 +254,12 @@ class TorchPolicy:
         For networks with one input, and NOISE if they draw actions, without state; the call does not wait for
         the device.
         """
-        given = [each.to(getattr(torch, self.inputs.dtype.name)) for each in (obs, *noise)]
+        inputs = [array.to(getattr(torch, self.inputs.dtype.name)) for array in (obs, *noise)]
         members = self.inputs.members
         if members > 1:
-            given = [each.reshape(members, -1, each.shape[-1]) for each in given]
-        found = self._run(given)[0]
-        return found if members == 1 else found.reshape(-1, found.shape[-1])
+            inputs = [tensor.reshape(members, -1, tensor.shape[-1]) for tensor in inputs]
+        actions = self._run(inputs)[0]
+        return actions if members == 1 else actions.reshape(-1, actions.shape[-1])
 
     def product_bits(self) -> int:
         """Measure the fraction bits that float32 products on the device keep of their factors.
@@ -269,7 +269,7 @@ class TorchPolicy:
         # 256 rows of every width from 1 to 23 bits are enough for tensor cores; one times a row is the row.
         bits = torch.arange(256) % 23 + 1
         rows = (1 + torch.exp2(-bits.float()))[:, None].expand(256, 256).contiguous().to(self.place)
-        products = _with_precision(lambda given: [given[0] @ given[1]], self._products)
+        products = _with_precision(lambda factors: [factors[0] @ factors[1]], self._products)
         kept = (products([rows, torch.eye(256, device=self.place)])[0] == rows).all(1).cpu()
         return int(next((bit - 1 for bit, exact in zip(bits[:23], kept[:23], strict=True) if not exact), 23))
 
@@ -287,19 +287,19 @@ class TorchPolicy:
                 failure.found = f"{free_bytes(self.place) / 2**20:,.0f} MiB free"
         return failure
 
-    def _again(self, given: Sequence[np.ndarray], failure: DeviceError) -> list[np.ndarray]:
+    def _again(self, arrays: Sequence[np.ndarray], failure: DeviceError) -> list[np.ndarray]:
         """Return the step's results, retried once without the memory of other batch shapes.
 
         Otherwise raise the error, with the number of rows that fit.
         """
         if not is_out_of_memory(failure):
             raise failure
-        rows = given[0].shape[0] * (given[0].shape[1] if self.inputs.members > 1 else 1)
+        rows = arrays[0].shape[0] * (arrays[0].shape[1] if self.inputs.members > 1 else 1)
         if self.place.type == "cuda":
             self._on_host.clear()  # type: ignore[attr-defined]  # a CudaRun
             torch.cuda.empty_cache()
             try:
-                return self._on_host(given)
+                return self._on_host(arrays)
             except (RuntimeError, MemoryError) as error:
                 failure = self.device_failure(error)
             torch.cuda.empty_cache()
@@ -338,18 +338,18 @@ class TorchPolicy:
         fits = True
         try:
             with torch.inference_mode():
-                given = [
+                inputs = [
                     torch.zeros((*members, rows, *shape), dtype=dtype, device=self.place)
                     for shape in self.inputs.shapes
                 ]
-                self._run(given)
+                self._run(inputs)
                 torch.cuda.synchronize(self.place)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
             traceback.clear_frames(error.__traceback__)
             fits = False
-        given = []
+        inputs = []
         torch.cuda.empty_cache()
         return fits
 
@@ -458,17 +458,17 @@ class Float32Precision:
 
 
 @contextmanager
-def _set_precisions(wanted: Mapping[tuple[str, str], str]) -> Iterator[None]:
+def _set_precisions(precisions: Mapping[tuple[str, str], str]) -> Iterator[None]:
     put = torch._C._set_fp32_precision_setter
     before = _read_precisions()
-    for key, value in wanted.items():
+    for key, value in precisions.items():
         put(*key, value)
-    products = [value for (_, operation), value in wanted.items() if operation == "matmul"]
+    products = [value for (_, operation), value in precisions.items() if operation == "matmul"]
     legacy = None
     if products:
         # The older setting must agree with the new one: parts of PyTorch compare them.
         legacy = _swap_legacy("high" if "tf32" in products else "highest")
-        for key, value in wanted.items():
+        for key, value in precisions.items():
             put(*key, value)
     try:
         yield
@@ -512,12 +512,12 @@ def _swap_legacy(precision: str) -> str | None:
 def _with_precision(run: Run, products: Float32Precision) -> Run:
     """Return the function computed without autograd and with the selected product settings."""
 
-    def exact(given: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def exact(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         with torch.inference_mode():
             if products.in_force():
-                return run(given)
+                return run(inputs)
             with products():
-                return run(given)
+                return run(inputs)
 
     return exact
 
@@ -530,14 +530,14 @@ def _row_bytes(network: Network) -> int:
     return max(1, (max(pairs) if is_chain(network) else sum(widths)) * itemsize)
 
 
-def _on_cuda(run: Run, place: torch.device, graphs: bool) -> OnHost:
+def _on_cuda(run: Run, device: torch.device, graphs: bool) -> OnHost:
     from ckpttool.networks.torch_programs import CudaRunner
 
-    return CudaRunner(run, place, graphs=graphs)
+    return CudaRunner(run, device, graphs=graphs)
 
 
 def _on_cpu(run: Run) -> OnHost:
-    return lambda given: [value.numpy() for value in run([as_tensor(array) for array in given])]
+    return lambda tensors: [value.numpy() for value in run([as_tensor(array) for array in tensors])]
 
 
 def as_tensor(array: np.ndarray) -> torch.Tensor:
@@ -547,9 +547,9 @@ def as_tensor(array: np.ndarray) -> torch.Tensor:
     return torch.from_numpy(whole if whole.flags.writeable else whole.copy())
 
 
-def _layer_lowering(place: torch.device) -> Callable[[Layer], Function]:
+def _layer_lowering(device: torch.device) -> Callable[[Layer], Function]:
     def put(array: np.ndarray) -> torch.Tensor:
-        return torch.tensor(array.astype(array.dtype.newbyteorder("=")), device=place)
+        return torch.tensor(array.astype(array.dtype.newbyteorder("=")), device=device)
 
     return lambda layer: look_up(LAYERS, type(layer), _OWNER)(layer, put)
 
@@ -625,8 +625,8 @@ def _repeat(layer: Repeat, _put: Put) -> Function:
 
 def _arg_max(layer: ArgMax, _put: Put) -> Function:
     def arg_max(x: torch.Tensor) -> torch.Tensor:
-        each = zip(torch.split(x, list(layer.counts), -1), layer.starts, strict=True)
-        return torch.stack([part.argmax(-1) + start for part, start in each], -1).to(x.dtype)
+        parts = zip(torch.split(x, list(layer.counts), -1), layer.starts, strict=True)
+        return torch.stack([part.argmax(-1) + start for part, start in parts], -1).to(x.dtype)
 
     return arg_max
 

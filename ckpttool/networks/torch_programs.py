@@ -82,26 +82,26 @@ class CudaRunner:
         """Return the number of shapes that have a graph."""
         return sum(shape is not None and shape.graph is not None for shape in self._shapes.values())
 
-    def _other(self, key: tuple[tuple[int, ...], ...], given: Sequence[np.ndarray]) -> list[np.ndarray]:
-        seen = key in self._shapes
+    def _other(self, key: tuple[tuple[int, ...], ...], arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+        captured = key in self._shapes
         shape = self._shapes.pop(key, None)
-        if not seen:
+        if not captured:
             while len(self._shapes) >= MOST_SHAPES:
                 self._shapes.pop(next(iter(self._shapes)))
-            results = self._once(given)
+            results = self._once(arrays)
             self._shapes[key] = None
             return results
         if shape is None:
-            shape = _ShapeBuffers(self._run, given, self._place)
+            shape = _ShapeBuffers(self._run, arrays, self._place)
             if self._graphs:
                 shape.capture(self._pool())
         self._shapes[key] = shape
         self._last = key
-        return shape(given)
+        return shape(arrays)
 
-    def _once(self, given: Sequence[np.ndarray]) -> list[np.ndarray]:
+    def _once(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
         with torch.inference_mode(), torch.cuda.device(self._place):
-            inputs = [as_tensor(array).to(self._place) for array in given]
+            inputs = [as_tensor(array).to(self._place) for array in arrays]
             return [result.cpu().numpy() for result in self._run(inputs)]
 
     def _pool(self) -> Any:
@@ -165,9 +165,9 @@ class _ShapeBuffers:
         self.pool = pool
         self._fast = all(isinstance(upload, _BufferedUpload) for upload in self._uploads)
 
-    def _slow(self, given: Sequence[np.ndarray]) -> None:
+    def _slow(self, arrays: Sequence[np.ndarray]) -> None:
         with torch.inference_mode(), torch.cuda.device(self._place):
-            for upload, array in zip(self._uploads, given, strict=True):
+            for upload, array in zip(self._uploads, arrays, strict=True):
                 upload.fill(array)
             if self.graph is None:
                 self._device_part()
@@ -237,8 +237,8 @@ def _is_locked(tensor: torch.Tensor) -> bool:
     return tensor.is_pinned() or not tensor.numel()
 
 
-def _device_lock(place: torch.device) -> threading.RLock:
-    return _device_locks.setdefault(place, threading.RLock())
+def _device_lock(device: torch.device) -> threading.RLock:
+    return _device_locks.setdefault(device, threading.RLock())
 
 
 def capture_graph(
@@ -273,10 +273,10 @@ def capture_graph(
 
 
 def _capture_once(
-    body: Callable[[], Result], place: torch.device, pool: Any
+    body: Callable[[], Result], device: torch.device, pool: Any
 ) -> tuple[torch.cuda.CUDAGraph, Result]:
     # The steps of torch.cuda.graph, which does not report whether `body` or the end of the capture failed.
-    torch.cuda.synchronize(place)
+    torch.cuda.synchronize(device)
     torch.cuda.empty_cache()
     graph = torch.cuda.CUDAGraph()
     failure: BaseException | None = None
@@ -292,10 +292,10 @@ def _capture_once(
             failure = error
         graph.capture_end()
     except RuntimeError as error:
-        _abort_capture(graph, place, pool)
+        _abort_capture(graph, device, pool)
         reason = first_line(failure or error)
-        for each in (failure, error):
-            traceback.clear_frames(None if each is None else each.__traceback__)
+        for cause in (failure, error):
+            traceback.clear_frames(None if cause is None else cause.__traceback__)
         failure = None
         if is_out_of_memory(error):
             raise
@@ -315,14 +315,14 @@ def _capture_once(
     )
 
 
-def _abort_capture(graph: torch.cuda.CUDAGraph, place: torch.device, pool: Any) -> None:
+def _abort_capture(graph: torch.cuda.CUDAGraph, device: torch.device, pool: Any) -> None:
     """End a failed capture in PyTorch's allocator; capture_end does not if cudaStreamEndCapture fails.
 
     Otherwise the allocator treats the capture as active for ever, and torch.cuda.empty_cache and every
     later capture fail (aten/src/ATen/cuda/CUDAGraph.cpp, c10/cuda/CUDACachingAllocator.cpp).
     """
     _failed_graphs.append(graph)
-    index = torch.cuda.current_device() if place.index is None else place.index
+    index = torch.cuda.current_device() if device.index is None else device.index
     end = getattr(torch._C, "_cuda_endAllocateToPool", None)  # from 2.8 on
     end = end or getattr(torch._C, "_cuda_endAllocateCurrentStreamToPool", None)
     if end is None:
@@ -369,7 +369,7 @@ class NetworkModule(torch.nn.Module):
         if len(inputs) == 1 and isinstance(inputs[0], Mapping):
             inputs = [inputs[0][name] for name in self.inputs]
         dtype = next(chain(self.parameters(), self.buffers())).dtype
-        values = [each.to(dtype) for each in inputs]
+        values = [input_.to(dtype) for input_ in inputs]
         for layer, sources in zip(self.layers, self._sources, strict=True):
             values.append(layer(*[values[number] for number in sources]))
         return [values[number] for number in self._results]
@@ -425,7 +425,7 @@ class TorchGradientEngine(GradientEngine):
             title: torch.tensor(array, requires_grad=True) for title, array in learner.vectors.items()
         }
         self._rules = {
-            name: _TorchRule(setup, [each for title in setup.titles for each in self._parameters(title)])
+            name: _TorchRule(setup, [param for title in setup.titles for param in self._parameters(title)])
             for name, setup in learner.optimizers.items()
         }
 
@@ -435,19 +435,19 @@ class TorchGradientEngine(GradientEngine):
     def forward(self, title: str, *inputs: np.ndarray) -> np.ndarray:
         """Return a network's output [batch, n]."""
         with torch.no_grad():
-            found: np.ndarray = self._nets[title](*map(torch.from_numpy, inputs)).numpy()
-        return found
+            output: np.ndarray = self._nets[title](*map(torch.from_numpy, inputs)).numpy()
+        return output
 
     def differentiate(
         self, title: str, inputs: Sequence[np.ndarray], gradient: np.ndarray
     ) -> tuple[list[np.ndarray], list[np.ndarray]]:
         """Return the gradients of a network's inputs and of its trained arrays."""
-        given = [torch.tensor(array, requires_grad=True) for array in inputs]
-        wanted = [*given, *self._parameters(title)]
-        output = self._nets[title](*given)
-        made = torch.autograd.grad(output, wanted, torch.tensor(gradient), materialize_grads=True)
-        found = [each.numpy() for each in made]
-        return found[: len(given)], [_transpose_kernel(each) for each in found[len(given) :]]
+        tensors = [torch.tensor(array, requires_grad=True) for array in inputs]
+        targets = [*tensors, *self._parameters(title)]
+        output = self._nets[title](*tensors)
+        gradients = torch.autograd.grad(output, targets, torch.tensor(gradient), materialize_grads=True)
+        arrays = [tensor.numpy() for tensor in gradients]
+        return arrays[: len(tensors)], [_transpose_kernel(array) for array in arrays[len(tensors) :]]
 
     def apply(self, optimizer: str, gradients: Sequence[np.ndarray]) -> None:
         """Make one update of an optimizer's arrays."""
@@ -479,10 +479,10 @@ class _RootRMSprop(torch.optim.RMSprop):
                 if group["centered"]:
                     state["grad_avg"].lerp_(g, 1 - group["alpha"])
                     v = v.addcmul(state["grad_avg"], state["grad_avg"], value=-1)
-                made = g / (v + group["eps"]).sqrt()
+                update = g / (v + group["eps"]).sqrt()
                 if group["momentum"]:
-                    made = state["momentum_buffer"].mul_(group["momentum"]).add_(made)
-                p.add_(made, alpha=-group["lr"])
+                    update = state["momentum_buffer"].mul_(group["momentum"]).add_(update)
+                p.add_(update, alpha=-group["lr"])
 
 
 class _TorchRule:
@@ -494,11 +494,11 @@ class _TorchRule:
         cls = _RootRMSprop if name == "RMSprop" else getattr(torch.optim, name)
         self._optimizer = cls(parameters, lr=0.01)
         change_torch_optimizer(setup.row, self._optimizer, setup.choices)
-        names = {ours: theirs for theirs, ours in setup.row.torch_slots.items()}
+        names = {name: stored for stored, name in setup.row.torch_slots.items()}
         for number, parameter in enumerate(parameters):
             state = {
-                names[slot]: torch.tensor(_transpose_kernel(held[number]))
-                for slot, held in setup.slots.items()
+                names[slot]: torch.tensor(_transpose_kernel(arrays[number]))
+                for slot, arrays in setup.slots.items()
             }
             self._optimizer.state[parameter] = {"step": torch.tensor(float(setup.step)), **state}
 

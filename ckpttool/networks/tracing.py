@@ -29,7 +29,7 @@ ROOT = "(model)"
 def paired(one: Any, other: Any) -> list[tuple[Any, Any]]:
     """Return the pairs of two collections of equal length; Python 3.7's own function does not check that."""
     left, right = list(one), list(other)
-    return [(left[place], right[place]) for place in range(min(len(left), len(right)))]
+    return [(left[index], right[index]) for index in range(min(len(left), len(right)))]
 
 
 def view_array(value: Any) -> Any:
@@ -73,18 +73,18 @@ def named_tensors(value: Any, name: str = "") -> list[tuple[str, Any]]:
     if _is_tensor(value):
         return [(name or "output", value)]
     if hasattr(value, "items"):
-        parts = [(str(key), each) for key, each in value.items()]
+        parts = [(str(key), item) for key, item in value.items()]
     elif hasattr(value, "_fields"):
         parts = list(paired(value._fields, value))
     elif isinstance(value, (list, tuple)):
-        parts = [(str(number), each) for number, each in enumerate(value)]
+        parts = [(str(number), item) for number, item in enumerate(value)]
     elif hasattr(value, "__dataclass_fields__") and not isinstance(value, type):
-        parts = [(each, getattr(value, each)) for each in value.__dataclass_fields__]
+        parts = [(field, getattr(value, field)) for field in value.__dataclass_fields__]
     else:
         return []
     if len(parts) == 1 and isinstance(value, (list, tuple)):
         return named_tensors(parts[0][1], name)
-    return [row for key, each in parts for row in named_tensors(each, name + "/" + key if name else key)]
+    return [row for key, item in parts for row in named_tensors(item, name + "/" + key if name else key)]
 
 
 def list_tensors(value: Any) -> list[Any]:
@@ -141,7 +141,7 @@ class CallRecorder:
 
     def _arrays(self, what: str, value: Any) -> list[dict[str, Any]]:
         rows = []
-        for place, tensor in enumerate(list_tensors(value)):
+        for index, tensor in enumerate(list_tensors(value)):
             try:
                 array = view_array(tensor)
             except Exception:  # noqa: BLE001, S112 - a symbolic tensor has no values
@@ -149,7 +149,7 @@ class CallRecorder:
             row = {"shape": list(array.shape), "kind": array.dtype.kind, "largest": _largest(array)}
             if self._folder is not None:
                 row["file"] = self._file(
-                    self._folder, tensor, array, f"call-{len(self.calls)}-{what}-{place}"
+                    self._folder, tensor, array, f"call-{len(self.calls)}-{what}-{index}"
                 )
             rows.append(row)
         return rows
@@ -178,7 +178,7 @@ class NumbersRecorder(CallRecorder):
     def leave(self, record: Any, made: Any) -> None:
         """Describe the results of a call."""
         if record is not None:
-            self.results += [describe_numbers(view_array(each)) for each in list_tensors(made)]
+            self.results += [describe_numbers(view_array(tensor)) for tensor in list_tensors(made)]
 
 
 def describe_numbers(array: Any) -> Any:
@@ -194,9 +194,9 @@ def _largest(array: Any) -> float:
     """Return the largest finite magnitude, 0 without numbers."""
     if array.dtype.kind not in "fiub" or not array.size:
         return 0.0
-    found = float(np.maximum(float(array.max()), -float(array.min())))
-    if np.isfinite(found):
-        return found
+    largest = float(np.maximum(float(array.max()), -float(array.min())))
+    if np.isfinite(largest):
+        return largest
     return float(np.abs(array[np.isfinite(array)]).max(initial=0.0))
 
 
@@ -211,7 +211,7 @@ def plain_settings(held: Any) -> dict[str, Any]:
 
 def _is_plain(value: Any) -> bool:
     if isinstance(value, (list, tuple)):
-        return len(value) < 16 and all(isinstance(each, int) for each in value)
+        return len(value) < 16 and all(isinstance(item, int) for item in value)
     return isinstance(value, (bool, int, float, str)) and len(str(value)) < 100
 
 
@@ -284,16 +284,16 @@ class CallFacts(CallRecorder):
         one for each output of the model that depends on it. `orders` are those of its input and output
         features, `computes` is its function (see probe_module). What could not be followed is left out.
         """
-        found: dict[int, dict[str, Any]] = {}
+        facts: dict[int, dict[str, Any]] = {}
         if self._trace.followed and len(self._order) < _MOST_FOLLOWED:
-            outputs = [self._flow.get(id(each), (None, 0))[1] for each in list_tensors(self._results)]
+            outputs = [self._flow.get(id(tensor), (None, 0))[1] for tensor in list_tensors(self._results)]
             for module, number in self._order.items():
-                leads = sum((bits >> number & 1) << place for place, bits in enumerate(outputs))
-                found[module] = {"call": number, "after": hex(self._before[number]), "leads": hex(leads)}
+                leads = sum((bits >> number & 1) << index for index, bits in enumerate(outputs))
+                facts[module] = {"call": number, "after": hex(self._before[number]), "leads": hex(leads)}
         for module, orders in self._trace.orders().items():
-            found.setdefault(module, {})["orders"] = orders
+            facts.setdefault(module, {})["orders"] = orders
         for module, parts in self._trace.parts(self._order).items():
-            found.setdefault(module, {}).update(parts)
+            facts.setdefault(module, {}).update(parts)
         for number, (module, like) in self._probed.items():
             try:
                 tensors = self._runner.arrays_of(module)
@@ -304,8 +304,8 @@ class CallFacts(CallRecorder):
                 )
             except Exception:  # noqa: BLE001, S112 - a module that takes no other numbers
                 continue
-            found.setdefault(number, {})["computes"] = computes
-        return found
+            facts.setdefault(number, {})["computes"] = computes
+        return facts
 
 
 _MOST_PROBED_ENTRIES = 1 << 24
@@ -319,33 +319,33 @@ def probe_module(tensors: dict[str, Any], shape: tuple[int, ...], compute: Any) 
 
     Without a `kind` it matches none of the compared layers.
     """
-    held = {name: np.asarray(each, "float64") for name, each in tensors.items()}
-    ranks = sorted(each.ndim for each in held.values())
+    arrays = {name: np.asarray(tensor, "float64") for name, tensor in tensors.items()}
+    ranks = sorted(array.ndim for array in arrays.values())
     if ranks not in ([2], [1, 2], [1], [1, 1]) or int(np.prod(shape)) > _MOST_PROBED_ENTRIES:
         raise ValueError("no layer that is compared")
     x = np.random.default_rng(0).standard_normal(shape).astype("float32")
-    vectors = [name for name, each in held.items() if each.ndim == 1]
+    vectors = [name for name, array in arrays.items() if array.ndim == 1]
     if 2 in ranks:
-        (matrix,) = (each for each in held.values() if each.ndim == 2)
-        return _as_matrix(x, matrix, [held[name] for name in vectors], compute)
+        (matrix,) = (array for array in arrays.values() if array.ndim == 2)
+        return _as_matrix(x, matrix, [arrays[name] for name in vectors], compute)
     scale = next((name for name in vectors if name in ("weight", "gamma", "scale", "g", "a_2")), "")
-    offset = next((held[name] for name in vectors if name != scale), None)
+    offset = next((arrays[name] for name in vectors if name != scale), None)
     if not scale or (offset is None and len(vectors) > 1):
         raise ValueError("no scale")
-    return _as_norm(x * np.float32(_SMALL_INPUT), held[scale], offset, compute)
+    return _as_norm(x * np.float32(_SMALL_INPUT), arrays[scale], offset, compute)
 
 
 def _as_matrix(x: Any, matrix: Any, biases: list[Any], compute: Any) -> dict[str, Any]:
-    made = np.asarray(compute(x), "float64")
+    result = np.asarray(compute(x), "float64")
     fitting = []
-    for form, each in (("out_in", matrix.T), ("in_out", matrix)):
-        if x.shape[-1] != each.shape[0] or made.shape != (*x.shape[:-1], each.shape[1]):
+    for form, oriented in (("out_in", matrix.T), ("in_out", matrix)):
+        if x.shape[-1] != oriented.shape[0] or result.shape != (*x.shape[:-1], oriented.shape[1]):
             continue
-        if biases and biases[0].shape[0] != each.shape[1]:
+        if biases and biases[0].shape[0] != oriented.shape[1]:
             continue
-        linear = x.astype("float64") @ each + (biases[0] if biases else 0.0)
+        linear = x.astype("float64") @ oriented + (biases[0] if biases else 0.0)
         close = (
-            np.abs(made - activated).max() <= _CLOSE * (np.abs(activated).max() + 1e-30)
+            np.abs(result - activated).max() <= _CLOSE * (np.abs(activated).max() + 1e-30)
             for activated in _iter_activations(linear)
         )
         if any(close):
@@ -363,11 +363,11 @@ def _iter_activations(x: Any) -> Iterator[Any]:
 
 
 def _as_norm(x: Any, scale: Any, offset: Any, compute: Any) -> dict[str, Any]:
-    made = np.asarray(compute(x), "float64")
+    result = np.asarray(compute(x), "float64")
     x = x.astype("float64")
     best: tuple[float, dict[str, Any]] = (_CLOSE, {})
     for axis in (x.ndim - 1, 1):
-        if made.shape != x.shape or x.shape[axis] != scale.shape[0]:
+        if result.shape != x.shape or x.shape[axis] != scale.shape[0]:
             continue
         along = [1] * x.ndim
         along[axis] = -1
@@ -376,7 +376,7 @@ def _as_norm(x: Any, scale: Any, offset: Any, compute: Any) -> dict[str, Any]:
             for epsilon in _EPSILONS:
                 normed = centred / np.sqrt(square + epsilon) * scale.reshape(along)
                 normed = normed if offset is None else normed + offset.reshape(along)
-                error = float(np.abs(made - normed).max() / (np.abs(normed).max() + 1e-30))
+                error = float(np.abs(result - normed).max() / (np.abs(normed).max() + 1e-30))
                 if error < best[0]:
                     best = error, {"kind": kind, "epsilon": epsilon}
     return best[1]
@@ -436,13 +436,13 @@ class Trace:
 
     def kept(self, given: list[Any], made: Any) -> bool:
         """Record an elementwise operation; return whether it is one: a traced input has its shape."""
-        same = [each for each in given if self.is_followed(each) and tensor_shape(each) == tensor_shape(made)]
+        same = [leaf for leaf in given if self.is_followed(leaf) and tensor_shape(leaf) == tensor_shape(made)]
         if not same:
             return False
-        for each in given:
+        for tensor in given:
             # Keras adds two layers' outputs for one input like a bias, without the batch axis.
-            if each is not same[0] and self.is_followed(each):
-                entries = self.entries(each)
+            if tensor is not same[0] and self.is_followed(tensor):
+                entries = self.entries(tensor)
                 if entries.size == self.entries(same[0]).size:
                     self.activations.link(self.entries(same[0]), entries.reshape(tensor_shape(made)))
         self.put(made, self.entries(same[0]))
@@ -490,38 +490,38 @@ class Trace:
         """
         if self.failed:
             return {}
-        origins: dict[int, tuple[str, int]] = {each: ("input", n) for n, each in enumerate(self._inputs)}
+        origins: dict[int, tuple[str, int]] = {input_: ("input", n) for n, input_ in enumerate(self._inputs)}
         origins[-1] = MIXED, -1
         for module, number in sorted(calls.items(), key=lambda item: item[1]):
             for row in self._seen.get(module, {}).get("out", []):
                 results = self.activations.results(row)
                 if len(results) == 1:
                     origins.setdefault(results[0][0], ("call", number))
-        found: dict[int, dict[str, Any]] = {}
+        parts_: dict[int, dict[str, Any]] = {}
         for module, sides in self._seen.items():
-            taken = [self.activations.results(row) for row in sides.get("in", []) if row is not None]
-            joined = [call if len(call) > 1 else () for call in taken]
+            input_results = [self.activations.results(row) for row in sides.get("in", []) if row is not None]
+            joined = [call if len(call) > 1 else () for call in input_results]
             several = [tuple(FeaturePart(n, *origins.get(i, ("", -1))) for i, n in call) for call in joined]
-            made = [row for row in sides.get("out", []) if row is not None]
-            found[module] = {
+            output_results = [row for row in sides.get("out", []) if row is not None]
+            parts_[module] = {
                 "parts": [[*part] for part in common_parts(several)],
-                "cut": any(self.activations.is_cut(row) for row in made),
+                "cut": any(self.activations.is_cut(row) for row in output_results),
             }
-        return found
+        return parts_
 
     def orders(self) -> dict[int, dict[str, Any]]:
         """Return the orders of inputs and outputs by module, as documents."""
         if self.failed:
             return {}
         self.activations.finish()
-        found: dict[int, dict[str, Any]] = {}
+        documents: dict[int, dict[str, Any]] = {}
         for module, sides in self._seen.items():
             for side, calls in sides.items():
-                orders = [None if each is None else self.activations.order(each) for each in calls]
+                orders = [None if call is None else self.activations.order(call) for call in calls]
                 known = orders[0]
-                same = known is not None and all(each == known for each in orders)
-                found.setdefault(module, {})[side] = known.document() if same and known else UNKNOWN
-        return found
+                same = known is not None and all(order == known for order in orders)
+                documents.setdefault(module, {})[side] = known.document() if same and known else UNKNOWN
+        return documents
 
 
 _RESHAPED = frozenset(("view", "_unsafe_view", "reshape", "squeeze", "unsqueeze", "flatten", "unflatten"))
@@ -607,15 +607,15 @@ class TorchTrace(Trace):
         class Mode(TorchDispatchMode):  # type: ignore[no-untyped-call,misc,unused-ignore]
             def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
                 del types
-                made = func(*args, **(kwargs or {}))
+                result = func(*args, **(kwargs or {}))
                 if trace.flow is not None:
-                    trace.flow(None, (args, kwargs or {}), made)
+                    trace.flow(None, (args, kwargs or {}), result)
                 if not trace.failed:
                     try:
-                        trace._note(torch, func, args, kwargs or {}, made)
+                        trace._note(torch, func, args, kwargs or {}, result)
                     except Exception:  # noqa: BLE001 - what cannot be followed is not known
                         trace.failed = True
-                return made
+                return result
 
             if "torch._dynamo" not in sys.modules:
                 # torch/_compile.py would import the compiler for this method, which takes longer than torch.
@@ -626,53 +626,53 @@ class TorchTrace(Trace):
         with mode():
             yield
 
-    def _note(self, torch: Any, func: Any, args: Any, kwargs: Any, made: Any) -> None:
+    def _note(self, torch: Any, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         space, _, name = func._schema.name.partition("::")
-        given, outputs = (
-            [each for each in list_tensors(value) if isinstance(each, torch.Tensor) and each.ndim]
-            for value in (args, made)
+        inputs, outputs = (
+            [tensor for tensor in list_tensors(value) if isinstance(tensor, torch.Tensor) and tensor.ndim]
+            for value in (args, result)
         )
-        if not outputs or not any(self.is_followed(each) for each in given):
+        if not outputs or not any(self.is_followed(tensor) for tensor in inputs):
             return
         if space != "aten" or name in _WRITES:
-            if space == "aten" and self.kept(given[1:], outputs[0]) and _owns_storage(given[0]):
+            if space == "aten" and self.kept(inputs[1:], outputs[0]) and _owns_storage(inputs[0]):
                 return
             self.failed = True
             return
         if name in _RESHAPED:
-            self.put(outputs[0], self.entries(given[0]).reshape(tensor_shape(outputs[0])))
+            self.put(outputs[0], self.entries(inputs[0]).reshape(tensor_shape(outputs[0])))
         elif name in _MOVED or name.startswith(("as_strided", "_reshape")):
             self._moved(torch, func, args, kwargs, outputs, name)
-        elif any(part in name for part in _CONVOLVES) and len(tensor_shape(given[0])) >= _IMAGE_RANK:
-            self.convolved(given[0], outputs[0], 1)
-        elif any(part in name for part in _MIXES) or not self.kept(given, outputs[0]):
-            for each in outputs:
-                self.put(each, self.activations.plain(tensor_shape(each)))
+        elif any(part in name for part in _CONVOLVES) and len(tensor_shape(inputs[0])) >= _IMAGE_RANK:
+            self.convolved(inputs[0], outputs[0], 1)
+        elif any(part in name for part in _MIXES) or not self.kept(inputs, outputs[0]):
+            for output in outputs:
+                self.put(output, self.activations.plain(tensor_shape(output)))
             if name == "glu":
-                self.activations.cut(np.split(self.entries(given[0]), 2, (*args, -1)[1])[0])
+                self.activations.cut(np.split(self.entries(inputs[0]), 2, (*args, -1)[1])[0])
 
     def _moved(self, torch: Any, func: Any, args: Any, kwargs: Any, outputs: list[Any], name: str) -> None:
         def numbers(value: Any) -> Any:
-            if isinstance(value, (list, tuple)) and any(isinstance(each, torch.Tensor) for each in value):
-                return [numbers(each) for each in value]
+            if isinstance(value, (list, tuple)) and any(isinstance(item, torch.Tensor) for item in value):
+                return [numbers(item) for item in value]
             if isinstance(value, torch.Tensor):
                 return torch.from_numpy(self.entries(value).copy())
             return value
 
         if name.startswith(("as_strided", "_reshape")) and not args[0].is_contiguous():
             again: Any = [
-                self.activations.untracked(self.activations.plain(tensor_shape(each))) for each in outputs
+                self.activations.untracked(self.activations.plain(tensor_shape(output))) for output in outputs
             ]
         else:
             first_one, rest = numbers(args[0]), list(args[1:])
             if name == "constant_pad_nd":
                 rest, kwargs = [args[1], -1], {}
             kwargs = {key: value for key, value in kwargs.items() if key not in ("dtype", "memory_format")}
-            again = [each.contiguous().numpy() for each in list_tensors(func(first_one, *rest, **kwargs))]
+            again = [tensor.contiguous().numpy() for tensor in list_tensors(func(first_one, *rest, **kwargs))]
         if name == "pixel_unshuffle":
             self.activations.take(self.entries(args[0]), 1)
-        for number, each in enumerate(outputs):
-            self.put(each, again[number])
+        for number, output in enumerate(outputs):
+            self.put(output, again[number])
             if name in _TORCH_CUTS:
                 self.activations.cut(again[number])
         if name == "pixel_shuffle":
@@ -778,12 +778,12 @@ class TensorFlowTrace(Trace):
             self._read[id(outputs[0])] = outputs[0], self._handles[id(inputs[0])][1]
         if op in ("Cast", "Identity") and inputs and id(inputs[0]) in self._read:
             self._read[id(outputs[0])] = outputs[0], self._read[id(inputs[0])][1]
-        if not outputs or not any(self.is_followed(each) for each in inputs):
+        if not outputs or not any(self.is_followed(input_) for input_ in inputs):
             return
         x = inputs[0]
         if op == "IdentityN":
-            for number, made in enumerate(outputs):
-                self.put(made, self.entries(inputs[number]))
+            for number, output in enumerate(outputs):
+                self.put(output, self.entries(inputs[number]))
         elif op in ("Pad", "PadV2"):
             self.put(outputs[0], np.pad(self.entries(x), inputs[1].numpy(), constant_values=-1))
         elif op in _AGAIN and (op != "GatherV2" or self.is_followed(x)):
@@ -793,8 +793,8 @@ class TensorFlowTrace(Trace):
             form = form.decode() if isinstance(form, bytes) else str(form)
             self.convolved(inputs[_IMAGES.get(op, 0)], outputs[0], 1 if form.startswith("NC") else -1)
         elif any(word in op for word in _MATRICES) or not self.kept(inputs, outputs[0]):
-            for each in outputs:
-                self.put(each, self.activations.plain(tensor_shape(each)))
+            for tensor in outputs:
+                self.put(tensor, self.activations.plain(tensor_shape(tensor)))
             if op in ("MatMul", "BatchMatMulV2") and id(inputs[1]) in self._read and self.is_followed(x):
                 number = self._read[id(inputs[1])][1]
                 self._use(number, "in", x, -1)
@@ -804,8 +804,8 @@ class TensorFlowTrace(Trace):
         tensorflow: Any = sys.modules["tensorflow"]
         several = {"Split": range(1, 2), "Pack": range(len(inputs)), "ConcatV2": range(len(inputs) - 1)}
         data = several.get(op, range(1))
-        given = [
-            tensorflow.constant(self.entries(each)) if n in data else each for n, each in enumerate(inputs)
+        arguments = [
+            tensorflow.constant(self.entries(value)) if n in data else value for n, value in enumerate(inputs)
         ]
         # None stands for the default, which an operation itself does not accept.
         given_attributes = ((k, value) for k, value in _attribute_pairs(attrs) if value is not None)
@@ -816,11 +816,11 @@ class TensorFlowTrace(Trace):
         last = dict(pairs).get("data_format") in (None, b"NHWC", "NHWC")
         if op == "SpaceToDepth" and last:
             self.activations.take(self.entries(inputs[0]), -1)
-        made = execute.quick_execute(op, len(outputs), given, flat, context.context())
-        for number, each in enumerate(outputs):
-            self.put(each, made[number].numpy())
+        results = execute.quick_execute(op, len(outputs), arguments, flat, context.context())
+        for number, output in enumerate(outputs):
+            self.put(output, results[number].numpy())
             if op in _TENSORFLOW_CUTS:
-                self.activations.cut(self.entries(each))
+                self.activations.cut(self.entries(output))
         if op == "DepthToSpace" and last:
             self.activations.take(self.entries(outputs[0]), -1)
 

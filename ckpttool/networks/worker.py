@@ -314,13 +314,13 @@ def _parse_arguments(text: str | None, option: str) -> Any:
     if text is None:
         return None
     try:
-        found = json.loads(text)
+        arguments = json.loads(text)
     except ValueError as error:
         hint = f"{option} '{{\"hidden\": 256}}': names in double quotes, all in single quotes"
         raise UsageError(f"{option} is not valid JSON: {error}", found=text[:100], hint=hint) from None
-    if not isinstance(found, list | dict):
+    if not isinstance(arguments, list | dict):
         raise UsageError(f"{option} requires a JSON object or list", found=text[:100])
-    return found
+    return arguments
 
 
 def parse_input_shape(text: str) -> tuple[int, ...]:
@@ -401,8 +401,8 @@ class WorkerPolicy:
     def step(self, obs: Observation, state: State = ()) -> tuple[np.ndarray, State]:
         """Return the output [batch, n] and the next state."""
         names = None if isinstance(obs, np.ndarray) else list(obs)
-        given = [obs] if isinstance(obs, np.ndarray) else list(obs.values())
-        _save_arrays(self._worker.folder, "given", [*given, *state])
+        arrays = [obs] if isinstance(obs, np.ndarray) else list(obs.values())
+        _save_arrays(self._worker.folder, "given", [*arrays, *state])
         answer = self._worker.request("step", policy=self._number, names=names, states=len(state))
         action, *after = _load_arrays(self._worker.folder, "found", int(answer["arrays"]))
         return action, tuple(after)
@@ -446,8 +446,8 @@ def _build(session: WorkerSession, message: Message) -> Message:
 
 def _step(session: WorkerSession, message: Message) -> Message:
     names, states = message["names"], message["states"]
-    given = _load_arrays(session.folder, "given", (1 if names is None else len(names)) + states)
-    obs, state = given[: len(given) - states], tuple(given[len(given) - states :])
+    arrays = _load_arrays(session.folder, "given", (1 if names is None else len(names)) + states)
+    obs, state = arrays[: len(arrays) - states], tuple(arrays[len(arrays) - states :])
     observed = obs[0] if names is None else dict(zip(names, obs, strict=True))
     action, after = session.policies[message["policy"]].step(observed, state)
     _save_arrays(session.folder, "found", [action, *after])
