@@ -57,7 +57,7 @@ class AgentFacts:
     def __post_init__(self) -> None:
         """Check every fact; raise UsageError for an unknown name, invalid bounds or invalid statistics."""
         low, high = _parse_bounds(self.action_low, self.action_high)
-        found = {
+        parsed = {
             "activations": _parse_activations(self.activations),
             "head": None if self.head is None else _parse_head(self.head),
             "action_low": low,
@@ -65,7 +65,7 @@ class AgentFacts:
             "obs_norm": None if self.obs_norm is None else _parse_statistics(self.obs_norm),
             "env": None if self.env is None else {"id": self.env},
         }
-        object.__setattr__(self, "known", {k: value for k, value in found.items() if value is not None})
+        object.__setattr__(self, "known", {k: value for k, value in parsed.items() if value is not None})
 
     def __bool__(self) -> bool:
         """Return whether any fact was given."""
@@ -109,24 +109,24 @@ class AgentFacts:
 
         `stated` are facts that the checkpoint states in a form that is not understood: they may differ.
         """
-        for name, each in stated.items():
+        for name, fact in stated.items():
             if name in self.known:
                 yield (
-                    f"{name} given as {_describe_fact(name, self.known[name])} in place of {each.text}, "
-                    f"which the checkpoint states ({each.source}) and which is not supported"
+                    f"{name} given as {_describe_fact(name, self.known[name])} in place of {fact.text}, "
+                    f"which the checkpoint states ({fact.source}) and which is not supported"
                 )
         for name, value in self.known.items():
-            theirs, origin = getattr(read, name), str(read.provenance.get(name, ""))
-            if theirs is None or not origin or read.is_assumed(name):
+            recorded, origin = getattr(read, name), str(read.provenance.get(name, ""))
+            if recorded is None or not origin or read.is_assumed(name):
                 continue
             if name == "activations" and len(value) == 1:
-                value = list(value) * len(theirs)
-            if name == "head" and theirs == "unit_tanh" and value in _SCALED_TANH:
+                value = list(value) * len(recorded)
+            if name == "head" and recorded == "unit_tanh" and value in _SCALED_TANH:
                 continue  # the model ends in tanh, and the program scales its output
             if name == "env":
-                value, theirs = value["id"], theirs.get("id")
-            if value != theirs:
-                what = "other values" if name == "obs_norm" else _format_fact(theirs)
+                value, recorded = value["id"], recorded.get("id")
+            if value != recorded:
+                what = "other values" if name == "obs_norm" else _format_fact(recorded)
                 yield (
                     f"{name} given as {_describe_fact(name, value)}, but the checkpoint contains "
                     f"{what} ({origin})"
@@ -157,7 +157,7 @@ def _format_fact(value: Any) -> str:
         return str(value.get("id"))
     if not isinstance(value, Sequence) or isinstance(value, str):
         return str(value)
-    distinct = dict.fromkeys(f"{each:g}" if isinstance(each, float) else str(each) for each in value)
+    distinct = dict.fromkeys(f"{item:g}" if isinstance(item, float) else str(item) for item in value)
     return ", ".join(distinct) if len(distinct) == 1 else f"[{', '.join(map(str, value))}]"
 
 
@@ -165,23 +165,23 @@ def _parse_activations(names: str | Sequence[str] | None) -> list[str] | None:
     if names is None:
         return None
     listed = names.split(",") if isinstance(names, str) else list(names)
-    found = [ACTIVATION_SYNONYMS.get(name.strip().lower(), name.strip().lower()) for name in listed]
-    for name in found:
+    activations = [ACTIVATION_SYNONYMS.get(name.strip().lower(), name.strip().lower()) for name in listed]
+    for name in activations:
         if sidecar.parse_activation(name) is None:
             raise UsageError(f"unknown activation {name!r}", hint=suggest_choice(name, ACTIVATIONS))
-    if not found:
+    if not activations:
         raise UsageError("no activation given", hint=f"choose from {', '.join(ACTIVATIONS)}")
-    return found
+    return activations
 
 
 def _parse_head(name: str) -> str:
     from ckpttool.networks.build import HEADS
 
-    found = name.strip().lower().replace("-", "_")
-    found = _HEADS.get(found, found)
-    if found not in HEADS:
+    head = name.strip().lower().replace("-", "_")
+    head = _HEADS.get(head, head)
+    if head not in HEADS:
         raise UsageError(f"unknown action map {name!r}", hint=suggest_choice(name, (*HEADS, *_HEADS)))
-    return found
+    return head
 
 
 def _parse_bounds(
@@ -232,16 +232,16 @@ def parse_bounds(pair: tuple[str, str] | None) -> tuple[list[float], list[float]
     return low, high
 
 
-def _parse_statistics(given: str | Mapping[str, Any]) -> dict[str, Any]:
+def _parse_statistics(source: str | Mapping[str, Any]) -> dict[str, Any]:
     """Return observation statistics in sidecar form; raise UsageError for missing or invalid ones."""
-    file = given if isinstance(given, str) else None
-    found = _read_statistics_file(given) if isinstance(given, str) else dict(given)
-    if found.get("mean") is None or (found.get("var") is None and found.get("std") is None):
+    file = source if isinstance(source, str) else None
+    statistics = _read_statistics_file(source) if isinstance(source, str) else dict(source)
+    if statistics.get("mean") is None or (statistics.get("var") is None and statistics.get("std") is None):
         raise UsageError("observation statistics need mean and var (or std)", file=file)
-    mean = np.asarray(_as_array(found["mean"]), np.float64)
-    spread = found["std"] if found.get("var") is None else found["var"]
-    var = np.asarray(_as_array(spread), np.float64) ** (2 if found.get("var") is None else 1)
-    epsilon, clip = found.get("epsilon"), found.get("clip")
+    mean = np.asarray(_as_array(statistics["mean"]), np.float64)
+    spread = statistics["std"] if statistics.get("var") is None else statistics["var"]
+    var = np.asarray(_as_array(spread), np.float64) ** (2 if statistics.get("var") is None else 1)
+    epsilon, clip = statistics.get("epsilon"), statistics.get("clip")
     epsilon = _EPSILON if epsilon is None else float(epsilon)
     if mean.ndim != 1 or mean.shape != var.shape or not len(mean):
         raise UsageError(
@@ -257,7 +257,7 @@ def _parse_statistics(given: str | Mapping[str, Any]) -> dict[str, Any]:
     if clip is not None and not 0 < float(clip) <= _MAX_FLOAT32:
         raise UsageError("the clip limit of normalised observations must be a positive number", file=file)
     limit = None if clip is None else float(clip)
-    parts = {"parts": dict(found["parts"])} if found.get("parts") else {}
+    parts = {"parts": dict(statistics["parts"])} if statistics.get("parts") else {}
     return {"mean": mean.tolist(), "var": var.tolist(), "epsilon": epsilon, "clip": limit, **parts}
 
 
@@ -271,7 +271,7 @@ def _join_parts(groups: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         name: [_as_array(group.get(what)).reshape(-1) for what in ("mean", "var")]
         for name, group in groups.items()
     }
-    mean, var = (np.concatenate(each) for each in zip(*rows.values(), strict=True))
+    mean, var = (np.concatenate(column) for column in zip(*rows.values(), strict=True))
     return {"mean": mean, "var": var, "parts": {name: row[0].size for name, row in rows.items()}}
 
 
@@ -289,28 +289,31 @@ def _read_statistics_file(file: str) -> dict[str, Any]:
             if segments[-1:] and segments[-1] in names and isinstance(leaf, Leaf):
                 groups.setdefault(segments[:-1], {}).setdefault(what, leaf)
     whole = {at: g for at, g in groups.items() if "mean" in g and ("var" in g or "std" in g)}
-    ours = {at: g for at, g in whole.items() if not at or at[-1] not in _OTHERS} or whole
-    wrapped = any(str(each.name).endswith(".VecNormalize") for each in tree.containers.values())
-    if (wrapped or len(ours) > 1) and {at[:-1] for at in ours} == {("obs_rms",)}:
-        ours = {("obs_rms",): _join_parts({at[-1]: group for at, group in ours.items()})}
-    if len(ours) != 1:
+    own_groups = {at: g for at, g in whole.items() if not at or at[-1] not in _OTHERS} or whole
+    wrapped = any(str(container.name).endswith(".VecNormalize") for container in tree.containers.values())
+    if (wrapped or len(own_groups) > 1) and {at[:-1] for at in own_groups} == {("obs_rms",)}:
+        own_groups = {("obs_rms",): _join_parts({at[-1]: group for at, group in own_groups.items()})}
+    if len(own_groups) != 1:
         raise UsageError(
             "the file contains no mean and var of observations"
-            if not ours
+            if not own_groups
             else "the file contains several sets of statistics",
             file=file,
             expected="entries `mean` and `var` (or `std`) side by side",
             found=abbreviate_list(
-                ["/".join(at) or "the top" for at in ours] or ["/".join(s) for s in named] or ["nothing"], 4
+                ["/".join(at) or "the top" for at in own_groups]
+                or ["/".join(s) for s in named]
+                or ["nothing"],
+                4,
             ),
         )
-    ((at, group),) = ours.items()
+    ((at, group),) = own_groups.items()
     if _scalar_value(named, ("norm_obs",)) is False:
         raise UsageError("the file records that observations were not normalised", file=file, path="norm_obs")
     settings = {"epsilon": ["epsilon"], "clip": ["clip", "clip_obs"]}
     numbers = {}
     for setting, spellings in settings.items():
-        values = (_scalar_value(named, (*place, name)) for place in (at, ()) for name in spellings)
+        values = (_scalar_value(named, (*prefix, name)) for prefix in (at, ()) for name in spellings)
         numbers[setting] = next((value for value in values if value is not None), None)
     if numbers["clip"] is None:
         numbers["clip"] = read_default_clip(tree)
@@ -318,9 +321,9 @@ def _read_statistics_file(file: str) -> dict[str, Any]:
 
 
 def _read_statistics_json(file: str) -> dict[str, Any]:
-    found = documents.load_json(file, "the statistics", "sidecar_bytes")
-    inner = found.get("obs_norm")
-    document = dict(inner if isinstance(inner, Mapping) else found)
+    record = documents.load_json(file, "the statistics", "sidecar_bytes")
+    inner = record.get("obs_norm")
+    document = dict(inner if isinstance(inner, Mapping) else record)
     for name in ("mean", "var", "std"):
         value = document.get(name)
         if value is not None and not (

@@ -47,8 +47,8 @@ def missing_options(agent: Agent, known: Sidecar) -> tuple[str, ...]:
     facts = agent.binding.facts
     hidden, _ = policy_sizes(agent.binding, agent.tree)
     activations = known.activations or facts.activations or facts.hidden
-    found = ("--activation",) if hidden and not activations else ()
-    return found if known.head or facts.head else (*found, "--head")
+    options = ("--activation",) if hidden and not activations else ()
+    return options if known.head or facts.head else (*options, "--head")
 
 
 def require_facts(agent: Agent, *, needs_env: bool = False, other: Agent | None = None) -> None:
@@ -150,7 +150,7 @@ def derive_network_settings(
             found=f"{width} outputs",
             hint="--env ID, where ID is the environment: its number of actions shows it",
         )
-    sidecars = [each.sidecar for each in (agent, other) if each is not None]
+    sidecars = [side.sidecar for side in (agent, other) if side is not None]
     assumed = list(restore.assumed_entries(agent.binding, known, *sidecars))
     epsilon = known.norm_epsilon(agent.binding.norm_kind, facts.epsilon)
     low, high = known.action_low, known.action_high
@@ -214,9 +214,9 @@ def build_part_network(
 
     A policy of discrete actions ends with their scores: equal choices do not show that they are equal.
     """
-    if settings.choices is not None and not any(each.acts for each in agent.binding.parts):
+    if settings.choices is not None and not any(part.acts for part in agent.binding.parts):
         joined = agent.binding.with_q_policies(settings.choices.scores).parts
-        part = next((each for each in joined if each.title == part.title), part)
+        part = next((candidate for candidate in joined if candidate.title == part.title), part)
     if part.acts:
         return policy_network(agent.tree, part, settings.scores, front)
     if part.component in VALUES:
@@ -253,7 +253,7 @@ def counterpart_title(part: AgentNetwork, agent: Agent, other: Agent) -> str | N
     if other.part(part.title) is not None or not part.acts or part.component.endswith("_target"):
         return part.title if other.part(part.title) is not None else None
     policy = other.part(other.title("actor"))
-    alone = [each.binding.layout == NO_LAYOUT for each in (agent, other)]
+    alone = [side.binding.layout == NO_LAYOUT for side in (agent, other)]
     if policy is None or not policy.acts or all(alone) or not any(alone):
         return None
     return policy.title if part.chooses or policy.chooses else None
@@ -273,12 +273,12 @@ def pair_networks(
     a: Agent, b: Agent, titles: Sequence[str], assumed: list[str]
 ) -> tuple[dict[str, tuple[Network, Network]], list[str]]:
     """Return network pairs, and a note for each critic or value that cannot run; a policy must run."""
-    found, skipped = {}, []
+    pairs, skipped = {}, []
     for title in titles:
         part = a.part(title)
         other = title if part is None else counterpart_title(part, a, b) or title
         try:
-            found[title] = (
+            pairs[title] = (
                 build_agent_network(a, b, title, assumed),
                 build_agent_network(b, a, other, assumed),
             )
@@ -287,7 +287,7 @@ def pair_networks(
             if online or len(titles) == 1:
                 raise
             skipped.append(f"{title} is not compared: {error.message}")
-    return found, skipped
+    return pairs, skipped
 
 
 def agent_network_settings(agent: Agent, other: Agent) -> tuple[NetworkSettings, LedgerEntries]:
@@ -326,7 +326,7 @@ def _receives_images(agent: Agent, other: Agent, title: str) -> bool:
     A file that holds only the layers of a policy (a conversion to torch) receives flattened rows.
     """
     part = agent.part(title)
-    theirs = title if part is None else counterpart_title(part, agent, other) or title
-    its_part = other.part(theirs)
+    other_title = title if part is None else counterpart_title(part, agent, other) or title
+    its_part = other.part(other_title)
     program = its_part is not None and its_part.program is not None
-    return program or image_encoder(other, theirs) is not None
+    return program or image_encoder(other, other_title) is not None

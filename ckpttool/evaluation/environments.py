@@ -126,8 +126,8 @@ _OLD_VERSIONS = frozenset(("CartPole-v0",))
 
 def task_family(env_id: str) -> str:
     """Return the name of a MuJoCo task of version 4 or 5, or an empty string."""
-    found = re.fullmatch(r"(\w+)-v[45]", env_id)
-    return found[1] if found else ""
+    match = re.fullmatch(r"(\w+)-v[45]", env_id)
+    return match[1] if match else ""
 
 
 _VERSIONS: Mapping[str, Mapping[int, tuple[int, ...]]] = {
@@ -142,10 +142,10 @@ _VERSIONS: Mapping[str, Mapping[int, tuple[int, ...]]] = {
 
 def has_observation_size(trained: str, played: str, size: int) -> bool:
     """Return whether the training version of the environment has `size` observation values."""
-    found = re.fullmatch(r"(\w+)-v(\d+)", trained)
-    if found is None or found[1] != task_family(played):
+    match = re.fullmatch(r"(\w+)-v(\d+)", trained)
+    if match is None or match[1] != task_family(played):
         return False
-    return size in _VERSIONS.get(found[1], {}).get(int(found[2]), ())
+    return size in _VERSIONS.get(match[1], {}).get(int(match[2]), ())
 
 
 def observation_arguments(env_id: str, own: int, wanted: int, positions: bool = False) -> dict[str, bool]:
@@ -217,8 +217,8 @@ def candidate_environments(
         )
     ]
     for name, version in reversed(_NAMED.findall(words)):
-        versions = {each: sizes for each, sizes in tasks.items() if each.rpartition("-v")[0] == name}
-        own = [each for each in versions if each in fitting]
+        versions = {env: sizes for env, sizes in tasks.items() if env.rpartition("-v")[0] == name}
+        own = [version for version in versions if version in fitting]
         older = obs_dim in LAYOUTS.get(name, {}) and any(acts == action_dim for _, acts in versions.values())
         if not versions or (own and f"{name}-v{version}" in _OLD_VERSIONS):
             return (f"{name}-v{version}",)
@@ -336,47 +336,47 @@ def adapt_observations(
     version if nothing else explains it. Raise UsageError if a requested adapter does not apply.
     """
     own = vector.spec.obs_dim
-    wanted = obs_dim or own
+    known = obs_dim or own
     if requested is None:
-        supported = not wrapped if trained is None else has_observation_size(trained, vector.spec.id, wanted)
-        if wanted == own or not supported:
+        supported = not wrapped if trained is None else has_observation_size(trained, vector.spec.id, known)
+        if known == own or not supported:
             return vector
-    given: Mapping[str, Any] = {}
-    columns = _observation_columns(vector.spec, wanted, requested) if requested != POSITIONS else None
+    arguments: Mapping[str, Any] = {}
+    columns = _observation_columns(vector.spec, known, requested) if requested != POSITIONS else None
     if columns is None and (
-        given := observation_arguments(vector.spec.id, own, wanted, requested == POSITIONS)
+        arguments := observation_arguments(vector.spec.id, own, known, requested == POSITIONS)
     ):
         vector.close()
-        vector = again(given)
-        columns = _observation_columns(vector.spec, wanted, None if requested == POSITIONS else requested)
+        vector = again(arguments)
+        columns = _observation_columns(vector.spec, known, None if requested == POSITIONS else requested)
     if columns is not None:
-        sentence = _describe_adapter(vector.spec, columns, requested, given)
+        sentence = _describe_adapter(vector.spec, columns, requested, arguments)
         return AdaptedVector(vector, columns, sentence, assumed=requested is None)
     if requested is not None:
         vector.close()
         raise UsageError(
-            f"{vector.spec.id}: adapter {requested} does not apply to a policy with {wanted} observations",
+            f"{vector.spec.id}: adapter {requested} does not apply to a policy with {known} observations",
             hint=suggest_contact_force_sizes(vector.spec.id) if requested == ZERO_FORCES else None,
         )
     return vector
 
 
-def _observation_columns(spec: EnvSpec, wanted: int, requested: str | None) -> np.ndarray | None:
+def _observation_columns(spec: EnvSpec, target: int, requested: str | None) -> np.ndarray | None:
     """Return the source column of each of `wanted` values in `spec`'s observations; None if unknown."""
     own, layouts = spec.obs_dim, LAYOUTS.get(task_family(spec.id), {})
     if [key for key, _, _ in spec.observation] != [OBS]:
         return None
-    if own == wanted and requested is None:
+    if own == target and requested is None:
         return np.arange(own)
     zeros = {EMPTY} | ({FORCES} if requested == ZERO_FORCES else set())
-    if own not in layouts or wanted not in layouts or (requested and FORCES not in dict(layouts[wanted])):
+    if own not in layouts or target not in layouts or (requested and FORCES not in dict(layouts[target])):
         return None
     places, start = {}, 0
     for part, size in layouts[own]:
         places[part] = start
         start += size
     columns: list[int] = []
-    for part, size in layouts[wanted]:
+    for part, size in layouts[target]:
         if part not in zeros and part not in places:
             return None
         columns += [_NOWHERE] * size if part in zeros else range(places[part], places[part] + size)
@@ -384,11 +384,11 @@ def _observation_columns(spec: EnvSpec, wanted: int, requested: str | None) -> n
 
 
 def _describe_adapter(
-    spec: EnvSpec, columns: np.ndarray, requested: str | None, given: Mapping[str, Any]
+    spec: EnvSpec, columns: np.ndarray, requested: str | None, arguments: Mapping[str, Any]
 ) -> str:
     """Describe the changes to the observations and the environment."""
-    done = [f"made with {name}={value}" for name, value in given.items()]
-    if "use_contact_forces" in given:
+    done = [f"made with {name}={value}" for name, value in arguments.items()]
+    if "use_contact_forces" in arguments:
         done.append(
             f"contact forces add a cost to the reward; {ZERO_FORCES} is for policies trained "
             "before simulators reported them"
@@ -540,11 +540,11 @@ def _entry_point(env_id: str, make_one: MakeOne, known: Mapping[str, Any]) -> st
     restore = redirect_mujoco_warnings({})
     try:
         with collect_warnings({}):
-            made = make_one()
+            env = make_one()
     finally:
         restore()
-    made.close()
-    return str(made.spec.entry_point) if made.spec is not None else ""
+    env.close()
+    return str(env.spec.entry_point) if env.spec is not None else ""
 
 
 # Arguments that control rendering.
@@ -598,11 +598,13 @@ def require_constructor_arguments(env_id: str, names: Iterable[str]) -> None:
         entry = library.spec(env_id).entry_point
         kind = library.envs.registration.load_env_creator(entry) if isinstance(entry, str) else entry
     allowed = set()
-    for each in getattr(kind, "__mro__", (kind,)):
-        made = each.__dict__.get("__init__") if isinstance(each, type) else each
-        parameters = inspect.signature(made).parameters.values() if inspect.isroutine(made) else ()
+    for owner in getattr(kind, "__mro__", (kind,)):
+        constructor = owner.__dict__.get("__init__") if isinstance(owner, type) else owner
+        parameters = (
+            inspect.signature(constructor).parameters.values() if inspect.isroutine(constructor) else ()
+        )
         allowed |= {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
-        if made is not None and not any(p.kind == p.VAR_KEYWORD for p in parameters):
+        if constructor is not None and not any(p.kind == p.VAR_KEYWORD for p in parameters):
             break  # unlisted arguments cannot reach a base class
     for name in names:
         if name not in allowed - {"self"} - _DRAWN:
@@ -650,12 +652,12 @@ def translate_gymnasium_errors(env_id: str) -> Iterator[None]:
 
 def _factory_hint(module: str, name: str) -> str:
     """Return how to play what a module names: a simulator is called with rows and a device."""
-    found = getattr(sys.modules.get(module), name, None)
+    target = getattr(sys.modules.get(module), name, None)
     with suppress(TypeError, ValueError):
-        inspect.signature(found).bind(1, "cpu")  # type: ignore[arg-type]
-        if not (isinstance(found, type) and issubclass(found, import_gymnasium().Env)):
+        inspect.signature(target).bind(1, "cpu")  # type: ignore[arg-type]
+        if not (isinstance(target, type) and issubclass(target, import_gymnasium().Env)):
             return "to play a simulator factory, use --engine device --backend torch"
-    if found is None:
+    if target is None:
         return f"pass {module}:NAME-v0 to --env, an environment that the module registers"
     line = f"gymnasium.register('NAME-v0', {name})"
     return f"add {line} to the module {module}, then pass {module}:NAME-v0 to --env"
@@ -669,12 +671,12 @@ def _close_names(env_id: str, registry: Sequence[str]) -> list[str]:
     """Return each environment with a similar name: what continues the version, else the newest."""
     newest: dict[str, int] = {}
     for known in registry:
-        if found := re.fullmatch(r"(.+)-v(\d+)", known):
-            newest[found[1]] = max(int(found[2]), newest.get(found[1], 0))
-    wanted, _, version = env_id.rpartition("-v") if re.search(r"-v\d+$", env_id) else (env_id, "", "")
-    if wanted in newest and version:
-        return [f"{wanted}-v{_successor(wanted, int(version), newest[wanted])}"]
-    names = [wanted] if wanted in newest else difflib.get_close_matches(wanted, newest, n=3)
+        if match := re.fullmatch(r"(.+)-v(\d+)", known):
+            newest[match[1]] = max(int(match[2]), newest.get(match[1], 0))
+    stem, _, version = env_id.rpartition("-v") if re.search(r"-v\d+$", env_id) else (env_id, "", "")
+    if stem in newest and version:
+        return [f"{stem}-v{_successor(stem, int(version), newest[stem])}"]
+    names = [stem] if stem in newest else difflib.get_close_matches(stem, newest, n=3)
     return [f"{name}-v{newest[name]}" for name in names]
 
 
@@ -761,7 +763,7 @@ def _gymnasium_builder(
 ) -> Callable[[Mapping[str, Any]], VectorEnv]:
     """Return a function that creates Gymnasium environments with arguments added to the options."""
     gymnasium = _import_with_games(env_id)
-    given = {**(options.kwargs or {}), **({"render_mode": "rgb_array"} if options.pictures else {})}
+    arguments = {**(options.kwargs or {}), **({"render_mode": "rgb_array"} if options.pictures else {})}
     games, _ = split_game_wrappers(options.wrappers)
     # Only Gymnasium's own environments can render.
     engine = GymVector.engine if (options.pictures or games) and options.engine == AUTO else options.engine
@@ -769,8 +771,8 @@ def _gymnasium_builder(
     def build(more: Mapping[str, Any]) -> VectorEnv:
         def make_one() -> Any:
             with translate_gymnasium_errors(env_id):
-                made = gymnasium.make(env_id, disable_env_checker=True, **{**more, **given})
-            return wrap_game(prepare_rendering(made) if options.pictures else made, games)
+                env = gymnasium.make(env_id, disable_env_checker=True, **{**more, **arguments})
+            return wrap_game(prepare_rendering(env) if options.pictures else env, games)
 
         return build_vector_env(engine, env_id, make_one, num_envs, options.threads, gymnasium.registry)
 

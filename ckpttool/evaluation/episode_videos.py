@@ -176,21 +176,21 @@ def require_strip_support(
 def _require_recording(
     paths: Sequence[str],
     options: EvaluationOptions,
-    wanted: Sequence[str],
+    words: Sequence[str],
     require_library: Callable[[], None],
 ) -> None:
     """Raise an error for unknown episodes, or if frames cannot be rendered."""
     require_library()
-    for word in wanted:
+    for word in words:
         _require_episode(word, options.protocol.episodes)
     _require_gymnasium(options)
     for path in paths:
         with suppress(CkpttoolError):
-            place = options.environment(options.restore(path))
+            environment = options.environment(options.restore(path))
             break
     else:
         return
-    with place.make(1, "gymnasium", pictures=True) as trial:
+    with environment.make(1, "gymnasium", pictures=True) as trial:
         trial.reset(np.arange(1), np.array([options.protocol.seed]))
         trial.frame(0)
 
@@ -287,7 +287,7 @@ def record_strip(
         fps = replay.vector.spec.render_fps
     title = f"{shorten(clean(os.path.basename(scored.checkpoint)), 60)} in {clean(scored.env)}"
     write_file(target, video.render_strip(title, rows, fps, theme), force=force)
-    pictured = tuple(tuple(frame.step for frame in taken) for _, taken in rows)
+    pictured = tuple(tuple(frame.step for frame in frames) for _, frames in rows)
     return EpisodeStrip(target, scored.checkpoint, tuple(takes), pictured)
 
 
@@ -319,7 +319,7 @@ def _suffix(target: str) -> str:
     return os.path.splitext(target)[1].lower()
 
 
-def _choose_episodes(wanted: Sequence[str], played: Rollout) -> dict[int, tuple[str, ...]]:
+def _choose_episodes(requested: Sequence[str], played: Rollout) -> dict[int, tuple[str, ...]]:
     """Return the episode numbers in the requested order, each once, with the words that selected it."""
     ranked = np.argsort(played.returns, kind="stable")
     named = {
@@ -328,7 +328,7 @@ def _choose_episodes(wanted: Sequence[str], played: Rollout) -> dict[int, tuple[
         "median": int(ranked[(len(ranked) - 1) // 2]),
     }
     chosen: dict[int, tuple[str, ...]] = {}
-    for word in wanted:
+    for word in requested:
         number = named[word] if word in named else int(word)
         words = (word,) if word in named else ()
         chosen[number] = (*chosen.get(number, ()), *words)
@@ -342,11 +342,11 @@ class _Replay:
         options = dataclasses.replace(options, protocol=scored.protocol)
         _require_gymnasium(options)
         agent = options.restore(scored.checkpoint)
-        place = options.environment(agent)
+        environment = options.environment(agent)
         self._scored = scored
-        self.vector = place.make(scored.protocol.at_once, "gymnasium", pictures=True)
+        self.vector = environment.make(scored.protocol.at_once, "gymnasium", pictures=True)
         try:
-            self._player = prepare_agent(agent, place, scored.protocol, self.vector.spec)
+            self._player = prepare_agent(agent, environment, scored.protocol, self.vector.spec)
         except BaseException:
             self.vector.close()
             raise

@@ -94,8 +94,8 @@ def _unconverted_evidence(tree: Tree, use: ConversionUsage, kept: Collection[str
         if name is None or name in use.written or name in kept:
             continue
         above = name.rpartition("/")[0]
-        seen = isinstance(leaf, Leaf) and (leaf.role == "slot" or (above and above in modules))
-        what = None if seen or _is_of_layer(name, names) else classify_topic(name)
+        ignored = isinstance(leaf, Leaf) and (leaf.role == "slot" or (above and above in modules))
+        what = None if ignored or _is_of_layer(name, names) else classify_topic(name)
         entry = use.entry(AgentEvidence(what, name, leaf)) if what is not None else None
         if entry is not None:
             modules.add(above)
@@ -107,17 +107,17 @@ def _module_evidence(tree: Tree, written: Collection[str]) -> Iterator[LedgerEnt
 
     They are decisive if the module that they belong to is written without them.
     """
-    found: dict[tuple[Topic, str], dict[str, Leaf]] = {}
+    groups: dict[tuple[Topic, str], dict[str, Leaf]] = {}
     split = [name.replace(".", "/").split("/") for name in written]
-    modules = {"/".join(each[:depth]) for each in split for depth in range(len(each))}  # "" is the root
+    modules = {"/".join(steps[:depth]) for steps in split for depth in range(len(steps))}  # "" is the root
     for path, leaf in tree.tensors():
         name = tree.names.get(path)
         if name is None or name in written or leaf.role == "slot":
             continue
         kind = find_weight_kind(name)
         if kind is not None:
-            found.setdefault(kind, {})[name] = leaf
-    for (what, module), leaves in found.items():
+            groups.setdefault(kind, {})[name] = leaf
+    for (what, module), leaves in groups.items():
         owned = module in modules
         if what == "running statistics" and not owned:
             continue  # belongs to a separate normaliser
@@ -134,11 +134,11 @@ def _is_of_layer(name: str, names: Collection[str]) -> bool:
         return False
     start = f"{module}/" if module else ""
     beside = (
-        each.replace(".", "/").removeprefix(start)
-        for each in names
-        if each.replace(".", "/").startswith(start)
+        candidate.replace(".", "/").removeprefix(start)
+        for candidate in names
+        if candidate.replace(".", "/").startswith(start)
     )
-    return any("/" not in each and each.lower() in _LAYER for each in beside)
+    return any("/" not in part and part.lower() in _LAYER for part in beside)
 
 
 def _limit_per_topic(entries: Iterator[LedgerEntry]) -> Iterator[LedgerEntry]:
@@ -151,34 +151,34 @@ def _limit_per_topic(entries: Iterator[LedgerEntry]) -> Iterator[LedgerEntry]:
 
 def _checkpoint_evidence(tree: Tree, binding: RecognizedAgent, facts: PolicyUsage) -> Iterator[LedgerEntry]:
     """Yield evidence in the checkpoint itself: one entry per module of tensors, one per value."""
-    taken = _agent_entries(binding)
+    agent_entries = _agent_entries(binding)
     used = {leaf.key for leaf in binding.facts.norm or () if isinstance(leaf, Leaf)}
-    stated = tuple(place for fact, place in binding.facts.origins.items() if place and facts.uses(fact))
+    stated = tuple(origin for fact, origin in binding.facts.origins.items() if origin and facts.uses(fact))
     modules: set[Path] = set()
-    seen: set[Path] = set()
+    paths: set[Path] = set()
     names = tree.names.values()
     for path, leaf in tree.items():
         name = tree.names.get(path)
         if (
             name is None
-            or path in taken
+            or path in agent_entries
             or (isinstance(leaf, Leaf) and (leaf.role == "slot" or leaf.key in used))
         ):
             continue
-        if any(name == place or name.startswith(f"{place}/") for place in stated):
+        if any(name == path or name.startswith(f"{path}/") for path in stated):
             continue
         what = classify_topic(name)
         if what is None or (path[:-1] in modules and isinstance(leaf, Leaf)):
             continue
         if what == "reward statistics" and _is_of_layer(name, names):
             continue  # a batch norm of a critic
-        seen.add(path)
+        paths.add(path)
         entry = facts.entry(AgentEvidence(what, name, leaf))
         if entry is not None:
             modules.add(path[:-1])
             yield entry
     if not facts.settled:
-        yield from _per_observation(tree, taken | seen, stated, facts.widths)
+        yield from _per_observation(tree, agent_entries | paths, stated, facts.widths)
 
 
 def _agent_entries(binding: RecognizedAgent) -> set[Path]:
@@ -188,7 +188,7 @@ def _agent_entries(binding: RecognizedAgent) -> set[Path]:
 
 
 def _per_observation(
-    tree: Tree, taken: Collection[Path], stated: Collection[str], widths: tuple[int, int]
+    tree: Tree, used_paths: Collection[Path], stated: Collection[str], widths: tuple[int, int]
 ) -> Iterator[LedgerEntry]:
     """Yield an entry for each tensor outside layers that has one number per observation."""
     from ckpttool.libraries import schema
@@ -196,7 +196,7 @@ def _per_observation(
     obs, actions = widths
     if obs < 2:
         return
-    rows = schema.list_rows(tree, taken)
+    rows = schema.list_rows(tree, used_paths)
     layers = {names[:-1] for names, _, _ in rows if names[-1].removesuffix(":0").lower() in _LAYER}
     for names, leaf, _ in rows:
         name = "/".join(names)
@@ -204,12 +204,12 @@ def _per_observation(
             continue
         if leaf.shape not in ((obs,), (1, obs), (obs, 1), (2, obs)) or _OBSERVATION.search(name.lower()):
             continue
-        if any(name == place or name.startswith(f"{place}/") for place in stated):
+        if any(name == path or name.startswith(f"{path}/") for path in stated):
             continue
         numbers = leaf.array()
         first = numbers.reshape(-1)[0]
         if (numbers == first).all() and float(abs(first)) in (0, 1, math.inf):
             continue  # zero means, unit deviations or infinite limits have no effect
         hint = "if these are observation statistics, use --obs-norm FILE (with mean and var) to apply them"
-        found = AgentEvidence("observation statistics", name, leaf)
-        yield make_entry(found, decides=obs != actions, hint=hint)
+        evidence = AgentEvidence("observation statistics", name, leaf)
+        yield make_entry(evidence, decides=obs != actions, hint=hint)

@@ -107,7 +107,7 @@ class PolicyUsage(NamedTuple):
     def settled(self) -> bool:
         """Whether settings and tensors decide nothing more: the ledger has the statistics already."""
         lacks = self.binding.facts.lacks
-        return self.normalised or any(each.decides and each.what == OBSERVATION_STATISTICS for each in lacks)
+        return self.normalised or any(row.decides and row.what == OBSERVATION_STATISTICS for row in lacks)
 
     @property
     def observed(self) -> Collection[int]:
@@ -148,12 +148,12 @@ class PolicyUsage(NamedTuple):
             return make_entry(found) if isinstance(found.leaf, Leaf) else None
         return judge(found)
 
-    def _statistics(self, found: AgentEvidence) -> LedgerEntry | None:
-        if isinstance(found.leaf, Leaf):
-            return _statistics_tensor(found, found.leaf, self.widths[:1], self.settled, self.hint(None))
-        value = found.plain
+    def _statistics(self, evidence: AgentEvidence) -> LedgerEntry | None:
+        if isinstance(evidence.leaf, Leaf):
+            return _statistics_tensor(evidence, evidence.leaf, self.widths[:1], self.settled, self.hint(None))
+        value = evidence.plain
         if isinstance(value, int | float) and not isinstance(value, bool):
-            return self._scale(found, float(value))
+            return self._scale(evidence, float(value))
         if self.settled or is_empty(value) or not isinstance(value, bool | str):
             return None
         # A boolean or a filter's name; other texts are names of files and columns.
@@ -163,99 +163,99 @@ class PolicyUsage(NamedTuple):
             "use --obs-norm FILE to supply the statistics; if training did not normalise, this "
             "setting is wrong"
         )
-        return make_entry(found, decides=True, hint=hint)
+        return make_entry(evidence, decides=True, hint=hint)
 
-    def _scale(self, found: AgentEvidence, value: float) -> LedgerEntry | None:
+    def _scale(self, evidence: AgentEvidence, value: float) -> LedgerEntry | None:
         """Return the entry for a number that scales or limits observations."""
-        last = last_word(found.name)
+        last = last_word(evidence.name)
         norm = self.known.obs_norm
         if "clip" in last:
             if not math.isfinite(value) or value <= 0 or (norm is not None and norm.get("clip") == value):
                 return None
             own = self.binding.facts.norm
-            return make_entry(found, decides=norm is not None and own is not None and bool(own.assumed))
+            return make_entry(evidence, decides=norm is not None and own is not None and bool(own.assumed))
         if re.search("scal(e|es|ing)", last):
-            return None if value in (0.0, 1.0) else make_entry(found, decides=norm is None)
-        return make_entry(found) if is_limit(found) and value != 0 else None
+            return None if value in (0.0, 1.0) else make_entry(evidence, decides=norm is None)
+        return make_entry(evidence) if is_limit(evidence) and value != 0 else None
 
-    def _bounds(self, found: AgentEvidence) -> LedgerEntry | None:
-        value = found.plain
-        if isinstance(found.leaf, Leaf):
+    def _bounds(self, evidence: AgentEvidence) -> LedgerEntry | None:
+        value = evidence.plain
+        if isinstance(evidence.leaf, Leaf):
             # Layouts move the buffers of an action map; other buffers have one number per action, or one in
             # total.
-            if found.leaf.size not in (1, self.widths[1]):
+            if evidence.leaf.size not in (1, self.widths[1]):
                 return None
-            return make_entry(found, decides=self.known.action_low is None and self._is_assumed("head"))
+            return make_entry(evidence, decides=self.known.action_low is None and self._is_assumed("head"))
         if isinstance(value, bool) or not isinstance(value, int | float):
             return None
         if self.known.action_low is None:
-            return make_entry(found) if math.isfinite(value) else None
+            return make_entry(evidence) if math.isfinite(value) else None
         stated = [*(self.known.action_low or ()), *(self.known.action_high or ())]
-        if any(abs(abs(value) - abs(each)) <= 1e-6 * max(1.0, abs(each)) for each in stated):
+        if any(abs(abs(value) - abs(bound)) <= 1e-6 * max(1.0, abs(bound)) for bound in stated):
             return None
         # A different lower bound changes the actions; a different upper one may be a unit.
-        lower = re.search(r"(^|_)(min|low)(_|$)", re.split(r"[/.]", found.name.lower())[-1])
-        return make_entry(found, decides=lower is not None)
+        lower = re.search(r"(^|_)(min|low)(_|$)", re.split(r"[/.]", evidence.name.lower())[-1])
+        return make_entry(evidence, decides=lower is not None)
 
     def _is_assumed(self, fact: str) -> bool:
         return fact not in self.known.provenance or self.known.is_assumed(fact)
 
-    def _activation(self, found: AgentEvidence) -> LedgerEntry | None:
-        name, used = activation_name(found.plain), set(self.known.activations or ())
+    def _activation(self, evidence: AgentEvidence) -> LedgerEntry | None:
+        name, used = activation_name(evidence.plain), set(self.known.activations or ())
         # A function after the last layer is the action map; settings of other networks are not played.
-        if name is None or not used or name in used or OTHER_NETWORKS.search(found.name.lower()):
+        if name is None or not used or name in used or OTHER_NETWORKS.search(evidence.name.lower()):
             return None
         hint = f"--activation {name}" if name in ACTIVATIONS else None
-        return make_entry(found, decides=True, hint=hint)
+        return make_entry(evidence, decides=True, hint=hint)
 
-    def _distribution(self, found: AgentEvidence) -> LedgerEntry | None:
-        head, name = self.known.head, found.name.lower()
-        if head is None or isinstance(found.leaf, Leaf) or re.search("critic|value|vf_|qf?_", name):
+    def _distribution(self, evidence: AgentEvidence) -> LedgerEntry | None:
+        head, name = self.known.head, evidence.name.lower()
+        if head is None or isinstance(evidence.leaf, Leaf) or re.search("critic|value|vf_|qf?_", name):
             return None
-        squashes = output_function(found.plain, last_word(name))
+        squashes = output_function(evidence.plain, last_word(name))
         if squashes is None or squashes == ("tanh" if head in _TANH else "linear"):
             return None
-        return make_entry(found, decides=self._is_assumed("head"))
+        return make_entry(evidence, decides=self._is_assumed("head"))
 
-    def _architecture(self, found: AgentEvidence) -> LedgerEntry | None:
-        value = found.plain
-        if is_empty(value) or not isinstance(value, bool | int | float | str) or isinstance(found.leaf, Leaf):
+    def _architecture(self, fact: AgentEvidence) -> LedgerEntry | None:
+        value = fact.plain
+        if is_empty(value) or not isinstance(value, bool | int | float | str) or isinstance(fact.leaf, Leaf):
             return None
-        name = found.name.lower()
+        name = fact.name.lower()
         normed = "norm" in name or last_word(name).removeprefix("use_") in ("ln", "bn")
         if "dropout" in name or (normed and (self.binding.norm_kind or self.binding.fronts)):
             return None  # dropout is inactive when an agent is played
-        return make_entry(found, decides=value is True and "critic" not in name)
+        return make_entry(fact, decides=value is True and "critic" not in name)
 
-    def _wrapper(self, found: AgentEvidence) -> LedgerEntry | None:
-        value = found.plain
+    def _wrapper(self, evidence: AgentEvidence) -> LedgerEntry | None:
+        value = evidence.plain
         if (
             is_empty(value)
-            or isinstance(found.leaf, Leaf)
-            or (value == 1 and "delay" not in last_word(found.name))
+            or isinstance(evidence.leaf, Leaf)
+            or (value == 1 and "delay" not in last_word(evidence.name))
         ):
             return None
         named = str(value.name if isinstance(value, Record) else value)
-        if re.search("repeat|skip|delay", last_word(found.name)):
+        if re.search("repeat|skip|delay", last_word(evidence.name)):
             # A simulator's own frame skip is part of the environment.
-            certain = not re.search("frame_?skip", last_word(found.name))
+            certain = not re.search("frame_?skip", last_word(evidence.name))
             is_number = isinstance(value, int | float) and not isinstance(value, bool)
-            return make_entry(found, decides=certain) if is_number else None
-        own = {str(each.get("name")) for each in (self.known.env or {}).get("wrappers") or ()}
+            return make_entry(evidence, decides=certain) if is_number else None
+        own = {str(wrapper.get("name")) for wrapper in (self.known.env or {}).get("wrappers") or ()}
         if {named, named.rpartition(".")[2]} & own or not re.search(r"[A-Za-z]", named):
             return None
-        return make_entry(found, decides=True)
+        return make_entry(evidence, decides=True)
 
-    def _code(self, found: AgentEvidence) -> LedgerEntry | None:
-        value = found.plain
+    def _code(self, evidence: AgentEvidence) -> LedgerEntry | None:
+        value = evidence.plain
         name = value.name if isinstance(value, Record) else value
         if not isinstance(name, str) or is_empty(name):
             return None
-        last = last_word(found.name)
-        if last in ("_target_", "class_path", "class_name") and not _has_role(found.name, name):
+        last = last_word(evidence.name)
+        if last in ("_target_", "class_path", "class_name") and not _has_role(evidence.name, name):
             return None
         if "." not in name:
-            return make_entry(found, decides=True) if _is_own_class(last, name.strip("'\"")) else None
+            return make_entry(evidence, decides=True) if _is_own_class(last, name.strip("'\"")) else None
         if re.search(r"[/\\\s]", name) or not re.fullmatch(r"\W*(class\s|function\s)?.*\.[A-Z]\w*\W*", name):
             return None  # a file name or a version
         module = re.sub(r"^\W*(class|function)?\s*['\"]?", "", name).partition(".")[0]
@@ -263,13 +263,13 @@ class PolicyUsage(NamedTuple):
             return None
         # Configurations create all objects by such names, also a program's own plain agent.
         plain = last in ("_target_", "class_path") and _is_plain(_HUMPS.findall(name.rpartition(".")[2]))
-        return make_entry(found, decides=not plain)
+        return make_entry(evidence, decides=not plain)
 
 
 def _has_role(setting: str, class_: str) -> bool:
     """Return whether a class is a policy or a part of one, by its own name or by its setting's name."""
     words = _HUMPS.findall(class_.rpartition(".")[2])
-    owners = [each for each in re.split(r"[/.]", setting.lower())[:-1] if not each.isdigit()][-2:]
+    owners = [part for part in re.split(r"[/.]", setting.lower())[:-1] if not part.isdigit()][-2:]
     if any(map(_NO_ROLE.search, owners)) or _NO_ROLE.search(class_.lower()):
         return False
     return any(map(_ROLES.search, owners)) or bool(words and _ROLES.fullmatch(words[-1].lower()))
@@ -307,10 +307,10 @@ def make_entry(found: AgentEvidence, *, decides: bool = False, hint: str | None 
 
 
 def _statistics_tensor(
-    found: AgentEvidence, leaf: Leaf, observed: Collection[int], settled: bool, hint: str
+    evidence: AgentEvidence, leaf: Leaf, observed: Collection[int], settled: bool, hint: str
 ) -> LedgerEntry | None:
     """Return the entry for a tensor of statistics; it decides if it has the size of an observation."""
     if leaf.size < 2 or "int" in leaf.dtype:
         return None
-    fits = not {*observed}.isdisjoint((leaf.size, *leaf.shape)) and not is_limit(found)
-    return make_entry(found, decides=fits and not settled, hint=hint)
+    fits = not {*observed}.isdisjoint((leaf.size, *leaf.shape)) and not is_limit(evidence)
+    return make_entry(evidence, decides=fits and not settled, hint=hint)

@@ -194,8 +194,8 @@ class StepSamples(NamedTuple):
 class BatchVector(VectorEnv):
     """Rows that are stepped together, like one Gymnasium environment, which draws their start states."""
 
-    def _describe(self, made: Any) -> None:
-        self.spec = describe_env(made)
+    def _describe(self, env: Any) -> None:
+        self.spec = describe_env(env)
         self._limit = self.spec.max_episode_steps or np.inf
         self._length = np.zeros(self.num_envs, np.int64)
 
@@ -284,25 +284,25 @@ class ArrayVector(BatchVector):
         states, actions = self.task.samples(np.random.default_rng(0))
         actions = actions.astype(self.spec.action_low.dtype)[:, None]
         bare, choices = self._one.unwrapped, self.spec.choices
-        after, seen, rewards, ended = [], [], [], []
+        after, observations, rewards, ended = [], [], [], []
         for state, action in zip(states, actions, strict=True):
             # A reset also begins the time limit anew, and forgets an earlier end.
             self._one.reset(seed=0)
             self.task.put(bare, state)
             observation, reward, terminated, _, _ = self._one.step(int(action[0]) if choices else action)
             after.append(np.array(bare.state, np.float64))
-            seen.append(observation)
+            observations.append(observation)
             rewards.append(reward)
             ended.append(terminated)
-        results = (np.array(after), np.array(seen), np.array(rewards, np.float64), np.array(ended))
+        results = (np.array(after), np.array(observations), np.array(rewards, np.float64), np.array(ended))
         return StepSamples(states, actions, *results, self.task.tolerances)
 
     def _compare(self, steps: StepSamples) -> Agreement:
         """Run the same steps as one batch."""
         before = tuple(np.ascontiguousarray(column) for column in steps.states.T)
         state, rewards, terminated = self.task.advance(before, steps.actions[:, 0])
-        seen = np.stack(self.task.observe(state), 1).astype(np.float32)
-        return steps.agreement(np.stack(state, 1), seen, rewards, terminated)
+        observed = np.stack(self.task.observe(state), 1).astype(np.float32)
+        return steps.agreement(np.stack(state, 1), observed, rewards, terminated)
 
 
 def _read_equations(task: type[Equations], bare: Any, engine: str) -> Equations:
@@ -689,12 +689,12 @@ class PendulumTensors(ClassicTensors):
         import torch
 
         angle, speed = state
-        seen = angle.new_empty(len(angle), 3, dtype=torch.float32)
+        observations = angle.new_empty(len(angle), 3, dtype=torch.float32)
         # On a GPU each of these is one kernel that computes in float64 and rounds its output.
-        torch.cos(angle, out=seen[:, 0])
-        torch.sin(angle, out=seen[:, 1])
-        seen[:, 2] = speed
-        return seen
+        torch.cos(angle, out=observations[:, 0])
+        torch.sin(angle, out=observations[:, 1])
+        observations[:, 2] = speed
+        return observations
 
     def step(self, state: Tensors, actions: torch.Tensor) -> tuple[Tensors, torch.Tensor, None]:
         """Return the next angles and velocities, and the rewards; no episode terminates."""
@@ -752,9 +752,9 @@ class MountainCarTensors(ClassicTensors):
     def observe(self, state: Tensors) -> torch.Tensor:
         """Return position and velocity: float32 [rows, 2]."""
         position, velocity, _ = state
-        seen = velocity.new_empty(len(velocity), 2)
-        seen[:, 0], seen[:, 1] = position, velocity
-        return seen
+        observations = velocity.new_empty(len(velocity), 2)
+        observations[:, 0], observations[:, 1] = position, velocity
+        return observations
 
     def step(self, state: Tensors, actions: torch.Tensor) -> tuple[Tensors, torch.Tensor, torch.Tensor]:
         """Return the next state, the rewards, and which cars have reached the goal."""
@@ -825,8 +825,8 @@ def survival_reward(env: Any, version: int) -> Callable[[np.ndarray], Judged]:
     worth, ends = env._healthy_reward, bool(env._terminate_when_unhealthy)
 
     def judged(healthy: np.ndarray) -> Judged:
-        paid = np.ones_like(healthy) if version == 4 and ends else healthy
-        return paid * float(worth), ~healthy if ends else np.zeros_like(healthy)
+        reward = np.ones_like(healthy) if version == 4 and ends else healthy
+        return reward * float(worth), ~healthy if ends else np.zeros_like(healthy)
 
     return judged
 
@@ -910,16 +910,16 @@ def reacher(env: Any, version: int) -> TaskRules:
 
 def pusher(env: Any, _version: int) -> TaskRules:
     """Return the rules of `pusher_v5.py`; version 4 does not run on MuJoCo 3 and later."""
-    tip, thing, goal = (env.data.body(name).id for name in ("tips_arm", "object", "goal"))
+    tip, object_, goal = (env.data.body(name).id for name in ("tips_arm", "object", "goal"))
     close, there, tiring = env._reward_near_weight, env._reward_dist_weight, env._reward_control_weight
 
     def observe(f: Fields) -> tuple[np.ndarray, ...]:
-        bodies = (f["xpos"][:, body] for body in (tip, thing, goal))
+        bodies = (f["xpos"][:, body] for body in (tip, object_, goal))
         return f["qpos"][:, :7], f["qvel"][:, :7], *bodies
 
     def judge(f: Fields, _before: np.ndarray, actions: np.ndarray) -> Judged:
-        near = -_vector_norms(f["xpos"][:, thing] - f["xpos"][:, tip]) * close
-        far = -_vector_norms(f["xpos"][:, thing] - f["xpos"][:, goal]) * there
+        near = -_vector_norms(f["xpos"][:, object_] - f["xpos"][:, tip]) * close
+        far = -_vector_norms(f["xpos"][:, object_] - f["xpos"][:, goal]) * there
         return far + -squared_effort(actions) * tiring + near, never_terminated(f)
 
     return TaskRules(observe, judge, fields=("xpos",))
@@ -965,7 +965,7 @@ def ant(env: Any, version: int) -> TaskRules:
     shows = bool(env._include_cfrc_ext_in_observation) if version > 4 else feels
     hidden = version > 4  # the world body, which is not part of version 5's observations
     body = env.data.body(env._main_body if version > 4 else "torso").id
-    place, dt, survive = observed_positions(env, 2), env.dt, survival_reward(env, version)
+    positions, dt, survive = observed_positions(env, 2), env.dt, survival_reward(env, version)
     onward = env._forward_reward_weight if version > 4 else 1
     tiring, touching = env._ctrl_cost_weight, env._contact_cost_weight
     (least, most), (low, high) = env._contact_force_range, env._healthy_z_range
@@ -974,7 +974,7 @@ def ant(env: Any, version: int) -> TaskRules:
         return np.clip(f["cfrc_ext"], least, most)
 
     def observe(f: Fields) -> tuple[np.ndarray, ...]:
-        moving = (place(f), f["qvel"])
+        moving = (positions(f), f["qvel"])
         return (*moving, _flatten_rows(forces(f)[:, hidden:])) if shows else moving
 
     def judge(f: Fields, before: np.ndarray, actions: np.ndarray) -> Judged:
@@ -995,7 +995,7 @@ def humanoid(env: Any, version: int) -> TaskRules:
 
     Version 5 omits the world body and the actuator forces on the free joint from its observations.
     """
-    place, dt, survive = observed_positions(env, 2), env.dt, survival_reward(env, version)
+    positions, dt, survive = observed_positions(env, 2), env.dt, survival_reward(env, version)
     onward, tiring = env._forward_reward_weight, env._ctrl_cost_weight
     mass, limits = env.model.body_mass[:, None].copy(), env._healthy_z_range
     total = np.sum(mass)
@@ -1013,7 +1013,7 @@ def humanoid(env: Any, version: int) -> TaskRules:
         return centre[:, 0]
 
     def observe(f: Fields) -> tuple[np.ndarray, ...]:
-        return (place(f), f["qvel"], *(_flatten_rows(f[name][:, first:]) for name, first in shown))
+        return (positions(f), f["qvel"], *(_flatten_rows(f[name][:, first:]) for name, first in shown))
 
     def judge(f: Fields, before: np.ndarray, _actions: np.ndarray) -> Judged:
         velocity = (along(f) - before) / dt
@@ -1030,18 +1030,18 @@ def humanoid(env: Any, version: int) -> TaskRules:
 
 def _crawler_rules(env: Any, skipped: int) -> TaskRules:
     """Return the rules of HalfCheetah and Swimmer, in both versions."""
-    place, dt = observed_positions(env, skipped), env.dt
+    positions, dt = observed_positions(env, skipped), env.dt
     onward, tiring = env._forward_reward_weight, env._ctrl_cost_weight
 
     def judge(f: Fields, before: np.ndarray, actions: np.ndarray) -> Judged:
         velocity = (f["qpos"][:, 0] - before) / dt
         return onward * velocity - tiring * squared_effort(actions), never_terminated(f)
 
-    return TaskRules(lambda f: (place(f), f["qvel"]), judge)
+    return TaskRules(lambda f: (positions(f), f["qvel"]), judge)
 
 
 def _upright_rules(env: Any, version: int, healthy: Any) -> TaskRules:
-    place, dt, survive = observed_positions(env, 1), env.dt, survival_reward(env, version)
+    positions, dt, survive = observed_positions(env, 1), env.dt, survival_reward(env, version)
     onward, tiring = env._forward_reward_weight, env._ctrl_cost_weight
 
     def judge(f: Fields, before: np.ndarray, actions: np.ndarray) -> Judged:
@@ -1049,7 +1049,7 @@ def _upright_rules(env: Any, version: int, healthy: Any) -> TaskRules:
         alive, terminated = survive(healthy(f))
         return onward * velocity + alive - tiring * squared_effort(actions), terminated
 
-    return TaskRules(lambda f: (place(f), np.clip(f["qvel"], -MOST_SPEED, MOST_SPEED)), judge)
+    return TaskRules(lambda f: (positions(f), np.clip(f["qvel"], -MOST_SPEED, MOST_SPEED)), judge)
 
 
 def _flatten_rows(values: np.ndarray) -> np.ndarray:
@@ -1115,18 +1115,18 @@ class MujocoVector(BatchVector):
         self._restore = redirect_mujoco_warnings(self._notes)
         try:
             with collect_warnings(self._notes):
-                made = make_one()
-                self._describe(made)
+                env = make_one()
+                self._describe(env)
                 cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-                self._prepare(made, min(threads or cores or 1, num_envs))
-                self.agreement = self._compare(made).require(self.spec.id, self.engine)
+                self._prepare(env, min(threads or cores or 1, num_envs))
+                self.agreement = self._compare(env).require(self.spec.id, self.engine)
         except BaseException:
             self._restore()
             raise
 
-    def _prepare(self, made: Any, threads: int) -> None:
-        self._env = env = made.unwrapped
-        self._rules = find_rules(made)
+    def _prepare(self, gym_env: Any, threads: int) -> None:
+        self._env = env = gym_env.unwrapped
+        self._rules = find_rules(gym_env)
         self._batch = _make_batch(env.model, self.num_envs, threads, self._rules.contacts)
         fields = ("qpos", "qvel", "ctrl", *self._rules.fields)
         self._fields = {name: self._batch.bind(name) for name in fields}
@@ -1138,25 +1138,25 @@ class MujocoVector(BatchVector):
         self._rows = np.zeros((self.num_envs, self.spec.obs_dim))
         self.obs = self._rows
 
-    def _compare(self, made: Any) -> Agreement:
+    def _compare(self, env: Any) -> Agreement:
         """Compare a few steps with Gymnasium's, whose other versions may differ by more than rounding."""
         actions = np.random.default_rng(0).uniform(-1, 1, (TRIED_STEPS, self.num_envs, self.spec.action_dim))
         actions = actions.astype(self.spec.action_low.dtype)
-        theirs = [(made.reset(seed=0)[0], 0.0, False), *(made.step(action[0])[:3] for action in actions)]
+        expected = [(env.reset(seed=0)[0], 0.0, False), *(env.step(action[0])[:3] for action in actions)]
         # From here on Gymnasium draws the start states, and the batch receives them.
         self._env.set_state = self._start
         row = np.arange(1)
         self.reset(row, np.zeros(1, np.int64))
-        ours = [(self._rows[0].copy(), 0.0, False)]
+        steps = [(self._rows[0].copy(), 0.0, False)]
         for action in actions:
             reward, terminated, _ = self.step(action, row)
-            ours.append((self._rows[0].copy(), float(reward[0]), bool(terminated[0])))
+            steps.append((self._rows[0].copy(), float(reward[0]), bool(terminated[0])))
         self._rows[0] = 0
         tolerances = (OBSERVATION_TOLERANCE, MUJOCO_REWARD_TOLERANCE, 0.0)
         rows = zip(
             ("observations", "rewards", "terminations"),
-            zip(*ours, strict=True),
-            zip(*theirs, strict=True),
+            zip(*steps, strict=True),
+            zip(*expected, strict=True),
             tolerances,
             strict=True,
         )

@@ -95,10 +95,10 @@ def render_frame(env: Any, name: str) -> np.ndarray:
         raise MissingExtraError(
             f"cannot render {name}: {reason}", hint=install_command("pygame-ce")
         ) from None
-    found = np.asarray(drawn)
-    if found.dtype != np.uint8 or found.ndim != 3 or found.shape[2] != 3:
+    frame = np.asarray(drawn)
+    if frame.dtype != np.uint8 or frame.ndim != 3 or frame.shape[2] != 3:
         raise UnsupportedError(f"{name} does not render an RGB image", expected="uint8[height, width, 3]")
-    return found
+    return frame
 
 
 def _choose_opengl() -> str:
@@ -215,34 +215,34 @@ class Agreement:
     @property
     def exact(self) -> bool:
         """Return whether every number is equal to the last bit."""
-        return all(each.largest == 0 for each in self.deviations)
+        return all(deviation.largest == 0 for deviation in self.deviations)
 
     def require(self, env_id: str, engine: str) -> Agreement:
         """Return self; raise UnsupportedError if a difference exceeds rounding."""
-        for each in self.deviations:
-            if not each.largest <= each.tolerance:
+        for deviation in self.deviations:
+            if not deviation.largest <= deviation.tolerance:
                 raise UnsupportedError(
                     f"the {engine} engine differs from the installed Gymnasium's {env_id} by more than "
                     "rounding",
-                    expected=f"{each.quantity} within {each.tolerance:g}",
-                    found=f"{each.largest:.2g}",
+                    expected=f"{deviation.quantity} within {deviation.tolerance:g}",
+                    found=f"{deviation.largest:.2g}",
                     hint="use --engine gymnasium, which steps Gymnasium's own environments",
                 )
         return self
 
     def document(self) -> dict[str, Any]:
         """Return the JSON document."""
-        each = {d.quantity: {"largest": d.largest, "tolerance": d.tolerance} for d in self.deviations}
-        return {"steps": self.steps, "deviations": each}
+        deviations = {d.quantity: {"largest": d.largest, "tolerance": d.tolerance} for d in self.deviations}
+        return {"steps": self.steps, "deviations": deviations}
 
     @staticmethod
     def read(document: Mapping[str, Any] | None) -> Agreement | None:
         """Restore an object from the JSON document; None for results without one."""
         if document is None:
             return None
-        each = document["deviations"].items()
-        found = tuple(Deviation(name, float(d["largest"]), float(d["tolerance"])) for name, d in each)
-        return Agreement(int(document["steps"]), found)
+        rows = document["deviations"].items()
+        deviations = tuple(Deviation(name, float(d["largest"]), float(d["tolerance"])) for name, d in rows)
+        return Agreement(int(document["steps"]), deviations)
 
     def note(self, engine: str) -> tuple[str, ...]:
         """Return a note on the differences, or nothing if there are none."""
@@ -255,12 +255,12 @@ class Agreement:
 
 def measure_deviation(quantity: str, found: Any, expected: Any, tolerance: float) -> Deviation:
     """Compare two arrays of equal shape; equal values, or NaN in both, count as no error."""
-    ours, theirs = np.asarray(found, np.float64), np.asarray(expected, np.float64)
-    if ours.shape != theirs.shape:
+    numbers, reference = np.asarray(found, np.float64), np.asarray(expected, np.float64)
+    if numbers.shape != reference.shape:
         return Deviation(quantity, math.inf, tolerance)
-    same = (ours == theirs) | (np.isnan(ours) & np.isnan(theirs))
+    same = (numbers == reference) | (np.isnan(numbers) & np.isnan(reference))
     with np.errstate(invalid="ignore"):
-        errors = np.where(same, 0.0, np.abs(ours - theirs) / np.maximum(1.0, np.abs(theirs)))
+        errors = np.where(same, 0.0, np.abs(numbers - reference) / np.maximum(1.0, np.abs(reference)))
     # An infinite or undefined difference is not rounding.
     return Deviation(
         quantity, float(np.nan_to_num(errors, nan=math.inf, posinf=math.inf).max(initial=0.0)), tolerance
@@ -393,8 +393,8 @@ class GymVector(VectorEnv):
             np.empty(len(rows), np.bool_),
             np.empty(len(rows), np.bool_),
         )
-        for place, row in enumerate(rows.tolist()):
-            obs, rewards[place], ends[place], cuts[place], info = self._envs[row].step(
+        for index, row in enumerate(rows.tolist()):
+            obs, rewards[index], ends[index], cuts[index], info = self._envs[row].step(
                 self._to_action(actions[row])
             )
             self._put(row, obs)
@@ -443,7 +443,7 @@ def describe_env(env: Any) -> EnvSpec:
     if choices:
         high += [count - 1 for count, _ in choices]
     rows = _observation_rows(env)
-    inputs = tuple((key, each.low.shape, each.low.dtype.name) for key, each in rows.items())
+    inputs = tuple((key, row.low.shape, row.low.dtype.name) for key, row in rows.items())
     limit = env.spec.max_episode_steps if getattr(env, "spec", None) is not None else None
     fps = getattr(env, "metadata", {}).get("render_fps")
     arguments = getattr(getattr(env, "spec", None), "kwargs", {})
@@ -457,10 +457,10 @@ def describe_env(env: Any) -> EnvSpec:
         float(fps) if fps else None,
         {name: repr(value) for name, value in sorted(arguments.items()) if name != "render_mode"},
         choices=choices,
-        observation_bounds={key: (each.low, each.high) for key, each in rows.items()},
+        observation_bounds={key: (row.low, row.high) for key, row in rows.items()},
         binary=type(action).__name__ == "MultiBinary",
-        one_hot={key: each.one_hot for key, each in rows.items() if each.one_hot},
-        encoded={key: each.encoded for key, each in rows.items() if each.encoded},
+        one_hot={key: row.one_hot for key, row in rows.items() if row.one_hot},
+        encoded={key: row.encoded for key, row in rows.items() if row.encoded},
     )
 
 
@@ -478,9 +478,9 @@ def _observation_rows(env: Any) -> dict[str, _ObservationRows]:
     """Return how each input is read; raise UnsupportedError for unsupported spaces."""
     space = env.observation_space
     parts = dict(space.spaces) if type(space).__name__ == "Dict" else {OBS: space}
-    found = {str(key): _rows_of_space(part) for key, part in parts.items()}
-    rows = {key: each for key, each in found.items() if each is not None}
-    if len(rows) < len(found):
+    rows_by_name = {str(key): _rows_of_space(part) for key, part in parts.items()}
+    rows = {key: row for key, row in rows_by_name.items() if row is not None}
+    if len(rows) < len(rows_by_name):
         name = env.spec.id if getattr(env, "spec", None) is not None else type(env).__name__
         raise UnsupportedError(
             f"{name}: this observation space is not supported",
@@ -516,7 +516,7 @@ def _rows_of_space(space: Any) -> _ObservationRows | None:
     low, high = (np.concatenate([np.ravel(getattr(part, end)) for part in known]) for end in ("low", "high"))
 
     def join(obs: Any) -> np.ndarray:
-        return np.concatenate([np.ravel(part.read(each)) for part, each in zip(known, obs, strict=True)])
+        return np.concatenate([np.ravel(part.read(value)) for part, value in zip(known, obs, strict=True)])
 
     return _ObservationRows(low, high, join, str(space))
 
@@ -579,7 +579,7 @@ def collect_warnings(notes: dict[str, None]) -> Iterator[None]:
         warnings.simplefilter("always")
         yield
     lines = [clean_warning(str(warning.message)) for warning in caught]
-    notes.update({each: None for each in lines if not each.startswith(BINDINGS)})
+    notes.update({line: None for line in lines if not line.startswith(BINDINGS)})
 
 
 def redirect_mujoco_warnings(notes: dict[str, None]) -> Callable[[], None]:
@@ -641,11 +641,11 @@ def draw_starts(
     sample = np.unique(np.linspace(0, len(unique) - 1, _COMPARED).astype(np.int64))
     if len(sample) < len(unique) and int(unique[0]) >= 0 and int(unique[-1]) < 1 << 32:
         with np.errstate(over="ignore"):
-            found = low + (high - low) * draw_uniforms(unique.astype(np.uint32), len(low))
-        drawn = np.stack([draw(int(unique[place])) for place in sample.tolist()])
-        found = found.astype(drawn.dtype)
-        if np.array_equal(found[sample], drawn):
-            return np.asarray(found[inverse])
+            starts = low + (high - low) * draw_uniforms(unique.astype(np.uint32), len(low))
+        drawn = np.stack([draw(int(unique[index])) for index in sample.tolist()])
+        starts = starts.astype(drawn.dtype)
+        if np.array_equal(starts[sample], drawn):
+            return np.asarray(starts[inverse])
     return np.stack([draw(seed) for seed in unique.tolist()])[inverse]
 
 
@@ -657,13 +657,13 @@ def draw_uniforms(seeds: np.ndarray, count: int) -> np.ndarray:
     one = np.uint64(1)
     odd = (increment[0] << one | increment[1] >> np.uint64(63), increment[1] << one | one)
     state = _advance_generator(_add_wide(odd, start), odd)
-    found = np.empty((len(seeds), count))
+    uniforms = np.empty((len(seeds), count))
     for column in range(count):
         state = _advance_generator(state, odd)
         mixed, turn = state[0] ^ state[1], state[0] >> np.uint64(58)
         bits = mixed >> turn | mixed << (np.uint64(64) - turn & np.uint64(63))
-        found[:, column] = (bits >> np.uint64(11)) * 2.0**-53
-    return found
+        uniforms[:, column] = (bits >> np.uint64(11)) * 2.0**-53
+    return uniforms
 
 
 def _seed_words(seeds: np.ndarray) -> list[np.ndarray]:
@@ -1106,5 +1106,5 @@ def read_frame_skip(spec: Any) -> int | Sequence[int] | None:
     """Return the frames per action of a game in the registry, None for other environments."""
     if spec is None or spec.entry_point != _ATARI_ENTRY_POINT:
         return None
-    found: int | Sequence[int] = spec.kwargs.get("frameskip", 1)
-    return found
+    skip: int | Sequence[int] = spec.kwargs.get("frameskip", 1)
+    return skip

@@ -109,11 +109,11 @@ def _in_environment(agent: restore.Agent, env: str | None, how: Protocol) -> _Po
             file=agent.checkpoint.path,
             hint="pass env, a Gymnasium id, or facts=AgentFacts(action_low=..., action_high=...)",
         )
-    place = choose_environment(agent, env, how)
-    with place.make(1) as vector:
+    environment = choose_environment(agent, env, how)
+    with environment.make(1) as vector:
         spec = vector.spec
     agent = assume_choices(agent, spec)
-    entrant = prepare_agent(agent, place, how, spec)
+    entrant = prepare_agent(agent, environment, how, spec)
     return _PolicySetup(agent, entrant.network, entrant.settings, entrant.ledger, spec)
 
 
@@ -300,7 +300,7 @@ class LoadedAgent:
         if carried and episode_start is not None:
             kept = ~np.asarray(episode_start, np.bool_).reshape(-1)
             carried = tuple(
-                each * kept.reshape(-1, *[1] * (each.ndim - 1)).astype(each.dtype) for each in carried
+                array * kept.reshape(-1, *[1] * (array.ndim - 1)).astype(array.dtype) for array in carried
             )
         if not deterministic:
             actions, after = self._sample(observation, None, carried)
@@ -349,12 +349,12 @@ class LoadedAgent:
             )
         observations = self._encoded(observations)
         single = self._is_single(observations)
-        given = {OBS: np.asarray(observations), "action": np.asarray(actions)}
+        inputs = {OBS: np.asarray(observations), "action": np.asarray(actions)}
         if single:
-            given = {name: array[None] for name, array in given.items()}
-        each = [self._run(title, lambda critic: critic.step(given)[0]) for title in titles]
-        found = np.concatenate(each, axis=-1)
-        return found[0] if single else found
+            inputs = {name: array[None] for name, array in inputs.items()}
+        values = [self._run(title, lambda critic: critic.step(inputs)[0]) for title in titles]
+        joined = np.concatenate(values, axis=-1)
+        return joined[0] if single else joined
 
     def value(self, observations: Observation) -> np.ndarray:
         """Return the state values [n]; raise UsageError if the file holds no value network."""
@@ -419,8 +419,8 @@ class LoadedAgent:
         _, sampler = self._sampling if epsilon is None else self._read_sampling(Protocol(epsilon=epsilon))
         on_host = observations.detach().cpu().numpy() if _is_tensor(observations) else observations
         if isinstance(sampler, NormalSampler):
-            found, after = self._step("sample", on_host, state, sampler)
-            actions = self._as_actions(found)
+            outputs, after = self._step("sample", on_host, state, sampler)
+            actions = self._as_actions(outputs)
         else:
             scores, after = self._step("scores", on_host, state)
             rows = np.atleast_2d(scores)
@@ -469,8 +469,8 @@ class LoadedAgent:
 
     def _policy_network(self, part: AgentNetwork, settings: NetworkSettings) -> Network:
         """Return a policy's network, for observations in the environment's shapes if there is one."""
-        seen = None if self._spec is None else self._spec.shapes
-        network = policy_network(self._agent.tree, part, settings, self._agent.front(part.title), seen)
+        shapes = None if self._spec is None else self._spec.shapes
+        network = policy_network(self._agent.tree, part, settings, self._agent.front(part.title), shapes)
         return network.cast(self._how.dtype)
 
     def _step(
@@ -482,20 +482,20 @@ class LoadedAgent:
         """
         observations = self._arranged(self._encoded(observations))
         single = self._is_single(observations)
-        given: Any = observations
+        inputs: Any = observations
         if single and isinstance(observations, Mapping):
-            given = {name: np.asarray(value)[None] for name, value in observations.items()}
+            inputs = {name: np.asarray(value)[None] for name, value in observations.items()}
         elif single:
-            given = np.asarray(observations)[None]
+            inputs = np.asarray(observations)[None]
 
         def step(policy: Policy) -> tuple[np.ndarray, State]:
             if sampler is None:
-                return policy.step(given, state)
-            rows = len(next(iter(given.values())) if isinstance(given, Mapping) else given)
-            return policy.step(sampler.with_noise(given, [self._stream] * rows), state)
+                return policy.step(inputs, state)
+            rows = len(next(iter(inputs.values())) if isinstance(inputs, Mapping) else inputs)
+            return policy.step(sampler.with_noise(inputs, [self._stream] * rows), state)
 
-        found, after = self._run(role, step)
-        return found[0] if single else found, after
+        outputs, after = self._run(role, step)
+        return outputs[0] if single else outputs, after
 
     def _run(self, role: str, call: Callable[[Policy], Any]) -> Any:
         """Return what the call gives for a network, one call at a time; raise UsageError after `close`."""
@@ -533,15 +533,15 @@ class LoadedAgent:
     def _is_single(self, observations: Any) -> bool:
         """Return whether this is one observation; raise EnvironmentMismatchError for another rank."""
         name, shape = next(iter(self._shapes.items()))
-        given = observations.get(name) if isinstance(observations, Mapping) else observations
-        rank = -1 if given is None else int(given.ndim) if _is_tensor(given) else np.ndim(given)
+        array = observations.get(name) if isinstance(observations, Mapping) else observations
+        rank = -1 if array is None else int(array.ndim) if _is_tensor(array) else np.ndim(array)
         if rank not in (len(shape), len(shape) + 1):
             raise EnvironmentMismatchError(
                 "the observations do not match the policy's",
                 expected=f"{list(shape)} or [batch, {', '.join(map(str, shape))}]",
                 found="nothing under that name"
-                if given is None
-                else str(list(given.shape if hasattr(given, "shape") else np.shape(given))),
+                if array is None
+                else str(list(array.shape if hasattr(array, "shape") else np.shape(array))),
             )
         return bool(rank == len(shape))
 
@@ -605,11 +605,11 @@ def _is_tensor(value: object) -> bool:
 def _arrange(value: Any, shape: tuple[int, ...]) -> Any:
     """Return one observation or a batch in the policy's shape, if it differs only in its axes."""
     value = value if _is_tensor(value) or isinstance(value, np.ndarray) else np.asarray(value)
-    given = tuple(value.shape)
-    if given[-len(shape) :] == shape:
+    actual = tuple(value.shape)
+    if actual[-len(shape) :] == shape:
         return value
-    if len(shape) == 3 and len(given) in (3, 4) and given[-3:] == (*shape[1:], shape[0]):
+    if len(shape) == 3 and len(actual) in (3, 4) and actual[-3:] == (*shape[1:], shape[0]):
         return value.movedim(-1, -3) if _is_tensor(value) else np.moveaxis(value, -1, -3)
-    if len(shape) == 1 and len(given) > 2 and math.prod(given[1:]) == shape[0]:
-        return value.reshape(given[0], *shape)
-    return value.reshape(shape) if len(shape) == 1 < len(given) and math.prod(given) == shape[0] else value
+    if len(shape) == 1 and len(actual) > 2 and math.prod(actual[1:]) == shape[0]:
+        return value.reshape(actual[0], *shape)
+    return value.reshape(shape) if len(shape) == 1 < len(actual) and math.prod(actual) == shape[0] else value

@@ -66,11 +66,11 @@ def find_logs(path: str) -> TrainingLogs:
     Event files come first, then evaluations, tables and episodes, in the checkpoint's folder, in a
     subfolder for logs and in the folder above.
     """
-    found = training_logs.find_training_logs([path])
-    if found.curves or urls.is_url(path):
-        return found
+    logs = training_logs.find_training_logs([path])
+    if logs.curves or urls.is_url(path):
+        return logs
     own = os.path.dirname(filesystem.abspath(path))
-    notes = list(found.notes)
+    notes = list(logs.notes)
     for folder in (own, *(os.path.join(own, name) for name in BELOW), os.path.dirname(own)):
         for read, name in _READERS:
             try:
@@ -83,8 +83,8 @@ def find_logs(path: str) -> TrainingLogs:
             if curve is not None:
                 many = format_count(curve.logged, "value")
                 note = f"{many} of {curve.tag} ({curve.of}) in {urls.display_url(curve.files[0])}"
-                return replace(found, curves=(curve,), notes=(*notes, note))
-    return replace(found, notes=tuple(notes))
+                return replace(logs, curves=(curve,), notes=(*notes, note))
+    return replace(logs, notes=tuple(notes))
 
 
 def _read_evaluations(folder: str) -> TrainingCurve | None:
@@ -132,7 +132,7 @@ def _read_monitors(folder: str) -> TrainingCurve | None:
         for row in csv.DictReader(lines[1:] if head else lines):
             with suppress(TypeError, ValueError, OverflowError):
                 episodes.append((begin + float(row["t"]), int(float(row["l"])), float(row["r"])))
-    episodes.sort(key=lambda each: each[0])
+    episodes.sort(key=lambda row: row[0])
     steps = np.cumsum([length for _, length, _ in episodes], dtype=np.int64)
     points = [(int(step), value) for step, (_, _, value) in zip(steps, episodes, strict=True)]
     return _table_curve(files, "r", "training", points)
@@ -147,10 +147,10 @@ _READERS = (
 
 def _read_lines(file: str) -> list[str]:
     """Return the lines of a text file; none if it is too large to be read for a plot."""
-    found = File.stamp(file)
-    if found.size > MOST_BYTES:
+    stamp = File.stamp(file)
+    if stamp.size > MOST_BYTES:
         return []
-    return found.read(0, found.size).decode("utf-8", "replace").splitlines()
+    return stamp.read(0, stamp.size).decode("utf-8", "replace").splitlines()
 
 
 def _parse_points(pairs: Iterable[tuple[str | None, str | None]]) -> Iterator[tuple[int, float]]:

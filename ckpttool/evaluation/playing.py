@@ -120,10 +120,10 @@ def choose_environment(agent: Agent, requested: str | None, how: Protocol) -> Ev
     if how.wrappers is None and not around and front is not None:
         around = _assume_preprocessing(agent, front, str(requested or known.get("id") or ""))
         library = agent.binding.layout if around else ""
-    seen, acts = layer_widths(agent.tree, part)
+    obs_dim, acts = layer_widths(agent.tree, part)
     if front is not None:
-        seen = sum(s.size for s in front.streams)
-    inner = wrappers.inner_obs_dim(seen, acts, around)
+        obs_dim = sum(s.size for s in front.streams)
+    inner = wrappers.inner_obs_dim(obs_dim, acts, around)
     outfit: dict[str, Any] = {
         "adapter": how.adapter or _zero_forces_adapter(agent, requested or str(known.get("id")), inner),
         # The recorded id may come from a user, who may have named another version of the task in a
@@ -133,14 +133,16 @@ def choose_environment(agent: Agent, requested: str | None, how: Protocol) -> Ev
         "wrappers_origin": library,
         "arguments": json.dumps(known["arguments"], sort_keys=True) if known.get("arguments") else "",
     }
-    place = (
-        None if requested is None else EvaluationEnvironment(requested, trusted=True, obs_dim=seen, **outfit)
+    environment = (
+        None
+        if requested is None
+        else EvaluationEnvironment(requested, trusted=True, obs_dim=obs_dim, **outfit)
     )
-    if place is not None and may_choose(agent) and missing_options(agent, agent.known):
-        agent = _with_choices_of(agent, place)
+    if environment is not None and may_choose(agent) and missing_options(agent, agent.known):
+        agent = _with_choices_of(agent, environment)
     require_facts(agent, needs_env=not (requested or known.get("id")))
-    if place is not None:
-        return place
+    if environment is not None:
+        return environment
     if not known.get("id"):
         raise UsageError(
             "the checkpoint does not record its training environment",
@@ -148,7 +150,7 @@ def choose_environment(agent: Agent, requested: str | None, how: Protocol) -> Ev
             hint=environment_hint(agent, ("eval",), inner, acts),
         )
     # gymnasium imports the module before a colon; an id from a file must not trigger that.
-    return EvaluationEnvironment(str(known["id"]), trusted=False, obs_dim=seen, **outfit)
+    return EvaluationEnvironment(str(known["id"]), trusted=False, obs_dim=obs_dim, **outfit)
 
 
 def may_choose(agent: Agent) -> bool:
@@ -163,14 +165,14 @@ def may_choose(agent: Agent) -> bool:
     return known.choices is None and (alone or known.head == "argmax")
 
 
-def _with_choices_of(agent: Agent, place: EvaluationEnvironment) -> Agent:
+def _with_choices_of(agent: Agent, environment: EvaluationEnvironment) -> Agent:
     """Return the agent with the environment's discrete actions; other problems are found later.
 
     Raise UnsupportedError for unsupported actions of the environment, EnvironmentMismatchError for others
     than the policy's.
     """
     try:
-        with place.make(1) as vector:
+        with environment.make(1) as vector:
             return assume_choices(agent, vector.spec)
     except (UnsupportedError, EnvironmentMismatchError):
         raise
@@ -232,7 +234,7 @@ def _settle_scores(agent: Agent, choices: Choices, width: int, number: int) -> t
         why = f"the outputs are {width // number} quantiles of each action's value, whose mean counts"
     open_ = (schema.DUELING, schema.QUANTILES)
     binding = dataclasses.replace(agent.binding, facts=agent.binding.facts.without_lack(*open_))
-    ledger = tuple(each for each in agent.ledger if each not in open_)
+    ledger = tuple(entry for entry in agent.ledger if entry not in open_)
     return dataclasses.replace(agent, binding=binding, ledger=_add_assumption(ledger, why)), choices
 
 
@@ -302,9 +304,9 @@ def take_means(agent: Agent, number: int, discrete: bool = False) -> Agent:
     if not doubled and width != number:
         return agent
     facts = agent.binding.facts.without_lack(schema.HALVES)
-    ledger = tuple(each for each in agent.ledger if each != schema.HALVES)
+    ledger = tuple(entry for entry in agent.ledger if entry != schema.HALVES)
     if len(bounds) == 1:
-        low, high = (list(each or ()) * number for each in (known.action_low, known.action_high))
+        low, high = (list(bounds or ()) * number for bounds in (known.action_low, known.action_high))
         known = dataclasses.replace(known, action_low=low, action_high=high)
     leaves = dict(agent.tree.items())
     for name, axis in (("kernel", 1), ("bias", 0)) if doubled else ():
@@ -338,13 +340,13 @@ def environment_hint(agent: Agent, command: Sequence[str], obs_dim: int | None, 
     discrete = known.head == "argmax" and (choices is None or choices.single)
     if choices is not None:  # an action may have several outputs: quantiles or atoms
         action_dim = sum(choices.counts)
-    found = environments.candidate_environments(words, obs_dim or 0, action_dim, bound, discrete=discrete)
+    items = environments.candidate_environments(words, obs_dim or 0, action_dim, bound, discrete=discrete)
     sizes = f"{format_count(obs_dim or 0, 'observation')} and {format_count(action_dim, 'action')}"
-    if not found:
+    if not items:
         return f"--env ID, where ID is an environment with {sizes}"
-    if len(found) == 1 and (hint := environments.suggest_package(found[0])) is not None:
+    if len(items) == 1 and (hint := environments.suggest_package(items[0])) is not None:
         return hint
-    options = [format_command(command[0], path, *command[1:], "--env", each) for each in found]
+    options = [format_command(command[0], path, *command[1:], "--env", candidate) for candidate in items]
     return options[0] if len(options) == 1 else f"{sizes} match: {', or '.join(options)}"
 
 
@@ -389,23 +391,23 @@ def _choose_wrappers(agent: Agent, how: Protocol) -> tuple[WrapperSpec, ...]:
     for recorded in restore.training_wrappers(agent.known) if how.wrappers is not None else ():
         arguments = {name: value for name, value in recorded.arguments.items() if name != "padding"}
         if recorded.title == _STACK:
-            same = [each.title == _STACK and each.arguments == arguments for each in around]
-            around = tuple(recorded if stack else each for each, stack in zip(around, same, strict=True))
-    for each in around:
-        if not wrappers.is_known_wrapper(each):
+            same = [wrapper.title == _STACK and wrapper.arguments == arguments for wrapper in around]
+            around = tuple(recorded if stack else row for row, stack in zip(around, same, strict=True))
+    for wrapper in around:
+        if not wrappers.is_known_wrapper(wrapper):
             raise UsageError(
                 "unknown environment wrapper",
                 file=agent.checkpoint.path,
-                found=each.name,
+                found=wrapper.name,
                 hint="use --wrapper none to play without it, if it changes neither observations nor actions"
                 if how.wrappers is None
-                else suggest_choice(each.title, wrappers.list_wrapper_names()),
+                else suggest_choice(wrapper.title, wrappers.list_wrapper_names()),
             )
-        if each.title in wrappers.NORMALIZERS and agent.known.obs_norm is None:
+        if wrapper.title in wrappers.NORMALIZERS and agent.known.obs_norm is None:
             raise UsageError(
                 "a training wrapper normalises observations, but no file contains its statistics",
                 file=agent.checkpoint.path,
-                found=each.name,
+                found=wrapper.name,
                 hint=(
                     "use --obs-norm FILE to supply the statistics, or --wrapper none to play "
                     "without the wrapper"
@@ -427,14 +429,14 @@ def _assume_preprocessing(agent: Agent, front: PolicyEncoder, env: str) -> tuple
         return ()
     around = tuple(wrappers.parse_wrapper(text.format(frames=stream.shape[0])) for text in chain)
     if frames != 1:
-        once = [wrappers.with_frame_skip(each, 1) for each in around]
+        once = [wrappers.with_frame_skip(wrapper, 1) for wrapper in around]
         commands = [
             format_command(
                 "eval",
                 agent.checkpoint.path,
                 "--env",
                 env,
-                *(word for each in chosen for word in ("--wrapper", wrappers.format_wrapper(each))),
+                *(word for wrapper in chosen for word in ("--wrapper", wrappers.format_wrapper(wrapper))),
             )
             for chosen in (once, around)
         ]
@@ -458,7 +460,7 @@ def _zero_forces_adapter(agent: Agent, env: str, size: int | None) -> str | None
 
 def _wrapper_override_note(agent: Agent, how: Protocol) -> tuple[str, ...]:
     recorded = restore.training_wrappers(agent.known)
-    named = [each.name for each in recorded]
+    named = [wrapper.name for wrapper in recorded]
     if how.wrappers is None or not named or _choose_wrappers(agent, how) == recorded:
         return ()
     return (f"environment wrappers given: {', '.join(how.wrappers)}; the files list {', '.join(named)}",)
@@ -485,14 +487,14 @@ def prepare_agent(agent: Agent, place: EvaluationEnvironment, how: Protocol, spe
     more = (*more, *_encoding_entries(agent, spec))
     own = agent.ledger
     if how.wrappers is not None:
-        own = tuple(each for each in own if each.what != "wrapper")
+        own = tuple(entry for entry in own if entry.what != "wrapper")
         more = (*more, *restore.wrapper_entries(wrappers.deserialize_wrappers(place.wrappers), "given"))
     if place.wrappers_origin:
         around = wrappers.deserialize_wrappers(place.wrappers)
         origin = f"default of library {place.wrappers_origin}"
-        for each in restore.wrapper_entries(around, ""):
-            use = "assumed" if each.use == "used" else each.use
-            more = (*more, dataclasses.replace(each, use=use, origin=origin))
+        for entry in restore.wrapper_entries(around, ""):
+            use = "assumed" if entry.use == "used" else entry.use
+            more = (*more, dataclasses.replace(entry, use=use, origin=origin))
     entries = sidecar.drop_known_bounds(
         sidecar.merge_entries(own, assumed, more, differing.observation_entries())
     )
@@ -501,9 +503,9 @@ def prepare_agent(agent: Agent, place: EvaluationEnvironment, how: Protocol, spe
     trained, notes = agent.known.env or {}, [*agent.notes, *_wrapper_override_note(agent, how)]
     if trained.get("id") and trained["id"] != spec.id:
         notes.append(f"trained in {trained['id']}, played in {spec.id}")
-    theirs, ours = trained.get("gymnasium"), spec.versions.get("gymnasium")
-    if theirs and ours and theirs != ours:
-        notes.append(f"trained with gymnasium {theirs}, played with {ours}")
+    recorded_version, own_version = trained.get("gymnasium"), spec.versions.get("gymnasium")
+    if recorded_version and own_version and recorded_version != own_version:
+        notes.append(f"trained with gymnasium {recorded_version}, played with {own_version}")
     return PlayableAgent(
         agent.checkpoint.path, place, network, settings, entries, (*notes, *differing.notes()), sampling
     )
@@ -633,8 +635,8 @@ def play_stacked(
 
 def collect_versions(backend: Backend, spec: EnvSpec) -> dict[str, str]:
     """Return the versions that determine a result: ckpttool, Python, the environment and the backend."""
-    ours = {"ckpttool": __version__, "python": platform.python_version()}
-    return {**ours, **spec.versions, **backend.versions()}
+    versions = {"ckpttool": __version__, "python": platform.python_version()}
+    return {**versions, **spec.versions, **backend.versions()}
 
 
 def policy_part(agent: Agent, network: str) -> AgentNetwork:
@@ -643,7 +645,7 @@ def policy_part(agent: Agent, network: str) -> AgentNetwork:
     if part is None or not part.acts:
         file = agent.checkpoint.path
         if policies := [p.title for p in agent.binding.parts if p.acts]:
-            hint = " or ".join(f"--network {each}" for each in policies)
+            hint = " or ".join(f"--network {policy}" for policy in policies)
             raise UsageError(f"no policy named {network} in the checkpoint", file=file, hint=hint)
         raise UnsupportedError(
             "the checkpoint contains no policy with continuous actions, which eval plays",
@@ -655,22 +657,22 @@ def policy_part(agent: Agent, network: str) -> AgentNetwork:
 
 
 def _fit_bounds(
-    agent: Agent, part: AgentNetwork, front: PolicyEncoder | None, place: EvaluationEnvironment, spec: EnvSpec
+    agent: Agent, part: AgentNetwork, front: PolicyEncoder | None, env: EvaluationEnvironment, spec: EnvSpec
 ) -> ActionBounds:
     """Return the environment's action bounds; raise EnvironmentMismatchError if the policy does not fit."""
     obs_dim, act_dim = layer_widths(agent.tree, part)
     if front is None and list(spec.shapes) == [OBS]:
         return read_action_bounds(agent, (obs_dim, act_dim), spec)
     if front is None or not fits_observations(front, spec.shapes):
-        wanted = front.shapes if front is not None else {OBS: (obs_dim,)}
+        shapes = front.shapes if front is not None else {OBS: (obs_dim,)}
         raise EnvironmentMismatchError(
             f"the policy's inputs do not match the observations of {spec.id}",
             file=agent.checkpoint.path,
             expected=_format_shapes(spec.shapes),
-            found=_format_shapes(wanted),
-            hint=_joined_inputs_hint(agent, place.env, fits=obs_dim == spec.obs_dim)
+            found=_format_shapes(shapes),
+            hint=_joined_inputs_hint(agent, env.env, fits=obs_dim == spec.obs_dim)
             if front is None
-            else _stack_hint(spec.shapes, wanted),
+            else _stack_hint(spec.shapes, shapes),
         )
     return read_action_bounds(agent, (spec.obs_dim, act_dim), spec)
 
@@ -690,14 +692,14 @@ def _joined_inputs_hint(agent: Agent, env: str, *, fits: bool) -> str:
     return f"{joined}; play the checkpoint that it was converted from" if source else joined
 
 
-def _stack_hint(seen: Shapes, wanted: Shapes) -> str | None:
+def _stack_hint(shapes: Shapes, expected_shapes: Shapes) -> str | None:
     """Return how to play a policy of images that have several times the environment's channels."""
-    ours, theirs = (math.prod(shapes.get(OBS, ())) for shapes in (seen, wanted))
-    number = theirs // ours if ours else 0
-    for axis in (-1, 0) if number > 1 and len(seen[OBS]) == len(wanted[OBS]) == 3 else ():
-        stacked = [*seen[OBS]]
+    inner, expected = (math.prod(shapes.get(OBS, ())) for shapes in (shapes, expected_shapes))
+    number = expected // inner if inner else 0
+    for axis in (-1, 0) if number > 1 and len(shapes[OBS]) == len(expected_shapes[OBS]) == 3 else ():
+        stacked = [*shapes[OBS]]
         stacked[axis] *= number
-        if tuple(wanted[OBS]) in (tuple(stacked), (stacked[-1], *stacked[:-1])):
+        if tuple(expected_shapes[OBS]) in (tuple(stacked), (stacked[-1], *stacked[:-1])):
             return f"add --wrapper VecFrameStack:n_stack={number} if the images are stacks of {number}"
     return None
 
@@ -734,29 +736,31 @@ def _require_same_choices(agent: Agent, width: int, spec: EnvSpec) -> bool:
     has a `width` that does not match them.
     """
     known = schema.known_choices(agent.known)
-    theirs = spec_choices(spec)
-    if known is None and theirs is None and agent.known.head != "argmax":
+    env_choices = spec_choices(spec)
+    if known is None and env_choices is None and agent.known.head != "argmax":
         return False
-    if known is not None and theirs is not None and known[:2] == theirs[:2]:
+    if known is not None and env_choices is not None and known[:2] == env_choices[:2]:
         with suppress(ValueError):
             known.values_per_action(width)
             return True
     raise EnvironmentMismatchError(
         f"the policy's actions do not match those of {spec.id}",
         file=agent.checkpoint.path,
-        expected=format_count(spec.action_dim, "continuous action") if theirs is None else theirs.title,
+        expected=format_count(spec.action_dim, "continuous action")
+        if env_choices is None
+        else env_choices.title,
         found=known.title
         if known is not None
         else "a choice among discrete actions"
         if agent.known.head == "argmax"
         else format_count(width, "continuous action"),
-        hint=_first_actions_hint(known, theirs),
+        hint=_first_actions_hint(known, env_choices),
     )
 
 
-def _first_actions_hint(known: Choices | None, theirs: Choices | None) -> str | None:
+def _first_actions_hint(known: Choices | None, env_choices: Choices | None) -> str | None:
     """Return what makes the actions of a policy and of its environment differ, if these count differently."""
-    if known is None or theirs is None or known.counts != theirs.counts:
+    if known is None or env_choices is None or known.counts != env_choices.counts:
         return None
     return (
         f"the policy counts its actions from {abbreviate_list([*map(str, known.starts)], 3)}: play it in an "

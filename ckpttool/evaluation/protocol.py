@@ -226,7 +226,7 @@ class EvaluationEnvironment:
     @property
     def identity(self) -> str:
         """The environment id with the arguments and wrappers: equal for equal environments."""
-        more = [each for each in (self.arguments, self.wrappers) if each not in ("", "[]")]
+        more = [part for part in (self.arguments, self.wrappers) if part not in ("", "[]")]
         return " ".join((self.env, *more))
 
     def make(

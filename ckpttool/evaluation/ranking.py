@@ -96,14 +96,14 @@ def build_learning_curve(scored: Sequence[ScoredCheckpoint]) -> tuple[LearningCu
     """Return the means at the known training steps, first to last."""
     points = [
         LearningCurvePoint(
-            each.step,
-            each.evaluation.statistics.mean,
-            each.evaluation.statistics.ci95,
-            os.path.dirname(each.evaluation.checkpoint),
-            each.evaluation.checkpoint,
+            checkpoint.step,
+            checkpoint.evaluation.statistics.mean,
+            checkpoint.evaluation.statistics.ci95,
+            os.path.dirname(checkpoint.evaluation.checkpoint),
+            checkpoint.evaluation.checkpoint,
         )
-        for each in scored
-        if each.step is not None
+        for checkpoint in scored
+        if checkpoint.step is not None
     ]
     return tuple(sorted(points, key=lambda point: point.step))
 
@@ -113,21 +113,21 @@ def rank_checkpoints(scored: Sequence[ScoredCheckpoint]) -> tuple[RankingRow, ..
 
     Means of different environments are not comparable: then nothing is ranked.
     """
-    if len(scored) < 2 or len({each.evaluation.env for each in scored}) > 1:
+    if len(scored) < 2 or len({checkpoint.evaluation.env for checkpoint in scored}) > 1:
         return ()
     first, *others = sorted(scored, key=_descending_mean)
     best = first.evaluation
     places = [RankingRow(1, best.checkpoint, first.step, best.statistics.mean, None, tied=True)]
-    for number, each in enumerate(others, 2):
-        result = each.evaluation
+    for number, other in enumerate(others, 2):
+        result = other.evaluation
         behind, lower, needed = _paired_difference(result, best, len(others))
         mean = result.statistics.mean
-        places.append(RankingRow(number, result.checkpoint, each.step, mean, behind, not lower, needed))
+        places.append(RankingRow(number, result.checkpoint, other.step, mean, behind, not lower, needed))
     return tuple(places)
 
 
-def _descending_mean(each: ScoredCheckpoint) -> tuple[bool, float]:
-    mean = each.evaluation.statistics.mean
+def _descending_mean(checkpoint: ScoredCheckpoint) -> tuple[bool, float]:
+    mean = checkpoint.evaluation.statistics.mean
     return math.isnan(mean), -mean
 
 
@@ -144,7 +144,7 @@ def decisive_episodes(places: Sequence[RankingRow]) -> int | None:
 
     None if there is no such row.
     """
-    numbers = [each.episodes_needed for each in places if each.tied and each.episodes_needed is not None]
+    numbers = [row.episodes_needed for row in places if row.tied and row.episodes_needed is not None]
     return max((number for number in numbers if number <= MOST_EPISODES), default=None)
 
 
@@ -182,10 +182,10 @@ def _paired_difference(
         means = resampled_means(returns) - resampled_means(highest, seed=1)
         probability = permutation_probability(returns, highest)
     else:
-        _, mine, theirs = np.intersect1d(one.rollout.seeds, best.rollout.seeds, return_indices=True)
+        _, mine, other_rows = np.intersect1d(one.rollout.seeds, best.rollout.seeds, return_indices=True)
         if not len(mine):
             return None, False, None
-        differences = np.sort(one.rollout.returns[mine] - best.rollout.returns[theirs])
+        differences = np.sort(one.rollout.returns[mine] - best.rollout.returns[other_rows])
         difference, episodes = float(differences.mean()), len(differences)
         if episodes < 2:
             return Estimate(difference, None), False, fewest

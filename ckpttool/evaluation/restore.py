@@ -104,8 +104,8 @@ def missing_facts(binding: RecognizedAgent, recorded: Sidecar | None) -> LedgerE
     lacks = list(binding.facts.lacks)
     if recorded is not None:
         open_facts = {"activations": sidecar.NO_ACTIVATIONS, "head": sidecar.NO_ACTION_MAP}
-        left = [each for name, each in open_facts.items() if recorded.is_left_open(name)]
-        lacks += [each for each in left if all(each.what != lack.what for lack in lacks)]
+        left = [fact for name, fact in open_facts.items() if recorded.is_left_open(name)]
+        lacks += [entry for entry in left if all(entry.what != lack.what for lack in lacks)]
     missing = (e for e in lacks if recorded is None or not _is_answered(e, recorded))
     discrete = binding.facts.head == "argmax" or any(
         schema.DISCRETE_CHOICE in reasons for reasons in binding.unplaced.values()
@@ -132,9 +132,9 @@ def _is_answered(lack: LedgerEntry, recorded: Sidecar) -> bool:
         return True
     if recorded.is_left_open(name):
         return False
-    layouts = {each.name: each for each in plugins.installed("layouts")}
+    layouts = {plugin.name: plugin for plugin in plugins.installed("layouts")}
     source = layouts.get(str((recorded.source or {}).get("layout")))
-    return source is not None and all(each.what != lack.what for each in source.load().TABLE.facts.lacks)
+    return source is not None and all(other.what != lack.what for other in source.load().TABLE.facts.lacks)
 
 
 def list_not_understood(binding: RecognizedAgent, known: Sidecar | None) -> tuple[str, ...]:
@@ -156,7 +156,7 @@ def require_understood(binding: RecognizedAgent, known: Sidecar, file: str | Non
 
 def without_statistics(binding: RecognizedAgent, recorded: Sidecar) -> Sidecar:
     """Return the known facts, recording absent observation statistics if the agent has none."""
-    if recorded.obs_norm is not None or any(each.what == _STATISTICS for each in binding.facts.lacks):
+    if recorded.obs_norm is not None or any(lack.what == _STATISTICS for lack in binding.facts.lacks):
         return recorded
     return replace(recorded, provenance={"obs_norm": NO_STATISTICS, **recorded.provenance})
 
@@ -184,10 +184,10 @@ def build_ledger(
     """
     unknown = missing_facts(binding, own)
     left = tuple(evidence.unused_entries(checkpoint, binding, known, sizes))
-    if any(each.decides and each.what == _STATISTICS for each in (*unknown, *left)):
-        unknown = tuple(each for each in unknown if each != sidecar.STATISTICS_UNKNOWN)
-    if any(each.decides and each.what == "activation" for each in left):
-        unknown = tuple(each for each in unknown if each != sidecar.NO_ACTIVATIONS)
+    if any(entry.decides and entry.what == _STATISTICS for entry in (*unknown, *left)):
+        unknown = tuple(entry for entry in unknown if entry != sidecar.STATISTICS_UNKNOWN)
+    if any(entry.decides and entry.what == "activation" for entry in left):
+        unknown = tuple(entry for entry in unknown if entry != sidecar.NO_ACTIVATIONS)
     where = binding.facts.origins.get("wrappers", known.origin("env"))
     named = wrapper_entries(training_wrappers(known), where)
     assumed = assumed_entries(binding, known, own)
@@ -195,8 +195,8 @@ def build_ledger(
     if own is not None and own.target_sha256:
         # A sidecar's author also writes its provenance: the origin of a fact is only the sidecar's claim.
         file = os.path.basename(sidecar.sidecar_path(checkpoint.path))
-        held = (name for name in FACTS if getattr(own, name) is not None and name not in given)
-        stored = {name: file for name in held if own.provenance.get(name) == known.provenance.get(name)}
+        facts = (name for name in FACTS if getattr(own, name) is not None and name not in given)
+        stored = {name: file for name in facts if own.provenance.get(name) == known.provenance.get(name)}
     where_from = stored.get("env") or binding.facts.origins.get("env_arguments") or known.origin("env")
     arguments = (
         LedgerEntry("used", "environment", f"{name} = {json.dumps(value)[:60]}", where_from)
@@ -245,7 +245,7 @@ def assumed_entries(
     for name, what, value in rows:
         if not known.is_assumed(name) or (name == "epsilon" and kind is None):
             continue
-        stated = [each is not None and each.is_assumed(name) for each in sidecars]
+        stated = [record is not None and record.is_assumed(name) for record in sidecars]
         owner = "the sidecar" if stated[:1] == [True] else "the other checkpoint's sidecar"
         origin = known.origin(name) + (f" (according to {owner})" if any(stated) else "")
         yield LedgerEntry("assumed", what, value, origin=origin, hint=STATED_BY.get(name))
@@ -258,7 +258,7 @@ def training_wrappers(known: Sidecar) -> tuple[WrapperSpec, ...]:
         return ()  # a conversion needs no environments
     from ckpttool.evaluation.wrappers import WrapperSpec
 
-    return tuple(WrapperSpec(each["name"], each.get("arguments", {})) for each in named)
+    return tuple(WrapperSpec(row["name"], row.get("arguments", {})) for row in named)
 
 
 def wrapper_entries(found: Sequence[WrapperSpec], where: str) -> Iterator[LedgerEntry]:
@@ -267,21 +267,21 @@ def wrapper_entries(found: Sequence[WrapperSpec], where: str) -> Iterator[Ledger
         return
     from ckpttool.evaluation import wrappers
 
-    for each in found:
-        shown = f"{each.title}{wrappers.format_arguments(each.arguments)}"
-        if not wrappers.is_known_wrapper(each):
+    for wrapper in found:
+        shown = f"{wrapper.title}{wrappers.format_arguments(wrapper.arguments)}"
+        if not wrappers.is_known_wrapper(wrapper):
             hint = "use --wrapper none to play without it, if it changes neither observations nor actions"
             yield LedgerEntry(
-                "cannot be known", "wrapper", f"effect of wrapper {each.name}", where, "", True, hint
+                "cannot be known", "wrapper", f"effect of wrapper {wrapper.name}", where, "", True, hint
             )
-        elif each.title in wrappers.REWARDS:
+        elif wrapper.title in wrappers.REWARDS:
             yield LedgerEntry(
                 "not used", "wrapper", f"{shown}: returns are sums of the unchanged rewards", where
             )
-        elif each.title not in wrappers.HARMLESS:
+        elif wrapper.title not in wrappers.HARMLESS:
             yield LedgerEntry("used", "wrapper", shown, where)
-        if wrappers.ends_with_life(each):
-            value = f"{each.title}: an episode ends with the game, not with a life"
+        if wrappers.ends_with_life(wrapper):
+            value = f"{wrapper.title}: an episode ends with the game, not with a life"
             yield LedgerEntry("not used", "wrapper", value, where)
 
 
@@ -295,16 +295,16 @@ def find_contradictions(
     form that is not understood. Where the checkpoint has only a part of a fact, the sidecar completes it.
     """
     stated = facts.stated
-    found: dict[str, LedgerEntry] = {}
-    for name, each in stated.items():
+    contradictions: dict[str, LedgerEntry] = {}
+    for name, entry in stated.items():
         value = getattr(recorded, name, None)
         if recorded is not None and value is not None and not recorded.is_given(name):
-            text = f"{_describe_fact(name, [value])} in the sidecar; the checkpoint contains {each.text}"
-            found[name] = LedgerEntry("not used", _TOPIC_OF[name], text, each.source, decides=True)
+            text = f"{_describe_fact(name, [value])} in the sidecar; the checkpoint contains {entry.text}"
+            contradictions[name] = LedgerEntry("not used", _TOPIC_OF[name], text, entry.source, decides=True)
     for names, what in _TOPICS.items():
         name = names[0]
-        values = [getattr(recorded, each, None) for each in names]
-        own = [getattr(read, each) for each in names]
+        values = [getattr(recorded, name, None) for name in names]
+        own = [getattr(read, name) for name in names]
         origin = str(read.provenance.get(name, ""))
         if name in ("env", "epsilon") or values[0] is None or own[0] is None or not origin:
             continue
@@ -319,10 +319,10 @@ def find_contradictions(
             f"{_describe_fact(name, own)}"
         )
         hint = "remove the sidecar, or convert the source again"
-        found[name] = LedgerEntry(
+        contradictions[name] = LedgerEntry(
             "not used", what, value, origin, decides=recorded.provenance.get(name) != "given", hint=hint
         )
-    return found
+    return contradictions
 
 
 def _agree(name: str, ones: Sequence[Any], others: Sequence[Any], *, open_formula: bool = False) -> bool:
@@ -340,7 +340,7 @@ def _agree(name: str, ones: Sequence[Any], others: Sequence[Any], *, open_formul
         return bool(one == other) or "unit_tanh" in (one, other)  # the program scales the model's output
     if name == "activations":
         most = max(len(one), len(other))
-        longer = [list(each) * most if len(each) == 1 else list(each) for each in (one, other)]
+        longer = [list(values) * most if len(values) == 1 else list(values) for values in (one, other)]
         return longer[0] == longer[1]
     if name == "action_low":
         return _all_close(list(zip(ones, others, strict=True)))
@@ -370,7 +370,7 @@ def _completes_statistics(recorded: Mapping[str, Any], norm: ObservationNormaliz
     least = int(np.argmin(deviations))
     inside, outside = spread[least] ** 2 - deviations[least] ** 2, spread[least] - deviations[least]
     formulas = (np.sqrt(deviations**2 + max(inside, 0.0)), deviations + max(outside, 0.0))
-    return any(bool(np.allclose(spread, each, rtol=_ROUNDED, atol=0.0)) for each in formulas)
+    return any(bool(np.allclose(spread, formula, rtol=_ROUNDED, atol=0.0)) for formula in formulas)
 
 
 def _with_recorded_formula(binding: RecognizedAgent, recorded: Sidecar | None) -> RecognizedAgent:
@@ -380,7 +380,7 @@ def _with_recorded_formula(binding: RecognizedAgent, recorded: Sidecar | None) -
         return binding
     if _agree("obs_norm", [statistics], [_statistics_fact(norm)]):
         return binding  # perhaps the same assumption, which a conversion made
-    assumed = tuple(each for each in binding.moves.assumed if each != norm.assumed)
+    assumed = tuple(assumption for assumption in binding.moves.assumed if assumption != norm.assumed)
     facts = binding.facts._replace(norm=norm._replace(assumed=""))
     return replace(binding, moves=replace(binding.moves, assumed=assumed), facts=facts)
 
@@ -404,7 +404,7 @@ def _used_fact_entries(
         if value is None or value in ([], ()) or known.is_assumed(name):
             continue
         where = stored.get(name) or (origin if known.is_read(name) else "")
-        values = [getattr(known, each) for each in names]
+        values = [getattr(known, name) for name in names]
         yield LedgerEntry(
             "used", what, _describe_fact(name, values), where, origin="" if where == origin else origin
         )
@@ -416,7 +416,7 @@ def _describe_fact(name: str, values: Sequence[Any]) -> str:
         clip = "" if value.get("clip") is None else f", clip {value['clip']:g}"
         return f"of {len(value['mean'])} values{clip}"
     if name == "action_low":
-        low, high = ([f"{number:g}" for number in dict.fromkeys(each)] for each in values)
+        low, high = ([f"{number:g}" for number in dict.fromkeys(numbers)] for numbers in values)
         return f"{format_numbers(low)} to {format_numbers(high)}"
     if name == "choices":
         return schema.Choices.read(value).title
@@ -488,11 +488,11 @@ def read_metadata(binding: RecognizedAgent, agent: Tree) -> Sidecar:
             norm = ObservationNormalizer(mean, var)
         elif isinstance(std, Leaf):
             norm = ObservationNormalizer(mean, std=std)
-    found: dict[str, Any] = {
+    record: dict[str, Any] = {
         "head": facts.head or None,
         "activations": list(facts.activations)
         if facts.activations is not None
-        else [facts.hidden] * (max(each.count("dense") for each in kinds) - 1)
+        else [facts.hidden] * (max(kind.count("dense") for kind in kinds) - 1)
         if facts.hidden
         else None,
         "network_activations": {name: list(own) for name, own in facts.network_activations.items()} or None,
@@ -506,15 +506,15 @@ def read_metadata(binding: RecognizedAgent, agent: Tree) -> Sidecar:
         "observation_space": facts.observation_space,
         "obs_norm": _statistics_fact(norm),
     }
-    found |= dict.fromkeys(facts.stated)
-    found["env"] = _environment_fact(facts, found["obs_norm"])
-    if facts.stacked > 1 and found["obs_norm"] is not None:
+    record |= dict.fromkeys(facts.stated)
+    record["env"] = _environment_fact(facts, record["obs_norm"])
+    if facts.stacked > 1 and record["obs_norm"] is not None:
         # Statistics cover one observation, but the policy receives several normalised ones.
-        found["obs_norm"] |= {name: found["obs_norm"][name] * facts.stacked for name in ("mean", "var")}
+        record["obs_norm"] |= {name: record["obs_norm"][name] * facts.stacked for name in ("mean", "var")}
     provenance = {
-        name: _fact_origin(name, facts, habit) for name, value in found.items() if value is not None
+        name: _fact_origin(name, facts, habit) for name, value in record.items() if value is not None
     }
-    return Sidecar("", **found, provenance=provenance)
+    return Sidecar("", **record, provenance=provenance)
 
 
 def _fact_origin(name: str, facts: AgentMetadata, habit: str) -> str:
@@ -530,7 +530,7 @@ def _fact_origin(name: str, facts: AgentMetadata, habit: str) -> str:
         return habit
     if name not in ("head", "activations", "network_activations", "epsilon"):
         return _WEIGHTS
-    left_open = any(each.decides and each.what == _TOPIC_OF[name] for each in facts.lacks)
+    left_open = any(lack.decides and lack.what == _TOPIC_OF[name] for lack in facts.lacks)
     return habit.replace("assumed", sidecar.LEFT_OPEN, 1) if left_open else habit
 
 
@@ -541,9 +541,9 @@ def _environment_fact(facts: AgentMetadata, norm: Mapping[str, Any] | None) -> d
         # rl_zoo3/utils.py, create_test_env: stacked after VecNormalize, so missing entries are the mean.
         padding = {} if norm is None else {"padding": norm["mean"]}
         wrappers.append({"name": "VecFrameStack", "arguments": {"n_stack": facts.stacked, **padding}})
-    found = {"id": facts.env, "arguments": dict(facts.env_arguments), "wrappers": wrappers}
-    found = {name: value for name, value in found.items() if value}
-    return found or None
+    record = {"id": facts.env, "arguments": dict(facts.env_arguments), "wrappers": wrappers}
+    record = {name: value for name, value in record.items() if value}
+    return record or None
 
 
 def _file_bounds(
@@ -747,12 +747,12 @@ def require_shards(tree: Tree) -> None:
     if not lost:
         return
     file, leaves = next(iter(lost.items()))
-    names = ", ".join(os.path.basename(each) for each in lost)
-    held = f"{sum(map(len, lost.values()))} of {sum(1 for _ in tree.tensors())}"
+    names = ", ".join(os.path.basename(shard) for shard in lost)
+    missing = f"{sum(map(len, lost.values()))} of {sum(1 for _ in tree.tensors())}"
     raise TruncatedError(
         f"shard {names} is missing" if len(lost) == 1 else f"shards {names} are missing",
         file=file,
-        found=f"{held} tensors without data, e.g. {leaves[0].key}",
+        found=f"{missing} tensors without data, e.g. {leaves[0].key}",
         hint=f"copy it to {os.path.dirname(file) or '.'}",
     )
 
@@ -761,10 +761,10 @@ def _find_owner(path: str) -> str | None:
     """Return the checkpoint that a file belongs to, with a path relative like the file's own."""
     if filesystem.find_store(path) is not None:
         return None
-    found = next(
-        (each for each in _candidate_owners(os.path.abspath(path)) if each != os.path.abspath(path)), None
+    owner = next(
+        (owner for owner in _candidate_owners(os.path.abspath(path)) if owner != os.path.abspath(path)), None
     )
-    return found if found is None or os.path.isabs(path) else os.path.relpath(found)
+    return owner if owner is None or os.path.isabs(path) else os.path.relpath(owner)
 
 
 def _candidate_owners(path: str) -> Iterator[str]:
@@ -775,13 +775,13 @@ def _candidate_owners(path: str) -> Iterator[str]:
         prefix, suffix = optimizer["before"], optimizer["suffix"] or ""
         stems = (prefix, f"{prefix}{suffix}", re.sub(r"_?optim(izer)?", "", name))
         yield from (
-            each for stem in stems if stem and (each := _resolve_if_readable(os.path.join(folder, stem)))
+            item for stem in stems if stem and (item := _resolve_if_readable(os.path.join(folder, stem)))
         )
     from ckpttool.libraries import sb3  # the library is not loaded for other agents
 
     for above in (folder, os.path.dirname(folder)):
         for agent in (
-            os.path.join(above, each) for each in sorted(list_names(above)) if each.endswith(".zip")
+            os.path.join(above, name) for name in sorted(list_names(above)) if name.endswith(".zip")
         ):
             if path in map(os.path.normpath, sb3.companions(agent)):
                 yield agent
@@ -863,14 +863,14 @@ class Agent:
             front, hint = self.front(title), None
             if front is not None and front.covers.issuperset(left):
                 reason = "contains more than layers (an encoder, memory, norms): it can only be played"
-            elif any("discrete" in each for each in left):
+            elif any("discrete" in entry for entry in left):
                 reason = "has discrete actions, which cannot be run yet"
                 hint = single_networks.conversion_hint(self.checkpoint.path)
-            elif order := [each for each in left if each.startswith(schema.UNKNOWN_ORDER)]:
+            elif order := [entry for entry in left if entry.startswith(schema.UNKNOWN_ORDER)]:
                 left, reason, hint = order, "has layers in an unknown order", schema.RECORDED_ORDER
             else:
                 ledger = self.binding.ledger
-                classes = [each.value.partition(":")[0] for each in ledger if each.what == "custom code"]
+                classes = [entry.value.partition(":")[0] for entry in ledger if entry.what == "custom code"]
                 custom = f"needs custom code, which is not run: {' and '.join(classes)}"
                 reason = custom if classes else "cannot be run yet"
             raise UnsupportedError(
@@ -959,11 +959,11 @@ def build_agent(
                 hint="leave out --activation",
             )
         hidden, actions = policy_sizes(binding, tree)
-        if schema.HALVES in binding.facts.lacks and (given := len(facts.known.get("action_low", ()))):
-            actions = given
+        if schema.HALVES in binding.facts.lacks and (count := len(facts.known.get("action_low", ()))):
+            actions = count
         facts = facts.sized(hidden, actions)
-        held = merge_metadata(own.sidecar, read_metadata(binding, tree))
-        used = (*used, f"given: {facts.described()}", *facts.contradictions(held, stated))
+        metadata = merge_metadata(own.sidecar, read_metadata(binding, tree))
+        used = (*used, f"given: {facts.described()}", *facts.contradictions(metadata, stated))
         own = replace(own, sidecar=facts.over(own.sidecar))
     own = _broadcast_bounds(own, binding, tree)
     notes = (*own.notes, *used)
@@ -986,17 +986,17 @@ def with_source_computation(
     What could not be run of the source is not run of them. Raise UnsupportedError if the computation is more
     than a chain of the weights.
     """
-    found = None if recorded is None else recorded.computation
-    if recorded is None or found is None:
+    computation = None if recorded is None else recorded.computation
+    if recorded is None or computation is None:
         return binding
-    if "unplaced" in found:
+    if "unplaced" in computation:
         for part in binding.parts:
             if part.acts:
-                reason = f"{found['unplaced']} in {found['origin']}"
+                reason = f"{computation['unplaced']} in {computation['origin']}"
                 binding = binding.refused(part.component, reason)
         return binding
-    code = found.get("code")
-    if code and (code == single_networks.HOOK or "refused" not in found):
+    code = computation.get("code")
+    if code and (code == single_networks.HOOK or "refused" not in computation):
         sentence = f"the source's own code, {code}, only applies its layers in sequence"
         return binding.assuming(sentence)
     if single_networks.read_computation(checkpoint) is not None:
@@ -1005,13 +1005,13 @@ def with_source_computation(
     source = os.path.join(os.path.dirname(checkpoint.path), name)
     which, source = ("", source) if os.path.exists(source) else (f", {name}", "SOURCE")
     way = f"play the source{which}: {format_command('eval', source, '--env', 'ID')}"
-    if "refused" in found:
+    if "refused" in computation:
         way = "load the weights into the model's own code (ckpttool.load_into), then export that to ONNX"
     raise UnsupportedError(
-        f"this file contains only the weights of a model; its computation is in {found['origin']}",
+        f"this file contains only the weights of a model; its computation is in {computation['origin']}",
         file=checkpoint.path,
         expected="a chain of layers",
-        found=found.get(
+        found=computation.get(
             "refused", "a source that computes more (according to the receipt of the conversion)"
         ),
         hint=way,
@@ -1115,8 +1115,8 @@ def with_names(binding: RecognizedAgent, tree: Tree, known: Sidecar | None) -> R
         place(path): replace(leaf, of=place(leaf.of)) if isinstance(leaf, Leaf) and leaf.of else leaf
         for path, leaf in tree.items()
     }
-    found = recognize_tree(Tree(leaves, containers=tree.containers), "", binding.layout)
-    return found.moved(lambda path: back[path]) if found is not None else binding
+    agent = recognize_tree(Tree(leaves, containers=tree.containers), "", binding.layout)
+    return agent.moved(lambda path: back[path]) if agent is not None else binding
 
 
 def _broadcast_bounds(own: VerifiedSidecar, binding: RecognizedAgent, tree: Tree) -> VerifiedSidecar:
@@ -1196,25 +1196,25 @@ class VerifiedSidecar:
         return str(source["sha256"]) if source and source.get("sha256") else None
 
 
-def _onnx_metadata(checkpoint: Checkpoint, found: Sidecar | None) -> VerifiedSidecar:
+def _onnx_metadata(checkpoint: Checkpoint, stored: Sidecar | None) -> VerifiedSidecar:
     """Return what an ONNX model's sidecar adds to its graph: the environment and the bounds of its spaces.
 
     The graph computes what the other facts describe; which of them were left open, only the sidecar records.
     The digest recorded by an export is the file's.
     """
-    if found is None:
+    if stored is None:
         return VerifiedSidecar()
     file = checkpoint.files[0]
     digests = (hashlib.sha256(file.read(0, file.size)).hexdigest(), digest_checkpoint(checkpoint).sha256)
-    if found.target_sha256 not in digests:
-        raise _foreign_sidecar_error(checkpoint, found, digests[0])
+    if stored.target_sha256 not in digests:
+        raise _foreign_sidecar_error(checkpoint, stored, digests[0])
     names = ["env", "observation_space"]
-    if found.is_read("action_low") and not found.origin("action_low").endswith(sidecar.OUTPUT_RANGE):
+    if stored.is_read("action_low") and not stored.origin("action_low").endswith(sidecar.OUTPUT_RANGE):
         names += ["action_low", "action_high"]
-    kept = {name: getattr(found, name) for name in names}
-    held = [*names, *(name for name in ("activations", "head") if found.is_left_open(name))]
-    provenance = {name: found.provenance[name] for name in held if name in found.provenance}
-    return VerifiedSidecar(Sidecar(found.target_sha256, **kept, provenance=provenance), digests[1])
+    kept = {name: getattr(stored, name) for name in names}
+    stored_names = [*names, *(name for name in ("activations", "head") if stored.is_left_open(name))]
+    provenance = {name: stored.provenance[name] for name in stored_names if name in stored.provenance}
+    return VerifiedSidecar(Sidecar(stored.target_sha256, **kept, provenance=provenance), digests[1])
 
 
 def read_verified_sidecar(checkpoint: Checkpoint, sha256: str | None = None) -> VerifiedSidecar:
@@ -1223,22 +1223,22 @@ def read_verified_sidecar(checkpoint: Checkpoint, sha256: str | None = None) -> 
     Raise ChecksumError if it belongs to other weights: its bounds and statistics are wrong for these,
     and continuing without them would give silently wrong results.
     """
-    found = sidecar.load_sidecar(checkpoint.path)
+    stored = sidecar.load_sidecar(checkpoint.path)
     if checkpoint.format == recognize.ONNX_FORMAT:
-        return _onnx_metadata(checkpoint, found)
-    waiting = sidecar.find_pending_sidecars(checkpoint.path) if found is None else {}
-    if found is None and not waiting:
+        return _onnx_metadata(checkpoint, stored)
+    waiting = sidecar.find_pending_sidecars(checkpoint.path) if stored is None else {}
+    if stored is None and not waiting:
         return VerifiedSidecar()
     sha256 = sha256 or digest_checkpoint(checkpoint).sha256
-    if found is not None and found.target_sha256 == sha256:
-        return VerifiedSidecar(found, sha256)
-    for file, each in (waiting or sidecar.find_pending_sidecars(checkpoint.path)).items():
-        if each.target_sha256 == sha256:
+    if stored is not None and stored.target_sha256 == sha256:
+        return VerifiedSidecar(stored, sha256)
+    for file, pending in (waiting or sidecar.find_pending_sidecars(checkpoint.path)).items():
+        if pending.target_sha256 == sha256:
             note = f"facts from {file}, the sidecar of an interrupted conversion (the digest matches)"
-            return VerifiedSidecar(each, sha256, (note,))
-    if found is None:
+            return VerifiedSidecar(pending, sha256, (note,))
+    if stored is None:
         return VerifiedSidecar(sha256=sha256)
-    raise _foreign_sidecar_error(checkpoint, found, sha256)
+    raise _foreign_sidecar_error(checkpoint, stored, sha256)
 
 
 def read_any_sidecar(checkpoint: Checkpoint) -> VerifiedSidecar:
@@ -1249,11 +1249,11 @@ def read_any_sidecar(checkpoint: Checkpoint) -> VerifiedSidecar:
         return VerifiedSidecar(sidecar.load_sidecar(checkpoint.path), stale=True)
 
 
-def _foreign_sidecar_error(checkpoint: Checkpoint, found: Sidecar, sha256: str) -> ChecksumError:
+def _foreign_sidecar_error(checkpoint: Checkpoint, stored: Sidecar, sha256: str) -> ChecksumError:
     return ChecksumError(
         "the sidecar beside the checkpoint belongs to different weights",
         file=sidecar.sidecar_path(checkpoint.path),
-        expected=f"weights with sha256 {found.target_sha256[:12]}",
+        expected=f"weights with sha256 {stored.target_sha256[:12]}",
         found=sha256[:12],
         hint="remove it if the weights are right, or restore the checkpoint that it belongs to",
     )

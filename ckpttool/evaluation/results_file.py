@@ -46,11 +46,11 @@ def results_path(out: str) -> str | None:
 def hash_policy(network: Network) -> str:
     """Return the SHA-256 of a finished policy: its graph, weights, statistics and action bounds."""
     arrays: dict[str, np.ndarray] = {}
-    found = hashlib.sha256(json.dumps(serial.network_to_document(network, arrays), sort_keys=True).encode())
+    hasher = hashlib.sha256(json.dumps(serial.network_to_document(network, arrays), sort_keys=True).encode())
     for name, array in sorted(arrays.items()):
-        found.update(f"{name} {array.dtype.str} {array.shape}".encode())
-        found.update(array.tobytes())
-    return found.hexdigest()
+        hasher.update(f"{name} {array.dtype.str} {array.shape}".encode())
+        hasher.update(array.tobytes())
+    return hasher.hexdigest()
 
 
 def evaluation_key(policy: str, env: str, how: Protocol, versions: Mapping[str, str]) -> str:
@@ -162,9 +162,9 @@ class ResultsFile:
         whole = data.rfind(b"\n") + 1
         if whole < len(data) and not _is_torn_line(data[whole:]):
             raise FormatError("not a file of evaluation results", file=self.path, hint="choose another name")
-        found = dict(self._lines(data[:whole]))
+        rows = dict(self._lines(data[:whole]))
         self._file.truncate(whole)
-        return found
+        return rows
 
     def _lines(self, data: bytes) -> Iterator[tuple[str, dict[str, Any]]]:
         for number, text in enumerate(data.splitlines(), 1):
@@ -183,13 +183,13 @@ class ResultsFile:
                 yield document["key"], document
 
     def _require_unchanged(self, document: Mapping[str, Any], number: int) -> None:
-        found = _hash_line(document)
-        if document["sha256"] != found:
+        digest = _hash_line(document)
+        if document["sha256"] != digest:
             raise ChecksumError(
                 f"line {number} was modified after it was written",
                 file=self.path,
                 expected=f"content with sha256 {str(document['sha256'])[:12]}",
-                found=found[:12],
+                found=digest[:12],
                 hint="remove the line; the checkpoint is then played again",
             )
 

@@ -82,7 +82,7 @@ class NormalSampler:
 
     def draw(self, streams: Sequence[np.random.Generator | None]) -> np.ndarray:
         """Return the numbers of one step: row i from streams[i], zeros for None."""
-        return np.stack([np.zeros(self.width) if each is None else self._row(each) for each in streams])
+        return np.stack([np.zeros(self.width) if stream is None else self._row(stream) for stream in streams])
 
     def _row(self, stream: np.random.Generator) -> np.ndarray:
         if self.law == "uniform":
@@ -139,10 +139,10 @@ class ActionLimits:
 
     def draws(self, seeds: np.ndarray, steps: int) -> np.ndarray:
         """Return the noise of the first steps of whole episodes: float64 [len(seeds), steps, action_dim]."""
-        found = np.empty((len(seeds), steps, self.shape[1]))
-        for place, seed in enumerate(seeds.tolist()):
-            self._stream(seed).standard_normal(out=found[place])
-        return found if self._reach is None else self._reach * found
+        draws = np.empty((len(seeds), steps, self.shape[1]))
+        for index, seed in enumerate(seeds.tolist()):
+            self._stream(seed).standard_normal(out=draws[index])
+        return draws if self._reach is None else self._reach * draws
 
     def with_noise(self, obs: Observation, rows: np.ndarray) -> Observation:
         """Return the observations with the numbers that a network draws the rows' actions with, if any."""

@@ -112,10 +112,10 @@ class EnvironmentPool:
 
         An environment's notes belong to every batch that it plays, so one with notes is not reused.
         """
-        wanted = (place, rows, engine, device)
-        if self._kept is None or self._kept[0] != wanted or self._kept[1].notes:
+        key = (place, rows, engine, device)
+        if self._kept is None or self._kept[0] != key or self._kept[1].notes:
             self.close()
-            self._kept = (wanted, place.make(rows, engine, device=device))
+            self._kept = (key, place.make(rows, engine, device=device))
         return self._kept[1]
 
 
@@ -124,14 +124,14 @@ def play_batch(batch: EvaluationBatch, environments: EnvironmentPool, progress: 
     agents, how = batch.agents, batch.protocol
     try:
         vector = environments.of(agents[0].place, len(agents) * how.at_once, how.engine, how.device)
-        return {each.checkpoint: each for each in play_stacked(agents, how, vector, progress)}
+        return {result.checkpoint: result for result in play_stacked(agents, how, vector, progress)}
     except CkpttoolError as error:
         if len(agents) == 1:
             return batch.failed(error.located(file=agents[0].checkpoint))
-    found: BatchResult = {}
+    results: BatchResult = {}
     for agent in agents:
-        found |= play_batch(EvaluationBatch(batch.number, (agent,), how), environments, progress)
-    return found
+        results |= play_batch(EvaluationBatch(batch.number, (agent,), how), environments, progress)
+    return results
 
 
 _ENVIRONMENTS = EnvironmentPool()
@@ -223,7 +223,7 @@ class TaskContext:
         stores = {path: filesystem.find_store(path) for path in paths}
         urls = tuple(path for path, store in stores.items() if store is not None)
         local = {os.path.dirname(os.path.abspath(path)) for path, store in stores.items() if store is None}
-        inodes = ((each, os.stat(each).st_ino) for each in sorted({os.getcwd(), *local}) if shared)
+        inodes = ((folder, os.stat(folder).st_ino) for folder in sorted({os.getcwd(), *local}) if shared)
         return cls(__version__, limits.current(), os.getcwd(), urls, tuple(inodes))
 
     def run(self, work: Callable[[_Task], _Result], task: _Task) -> _Result:
@@ -420,9 +420,14 @@ class _Player:
 def _inherited_variables(threads: int) -> Iterator[None]:
     """Set environment variables of a starting process: its threads, no path to the working directory."""
     limits = dict.fromkeys(THREADS, str(threads))
-    found = {**search_paths.child_environment(), "PYTHONSAFEPATH": "1", "TF_CPP_MIN_LOG_LEVEL": "3", **limits}
-    before = {name: os.environ.get(name) for name in found}
-    os.environ.update(found)
+    variables = {
+        **search_paths.child_environment(),
+        "PYTHONSAFEPATH": "1",
+        "TF_CPP_MIN_LOG_LEVEL": "3",
+        **limits,
+    }
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
     try:
         yield
     finally:

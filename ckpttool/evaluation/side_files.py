@@ -63,34 +63,34 @@ def list_folder_evidence(
     unread: list[str] = []
     beside, subfolders = _list_side_files(folder, "", unread)
     below = [
-        each
+        file
         for name in subfolders
         if os.path.isdir(os.path.join(folder, name))
-        for each in _list_side_files(folder, name, unread)[0]
+        for file in _list_side_files(folder, name, unread)[0]
     ]
     stem = tuple(_WORDS.findall(os.path.basename(checkpoint.path).lower()))
     # Settings of no particular name belong to the checkpoint whose name has the same words.
-    found = [
-        each
-        for each in (*beside, *below)
-        if each.name not in own
-        and (each.is_statistics or each.is_settings or each.words[:-1] == stem[: len(each.words) - 1])
+    side_files = [
+        file
+        for file in (*beside, *below)
+        if file.name not in own
+        and (file.is_statistics or file.is_settings or file.words[:-1] == stem[: len(file.words) - 1])
     ]
-    found += _list_run_statistics(folder, unread)
+    side_files += _list_run_statistics(folder, unread)
     for problem in unread:
         yield LedgerEntry(
             "cannot be known", "observation statistics", "files in folders that were not listed", problem
         )
-    paths = ((each, os.path.join(folder, each.name)) for each in found)
-    files = [each for each, file in paths if os.path.isfile(file) and not os.path.islink(file)]
+    paths = ((file, os.path.join(folder, file.name)) for file in side_files)
+    files = [side_file for side_file, file in paths if os.path.isfile(file) and not os.path.islink(file)]
     # Statistics change the observations: they are read first.
-    files.sort(key=lambda each: not each.is_statistics)
-    for each in files[:_MOST_OPENED]:
-        file = os.path.join(folder, each.name)
+    files.sort(key=lambda file: not file.is_statistics)
+    for side_file in files[:_MOST_OPENED]:
+        file = os.path.join(folder, side_file.name)
         entries = (
-            _statistics_file(file, each.name, checkpoint, facts)
-            if each.is_statistics
-            else _settings_file(file, each.name, facts)
+            _statistics_file(file, side_file.name, checkpoint, facts)
+            if side_file.is_statistics
+            else _settings_file(file, side_file.name, facts)
         )
         yield from (replace(entry, beside=True) for entry in entries)
     if left := files[_MOST_OPENED:]:
@@ -118,7 +118,7 @@ def _list_run_statistics(folder: str, unread: list[str]) -> Iterator[_SideFile]:
     above, _ = _list_side_files(folder, os.pardir, unread)
     try:
         with os.scandir(os.path.dirname(folder)) as listed:
-            names = sorted(each.name for each in listed if each.is_dir(follow_symlinks=False))
+            names = sorted(entry.name for entry in listed if entry.is_dir(follow_symlinks=False))
     except OSError:
         names = []  # `unread` has the folder
     words = ((name, name.lower()) for name in names if name != os.path.basename(folder))
@@ -129,9 +129,9 @@ def _list_run_statistics(folder: str, unread: list[str]) -> Iterator[_SideFile]:
         unread.append(f"{os.path.dirname(folder)}: {left:,} more folders of the run")
     for name in run[:_MOST_NEIGHBOURS]:
         above = (*above, *_list_side_files(folder, os.path.join(os.pardir, name), unread)[0])
-    for each in above:
-        if each.is_statistics and _NORMALISER_FILE.search(os.path.basename(each.name).lower()):
-            yield each
+    for side_file in above:
+        if side_file.is_statistics and _NORMALISER_FILE.search(os.path.basename(side_file.name).lower()):
+            yield side_file
 
 
 def _list_side_files(folder: str, below: str, unread: list[str]) -> tuple[Sequence[_SideFile], Sequence[str]]:
@@ -141,11 +141,11 @@ def _list_side_files(folder: str, below: str, unread: list[str]) -> tuple[Sequen
     """
     listed = os.path.join(folder, below) if below else folder
     try:
-        found = os.stat(listed)
+        status = os.stat(listed)
         # Two changes within the resolution of the clock of a file system have one time.
-        settled = time.time_ns() - found.st_mtime_ns > _SETTLED_NS
+        settled = time.time_ns() - status.st_mtime_ns > _SETTLED_NS
         list_files = _side_files if settled else _side_files.__wrapped__
-        return list_files(folder, below, found.st_ino, found.st_mtime_ns)
+        return list_files(folder, below, status.st_ino, status.st_mtime_ns)
     except FileNotFoundError:
         return (), ()
     except OSError as error:
@@ -218,9 +218,9 @@ def _statistics_sizes(file: str) -> Sequence[int] | None:
         if file.endswith((".csv", ".txt")):
             return _text_sizes(file)
         if file.endswith(".json"):
-            found = documents.load_json(file, "the statistics", "sidecar_bytes")
-            rows = [found, *(each for each in found.values() if isinstance(each, dict))]
-            return [len(row) for each in rows for row in each.values() if isinstance(row, list)]
+            document = documents.load_json(file, "the statistics", "sidecar_bytes")
+            rows = [document, *(group for group in document.values() if isinstance(group, dict))]
+            return [len(row) for group in rows for row in group.values() if isinstance(row, list)]
         tree = open_checkpoint(file).tree
         stated = {path[-1].value: leaf.value for path, leaf in tree.plain()}
         if stated.get("norm_obs") is False:
@@ -270,8 +270,8 @@ def _settings_file(file: str, name: str, facts: PolicyUsage | ConversionUsage) -
         elif name.lower().endswith(".gin"):
             with open(file, encoding="utf-8") as text:
                 tree = settings.tree_from_json(settings.parse_gin(text.read()), "the file")
-        elif name.lower().endswith(".txt") and (found := _namespace(file)) is not None:
-            tree = settings.tree_from_json(found, "the file")
+        elif name.lower().endswith(".txt") and (namespace := _namespace(file)) is not None:
+            tree = settings.tree_from_json(namespace, "the file")
         else:
             tree = settings.read_yaml(file)
     except (CkpttoolError, OSError, ValueError, TypeError, RecursionError):

@@ -170,20 +170,20 @@ def load_simulator(
         )
     from ckpttool.networks.torch_backend import device_of
 
-    place = device_of(device)
+    target_device = device_of(device)
     factory = _load_factory(env_id)
-    made = _call_user_code(env_id, "", factory, num_envs, place, **(kwargs or {}))
+    task = _call_user_code(env_id, "", factory, num_envs, target_device, **(kwargs or {}))
     try:
-        spec = _read_spec(made, env_id)
-        if callable(getattr(made, "starts", None)):
-            return DeviceVector(UserProgram(made, spec), num_envs)
-        return DeviceVector(UserSimulator(made, spec, num_envs, place), num_envs)
+        spec = _read_spec(task, env_id)
+        if callable(getattr(task, "starts", None)):
+            return DeviceVector(UserProgram(task, spec), num_envs)
+        return DeviceVector(UserSimulator(task, spec, num_envs, target_device), num_envs)
     except CkpttoolError:
-        _close_quietly(made)
+        _close_quietly(task)
         raise
     except Exception as error:
         # An attribute may be a property, which runs code.
-        _close_quietly(made)
+        _close_quietly(task)
         raise _user_code_error(env_id, "an attribute", error) from error
 
 
@@ -210,8 +210,8 @@ class UserTask:
         """Close the task, if it has a `close`."""
         _close_quietly(self._made)
 
-    def _call(self, method: str, *given: Any) -> Any:
-        return _call_user_code(self.spec.id, method, getattr(self._made, method), *given)
+    def _call(self, method: str, *arguments: Any) -> Any:
+        return _call_user_code(self.spec.id, method, getattr(self._made, method), *arguments)
 
 
 class UserProgram(UserTask):
@@ -225,7 +225,9 @@ class UserProgram(UserTask):
         import torch
 
         seeds = np.arange(_CHECKED_ROWS)
-        state = tuple(torch.from_numpy(np.ascontiguousarray(each)).to(device) for each in self.starts(seeds))
+        state = tuple(
+            torch.from_numpy(np.ascontiguousarray(start)).to(device) for start in self.starts(seeds)
+        )
         low, high = self.spec.action_low, self.spec.action_high
         middle = np.clip(np.zeros_like(low), low, high)
         actions = torch.from_numpy(np.tile(middle, (_CHECKED_ROWS, 1))).to(device)
@@ -238,10 +240,10 @@ class UserProgram(UserTask):
         if not isinstance(after, tuple) or list(map(_describe_value, after)) != list(
             map(_describe_value, state)
         ):
-            found = (
+            description = (
                 ", ".join(map(_describe_value, after)) if isinstance(after, tuple) else _describe_value(after)
             )
-            raise fits.error("the next state", f"({', '.join(map(_describe_value, state))})", found)
+            raise fits.error("the next state", f"({', '.join(map(_describe_value, state))})", description)
         fits.rewards(rewards)
         if terminated is not None:
             fits.flags("terminated", terminated)
@@ -254,10 +256,11 @@ class UserProgram(UserTask):
 
     def starts(self, seeds: np.ndarray) -> tuple[np.ndarray, ...]:
         """Return the start states of these seeds' episodes."""
-        found = self._call("starts", seeds)
-        several = found if isinstance(found, tuple | list) else (found,)
+        states = self._call("starts", seeds)
+        several = states if isinstance(states, tuple | list) else (states,)
         arrays = tuple(
-            each.detach().cpu().numpy() if hasattr(each, "detach") else np.asarray(each) for each in several
+            state.detach().cpu().numpy() if hasattr(state, "detach") else np.asarray(state)
+            for state in several
         )
         if not arrays or any(a.dtype.kind not in "fiub" or a.shape[:1] != (len(seeds),) for a in arrays):
             raise EnvironmentMismatchError(
@@ -269,15 +272,15 @@ class UserProgram(UserTask):
 
     def observe(self, state: Tensors) -> torch.Tensor:
         """Return the policy's observations [rows, obs_dim]."""
-        found: torch.Tensor = self._call("observe", state)
-        return found
+        observations: torch.Tensor = self._call("observe", state)
+        return observations
 
     def step(
         self, state: Tensors, actions: torch.Tensor
     ) -> tuple[Tensors, torch.Tensor, torch.Tensor | None]:
         """Return the next state, the rewards and which rows terminated."""
-        found: tuple[Tensors, torch.Tensor, torch.Tensor | None] = self._call("step", state, actions)
-        return found
+        outcome: tuple[Tensors, torch.Tensor, torch.Tensor | None] = self._call("step", state, actions)
+        return outcome
 
 
 class UserSimulator(UserTask):
@@ -295,12 +298,12 @@ class UserSimulator(UserTask):
 
     def step(self, actions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return observations, rewards, terminated and truncated."""
-        found = self._call("step", actions)
-        if not isinstance(found, tuple | list) or len(found) != 4:
+        outcome = self._call("step", actions)
+        if not isinstance(outcome, tuple | list) or len(outcome) != 4:
             raise self._fits.error(
-                "step", "(observations, rewards, terminated, truncated)", _describe_value(found)
+                "step", "(observations, rewards, terminated, truncated)", _describe_value(outcome)
             )
-        obs, rewards, terminated, truncated = found
+        obs, rewards, terminated, truncated = outcome
         return (
             self._fits.observations(obs),
             self._fits.rewards(rewards),
@@ -325,20 +328,20 @@ class _ResultChecker:
     def flags(self, name: str, found: Any) -> torch.Tensor:
         return self._tensor(name, found, self._rows, "bool")
 
-    def _tensor(self, name: str, found: Any, shape: tuple[int, ...], kind: str) -> torch.Tensor:
+    def _tensor(self, name: str, value: Any, shape: tuple[int, ...], kind: str) -> torch.Tensor:
         import torch
 
         right = (
-            isinstance(found, torch.Tensor)
-            and found.shape == shape
-            and found.device == self._device
-            and (found.dtype == torch.bool if kind == "bool" else found.dtype.is_floating_point)
+            isinstance(value, torch.Tensor)
+            and value.shape == shape
+            and value.device == self._device
+            and (value.dtype == torch.bool if kind == "bool" else value.dtype.is_floating_point)
         )
         if not right:
             raise self.error(
-                name, f"a tensor {list(shape)} of {kind} on {self._device}", _describe_value(found)
+                name, f"a tensor {list(shape)} of {kind} on {self._device}", _describe_value(value)
             )
-        tensor: torch.Tensor = found
+        tensor: torch.Tensor = value
         return tensor
 
     def error(self, name: str, expected: str, found: str) -> EnvironmentMismatchError:
@@ -350,7 +353,7 @@ class _ResultChecker:
 def _load_factory(env_id: str) -> Callable[..., Any]:
     where, _, name = env_id.partition(":")
     try:
-        found: Any = importlib.import_module(where)
+        factory: Any = importlib.import_module(where)
     except ModuleNotFoundError as error:
         missing = error.name or ""
         if where == missing or where.startswith(f"{missing}."):
@@ -362,24 +365,24 @@ def _load_factory(env_id: str) -> Callable[..., Any]:
     except (Exception, SystemExit) as error:
         raise UsageError(f"importing {where} raises {last_error_line(error)}") from error
     for part in name.split("."):
-        if not hasattr(found, part):
-            close = difflib.get_close_matches(part, dir(found), 1)
+        if not hasattr(factory, part):
+            close = difflib.get_close_matches(part, dir(factory), 1)
             raise UsageError(
                 f"{where} has no attribute {name}",
                 hint=f"did you mean {close[0]}" if close else _FACTORY_HINT,
             )
-        found = getattr(found, part)
-    if not callable(found):
+        factory = getattr(factory, part)
+    if not callable(factory):
         raise UsageError(
-            f"{env_id} is not a factory", expected="a function or a class", found=type(found).__name__
+            f"{env_id} is not a factory", expected="a function or a class", found=type(factory).__name__
         )
-    return found  # type: ignore[no-any-return]  # callable
+    return factory  # type: ignore[no-any-return]  # callable
 
 
-def _call_user_code(env_id: str, method: str, function: Callable[..., Any], *given: Any, **named: Any) -> Any:
+def _call_user_code(env_id: str, method: str, function: Callable[..., Any], *args: Any, **named: Any) -> Any:
     """Call the factory or a method of its result; turn any exception into a one-line error."""
     try:
-        return function(*given, **named)
+        return function(*args, **named)
     except (Exception, SystemExit) as error:
         raise _user_code_error(env_id, method, error) from error
 
@@ -388,34 +391,34 @@ def _user_code_error(env_id: str, method: str, error: BaseException) -> UsageErr
     return UsageError(f"{method + ' of ' if method else ''}{env_id} raises {last_error_line(error)}")
 
 
-def _read_spec(made: Any, env_id: str) -> EnvSpec:
+def _read_spec(task: Any, env_id: str) -> EnvSpec:
     """Return the task's sizes and bounds; raise UsageError if an attribute is missing or wrong."""
-    missing = [name for name in ("obs_dim", "action_low", "action_high") if not hasattr(made, name)]
+    missing = [name for name in ("obs_dim", "action_low", "action_high") if not hasattr(task, name)]
     if missing:
         raise UsageError(
             f"{env_id} returns an object without {' and '.join(missing)}",
             expected="obs_dim, action_low and action_high",
-            found=type(made).__name__,
+            found=type(task).__name__,
         )
-    limit = getattr(made, "max_episode_steps", None)
+    limit = getattr(task, "max_episode_steps", None)
     for name, value in (
-        ("obs_dim", made.obs_dim),
+        ("obs_dim", task.obs_dim),
         *([] if limit is None else [("max_episode_steps", limit)]),
     ):
         if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
             raise UsageError(f"invalid {name} of {env_id}", expected="a positive integer", found=repr(value))
-    low, high = _read_bound(made, env_id, "action_low"), _read_bound(made, env_id, "action_high")
+    low, high = _read_bound(task, env_id, "action_low"), _read_bound(task, env_id, "action_high")
     if low.shape != high.shape or not (low <= high).all():
         raise UsageError(
             f"the action bounds of {env_id} are inconsistent",
             expected="action_low at most action_high, one number per action",
             found=f"{low.tolist()} and {high.tolist()}",
         )
-    stated = getattr(made, "versions", None)
+    stated = getattr(task, "versions", None)
     versions = stated if isinstance(stated, Mapping) else {}
     return EnvSpec(
         env_id,
-        ((OBS, (int(made.obs_dim),), "float32"),),
+        ((OBS, (int(task.obs_dim),), "float32"),),
         low,
         high,
         None if limit is None else int(limit),
@@ -423,11 +426,11 @@ def _read_spec(made: Any, env_id: str) -> EnvSpec:
     )
 
 
-def _read_bound(made: Any, env_id: str, name: str) -> np.ndarray:
-    value = getattr(made, name)
+def _read_bound(task: Any, env_id: str, name: str) -> np.ndarray:
+    value = getattr(task, name)
     try:
-        given = value.detach().cpu().numpy() if hasattr(value, "detach") else value
-        array = np.atleast_1d(np.asarray(given, np.float32))
+        bound = value.detach().cpu().numpy() if hasattr(value, "detach") else value
+        array = np.atleast_1d(np.asarray(bound, np.float32))
     except (TypeError, ValueError, RuntimeError):
         array = np.array([math.nan], np.float32)
     if array.ndim != 1 or not array.size or np.isnan(array).any():
@@ -450,10 +453,10 @@ def _module_version(env_id: str) -> dict[str, str]:
         return {}
 
 
-def _close_quietly(made: Any) -> None:
+def _close_quietly(task: Any) -> None:
     # A simulator that fails to close must not lose the played episodes.
     with contextlib.suppress(Exception):
-        if callable(close := getattr(made, "close", None)):
+        if callable(close := getattr(task, "close", None)):
             close()
 
 

@@ -41,7 +41,7 @@ class SpaceComparison:
         trained = known.env.get("id") if known.env and known.is_read("env") else None
         # Whether the user or the files explain other bounds: without wrappers, or in another version or
         # library of the task.
-        self._no_wrapper = how.wrappers is not None and all(each == wrappers.NONE for each in how.wrappers)
+        self._no_wrapper = how.wrappers is not None and all(row == wrappers.NONE for row in how.wrappers)
         library = (known.observation_space or {}).get("library")
         self._explained = self._no_wrapper or library == "gym" or trained not in (None, spec.id)
 
@@ -176,5 +176,5 @@ def _short(bound: np.ndarray) -> float | list[float]:
 
 
 def _format_range(bounds: Bounds) -> str:
-    ends = (each[:1] if len(set(each.tolist())) == 1 else each for each in bounds)
-    return " to ".join(restore.format_numbers([f"{number:g}" for number in each]) for each in ends)
+    ends = (bound[:1] if len(set(bound.tolist())) == 1 else bound for bound in bounds)
+    return " to ".join(restore.format_numbers([f"{number:g}" for number in end]) for end in ends)

@@ -127,11 +127,11 @@ def resampled_means(values: np.ndarray, resamples: int = RESAMPLES, seed: int = 
 @functools.lru_cache(maxsize=2)
 def _draw_counts(n: int, resamples: int, seed: int) -> np.ndarray:
     """Return the count of each of n values in each resample: float64 [resamples, n]."""
-    found = [
+    counts = [
         np.bincount((drawn + n * np.arange(len(drawn))[:, None]).ravel(), minlength=drawn.size)
         for drawn in _draw_indices(n, resamples, seed)
     ]
-    return np.concatenate(found).reshape(resamples, n).astype(np.float64)
+    return np.concatenate(counts).reshape(resamples, n).astype(np.float64)
 
 
 def _draw_indices(n: int, resamples: int, seed: int) -> Iterator[np.ndarray]:
@@ -325,8 +325,8 @@ def stratified_difference(a: Strata, b: Strata, *, resamples: int = RESAMPLES, s
     """
 
     def difference(*sides: np.ndarray) -> np.ndarray:
-        ours, theirs = (_AGGREGATES["mean"](side) for side in (sides[: len(a)], sides[len(a) :]))
-        return np.asarray(ours - theirs)
+        first, second = (_AGGREGATES["mean"](side) for side in (sides[: len(a)], sides[len(a) :]))
+        return np.asarray(first - second)
 
     return _bootstrap(difference, *a, *b, resamples=resamples, seed=seed)
 
@@ -382,11 +382,11 @@ def _bootstrap(statistic: Callable[..., np.ndarray], *samples: Values, resamples
     if min(map(len, ordered)) < 2:
         return Estimate(value, None)
     random = np.random.default_rng(seed)
-    found = [
+    draws = [
         statistic(*(sample[random.integers(len(sample), size=(size, len(sample)))] for sample in ordered))
         for size in chunk_sizes(sum(map(len, ordered)), resamples)
     ]
-    return Estimate(value, percentile_interval(np.concatenate(found)))
+    return Estimate(value, percentile_interval(np.concatenate(draws)))
 
 
 def _task_means(sides: Sequence[np.ndarray]) -> np.ndarray:
@@ -623,19 +623,19 @@ def choose_scale(judged: Mapping[str, Judgement | None]) -> ScoreScale | None:
 @functools.cache
 def _read_references() -> dict[str, Any]:
     file = importlib.resources.files(__package__) / "reference_returns.json"
-    found: dict[str, Any] = json.loads(file.read_text("utf-8"))
-    return found
+    references: dict[str, Any] = json.loads(file.read_text("utf-8"))
+    return references
 
 
 def _is_comparable(row: Mapping[str, Any] | None, surroundings: Mapping[str, Any]) -> bool:
     def rewarding(arguments: Mapping[str, str]) -> dict[str, str]:
         return {name: value for name, value in arguments.items() if name not in _SAME_REWARDS}
 
-    given = rewarding(surroundings.get("arguments") or {})
+    arguments = rewarding(surroundings.get("arguments") or {})
     if row is None:
-        return not given
+        return not arguments
     limits = (row["max_episode_steps"], surroundings.get("max_episode_steps", row["max_episode_steps"]))
-    return given == rewarding(row["arguments"]) and limits[0] == limits[1]
+    return arguments == rewarding(row["arguments"]) and limits[0] == limits[1]
 
 
 def _find_published(env: str) -> tuple[PublishedReturn, ...]:
@@ -644,8 +644,8 @@ def _find_published(env: str) -> tuple[PublishedReturn, ...]:
     task = env.rpartition("-v")[0]
     own = [row for row in rows if row["env"] == env]
     own = own or [row for row in rows if task and row["env"].rpartition("-v")[0] == task]
-    found = [PublishedReturn(**{name: row[name] for name in row if name != "env"}) for row in own]
-    return tuple(sorted(found, key=lambda each: -each.mean))
+    published = [PublishedReturn(**{name: row[name] for name in row if name != "env"}) for row in own]
+    return tuple(sorted(published, key=lambda row: -row.mean))
 
 
 def _find_goal(env: str, threshold: float | None, published: Sequence[PublishedReturn]) -> ReturnGoal | None:
@@ -657,11 +657,11 @@ def _find_goal(env: str, threshold: float | None, published: Sequence[PublishedR
     return ReturnGoal(best.mean, "published", f"{best.algorithm} in {best.measured_in}, {best.source}")
 
 
-def _reach_verdict(found: ReturnStatistics, chance: RandomReturn | None, goal: ReturnGoal | None) -> Verdict:
-    if found.ci95 is None:
+def _reach_verdict(stats: ReturnStatistics, chance: RandomReturn | None, goal: ReturnGoal | None) -> Verdict:
+    if stats.ci95 is None:
         return "uncertain"
-    low, high = found.ci95
-    if goal is not None and goal.kind == "threshold" and found.mean >= goal.value:
+    low, high = stats.ci95
+    if goal is not None and goal.kind == "threshold" and stats.mean >= goal.value:
         return "solved"
     if chance is None:
         return "below"

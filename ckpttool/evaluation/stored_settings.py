@@ -66,7 +66,7 @@ def _small_numbers(leaf: Leaf | ValueLeaf, most: int) -> list[float]:
     """Return a single number, or the numbers of a small tensor."""
     if isinstance(leaf, Leaf):
         is_small = leaf.size <= most and leaf.dtype.startswith(("float", "int"))
-        return [float(each) for each in leaf.array().reshape(-1)] if is_small else []
+        return [float(number) for number in leaf.array().reshape(-1)] if is_small else []
     value = leaf.value
     return [float(value)] if isinstance(value, int | float) and not isinstance(value, bool) else []
 
@@ -99,13 +99,13 @@ def _with_bounds(facts: AgentMetadata, bounds: Mapping[str, Sequence[float]], ac
         for at, row in bounds.items()
         if len(row) == 1 and math.isfinite(row[0]) and re.search("max|limit|bound|high", last_word(at))
     }
-    open_map = any(each.what == "action map" for each in facts.lacks)
-    found: AgentMetadata | None = None
+    open_map = any(lack.what == "action map" for lack in facts.lacks)
+    metadata: AgentMetadata | None = None
     if len(lows) == len(highs) == 1:
         low, high = rows[lows[0]], rows[highs[0]]
         if all(one < other for one, other in zip(low, high, strict=True)):
-            found = facts.bounded(lows[0], low, high)
+            metadata = facts.bounded(lows[0], low, high)
     elif facts.head == "tanh" and len(limits) == 1 and not lows and not open_map:
         ((limit, where),) = limits.items()
-        found = facts.bounded(where, [-limit] * actions, [limit] * actions) if limit > 0 else None
-    return facts if found is None else found.without_lack("action bounds")
+        metadata = facts.bounded(where, [-limit] * actions, [limit] * actions) if limit > 0 else None
+    return facts if metadata is None else metadata.without_lack("action bounds")

@@ -246,44 +246,44 @@ class _DeviceRollout:
     def graph(self) -> Callable[[], None]:
         """Return a function that launches STEPS_PER_GRAPH steps."""
         expected = self._played(self.tick, 2 * STEPS_PER_GRAPH) if is_simulator(self.envs) else None
-        held = self.task.state = tuple(tensor.clone() for tensor in self.task.state)
+        state = self.task.state = tuple(tensor.clone() for tensor in self.task.state)
 
         def body() -> None:
             for _ in range(STEPS_PER_GRAPH):
                 self.tick()
             # All are computed before the first is written, because a task may swap two of its tensors.
-            for old, new in zip(held, self.task.state, strict=True):
+            for old, new in zip(state, self.task.state, strict=True):
                 old.copy_(new)
-            self.task.state = held
+            self.task.state = state
 
         with torch.cuda.device(self.place):
             replayed, _ = torch_programs.capture_graph(body, self.place)
         # The calls before the capture have advanced the episodes.
-        self._begin_in(held)
+        self._begin_in(state)
         if expected is not None:
             self._require_replayed(expected, replayed.replay)
-            self._begin_in(held)
+            self._begin_in(state)
         return replayed.replay
 
-    def _begin_in(self, held: Tensors) -> None:
+    def _begin_in(self, tensors: Tensors) -> None:
         """Reset everything to the first step, and copy the task's state into these tensors."""
         self.begin()
-        for old, new in zip(held, self.task.state, strict=True):
+        for old, new in zip(tensors, self.task.state, strict=True):
             old.copy_(new)
-        self.task.state = held
+        self.task.state = tensors
 
     def _played(self, tick: Callable[[], None], ticks: int) -> Tensors:
         """Return the observations, returns and lengths after the first ticks."""
         for _ in range(ticks):
             tick()
-        found = (self.task.observe(), self.paid, self.length, self.round)
-        return tuple(tensor.clone() for tensor in found)
+        tensors = (self.task.observe(), self.paid, self.length, self.round)
+        return tuple(tensor.clone() for tensor in tensors)
 
     def _require_replayed(self, expected: Tensors, replay: Callable[[], None]) -> None:
         """Raise UnsupportedError if two replays differ from the simulator without a graph."""
-        found = self._played(replay, 2)
+        first = self._played(replay, 2)
         alike = all(
-            torch.allclose(one, other, 1e-3, 1e-3) for one, other in zip(found, expected, strict=True)
+            torch.allclose(one, other, 1e-3, 1e-3) for one, other in zip(first, expected, strict=True)
         )
         if not alike:
             raise UnsupportedError(
@@ -311,7 +311,7 @@ class _DeviceRollout:
         limited = actions.clamp(self.low, self.high)
         excess = actions - limited
         # 0 times a non-finite value is NaN, which persists in the sum.
-        self.stain.add_(_reduce_actions(excess, lambda each, axis: (each * 0).sum(axis)), alpha=0)
+        self.stain.add_(_reduce_actions(excess, lambda tensor, axis: (tensor * 0).sum(axis)), alpha=0)
         self.sound.add_(self.stain == self.stain)
         if self.noise is None:
             self.clipped.add_(_reduce_actions(excess.abs() > self.slack, torch.any))
@@ -346,23 +346,23 @@ class _DeviceRollout:
                 self.length.max(),
             ]
         )
-        found = RolloutStatus(*map(int, facts.tolist()))
-        if found.unsound or found.unpaid:
+        status = RolloutStatus(*map(int, facts.tolist()))
+        if status.unsound or status.unpaid:
             self._require_finite()
         longest = self.envs.spec.max_episode_steps
-        if longest is not None and found.longest > longest:
+        if longest is not None and status.longest > longest:
             raise UnsupportedError(
                 f"{self.envs.spec.id} does not end an episode after max_episode_steps",
                 expected=f"at most {longest} steps",
-                found=str(found.longest),
+                found=str(status.longest),
             )
-        return found
+        return status
 
     def _require_finite(self) -> None:
         """Raise CkpttoolError for the first non-finite number of a counted episode."""
         lengths, counted = (t.cpu().numpy() for t in (self.lengths, self.counted))
         ends = (lengths * counted).cumsum(0)
-        found: list[tuple[int, int, int, str]] = []
+        errors: list[tuple[int, int, int, str]] = []
         sources = [(self.sound, "the policy's action is")]
         if self.doubted:
             sources.insert(0, (self.seen_sound, f"an observation of {self.envs.spec.id} is"))
@@ -373,9 +373,9 @@ class _DeviceRollout:
                 step = int(sound[row] - (ends[line - 1, row] if line else 0))
                 episode = line * self.rows + row % self.rows
                 where = f"in episode {episode}, step {step}"
-                found.append((int(sound[row]), episode, rank, f"{what} not finite {where}"))
-        if found:
-            raise CkpttoolError(min(found)[-1])
+                errors.append((int(sound[row]), episode, rank, f"{what} not finite {where}"))
+        if errors:
+            raise CkpttoolError(min(errors)[-1])
         unpaid = counted & ~np.isfinite(self.returns.cpu().numpy())
         for line, row in np.argwhere(unpaid).tolist():
             episode = line * self.rows + row % self.rows

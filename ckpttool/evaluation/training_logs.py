@@ -111,18 +111,18 @@ def _find_event_folder(path: str) -> str | None:
     On remote sites, nothing above the given path is requested.
     """
     elsewhere = filesystem.find_store(path) is not None
-    place = filesystem.abspath(path)
-    place = place if filesystem.isdir(place) else os.path.dirname(place)
-    shared = {os.path.realpath(each) for each in (os.path.expanduser("~"), tempfile.gettempdir(), os.sep)}
+    location = filesystem.abspath(path)
+    location = location if filesystem.isdir(location) else os.path.dirname(location)
+    shared = {os.path.realpath(folder) for folder in (os.path.expanduser("~"), tempfile.gettempdir(), os.sep)}
     for _ in range(1 + ABOVE):
-        if filesystem.realpath(place) in shared or (elsewhere and filesystem.find_store(place) is None):
+        if filesystem.realpath(location) in shared or (elsewhere and filesystem.find_store(location) is None):
             return None
         # List the names first: on remote sites, each check of a folder is a request.
-        below = [name for name in BELOW if not elsewhere or name in list_names(place)]
-        for candidate in (place, *(os.path.join(place, name) for name in below)):
+        below = [name for name in BELOW if not elsewhere or name in list_names(location)]
+        for candidate in (location, *(os.path.join(location, name) for name in below)):
             if any(_event_files(candidate)):
                 return candidate
-        place = os.path.dirname(place)
+        location = os.path.dirname(location)
     return None
 
 
@@ -162,13 +162,13 @@ def _collect(file: File, points: dict[str, list[tuple[int, float]]], used: dict[
     first: set[str] = set()
     try:
         for tag, step, value in protobuf.iter_scalars(file, TAGS):
-            held = points.setdefault(tag, [])
+            series = points.setdefault(tag, [])
             if tag not in first:
                 first.add(tag)
                 used.setdefault(tag, []).append(file.path)
                 # A resumed run repeats the steps after its checkpoint.
-                held[:] = [point for point in held if point[0] < step]
-            held.append((step, value))
+                series[:] = [point for point in series if point[0] < step]
+            series.append((step, value))
     except TruncatedError as error:
         return [f"the incomplete last record was skipped: {error}"]
     except ChangedError:

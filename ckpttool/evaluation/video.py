@@ -120,7 +120,7 @@ def render_strip(
     image = Image.new("RGB", (2 * _MARGIN + wide, 2 * _MARGIN + _LINE + len(rows) * row_height), paper)
     draw = ImageDraw.Draw(image)
     labels = [[_strip_label(frame, fps) for frame in frames] for _, frames in rows]
-    small = _fit_font(draw, [each for row in labels for each in row], width, _FONT - 4)
+    small = _fit_font(draw, [label for row in labels for label in row], width, _FONT - 4)
     draw.text((_MARGIN, _MARGIN), title, ink, _fit_font(draw, [title], wide, _FONT))
     top = _MARGIN + _LINE
     heading = _fit_font(draw, [words for words, _ in rows], wide, _FONT - 2)
@@ -307,12 +307,12 @@ class _FrameWriter:
         if not self.count:
             raise CkpttoolError("the video has no frames")
         rate = min(1.0, self.encoding.most_fps / self.fps)
-        expected, found = self.count * rate, _count_frames(self.path)
-        if not found or abs(found - expected) > (0 if rate == 1 else 1):
+        expected, count = self.count * rate, _count_frames(self.path)
+        if not count or abs(count - expected) > (0 if rate == 1 else 1):
             raise CkpttoolError(
                 "ffmpeg wrote an incomplete video",
                 expected=format_count(round(expected), "picture"),
-                found=str(found),
+                found=str(count),
             )
 
 

@@ -123,16 +123,16 @@ def classify_topic(name: str) -> Topic | None:
     The last words decide: `ppo/obs_rms/mean` is about observations because of `obs_rms`. Several steps need
     the topic of a name, and the checkpoints of a run have the same names.
     """
-    segments = [each for each in re.split(r"[/.]", name.lower()) if each and not each.isdigit()]
+    segments = [part for part in re.split(r"[/.]", name.lower()) if part and not part.isdigit()]
     if segments and segments[-1] in _OF_EVERY_MODULE:
         return None
     for back, segment in enumerate(reversed(segments[-3:])):
         for what, pattern in VOCABULARY.items():
             if pattern.fullmatch(segment) and not (back and _MODULE.fullmatch(segment)):
                 other = what == "observation statistics" and any(
-                    re.fullmatch(rf"(\w+_)?({_NOT_OBSERVED})(_\w+)?", each)
-                    for each in segments
-                    if each not in ("actor_critic", "ac")
+                    re.fullmatch(rf"(\w+_)?({_NOT_OBSERVED})(_\w+)?", segment)
+                    for segment in segments
+                    if segment not in ("actor_critic", "ac")
                 )
                 return "reward statistics" if other else what
     return None
@@ -150,13 +150,15 @@ def find_weight_kind(name: str) -> tuple[Topic, str] | None:
 
 def weight_kind(name: str) -> Topic | None:
     """Return what a tensor's name shows: averages, low-rank weights, scales or running statistics."""
-    found = find_weight_kind(name)
-    return None if found is None else found[0]
+    kind = find_weight_kind(name)
+    return None if kind is None else kind[0]
 
 
 def is_empty(value: Plain) -> bool:
     """Return whether a setting has a value that turns it off."""
-    return any(value is each or (type(value) is type(each) and value == each) for each in _NOTHING)
+    return any(
+        value is nothing or (type(value) is type(nothing) and value == nothing) for nothing in _NOTHING
+    )
 
 
 def activation_name(value: Plain) -> str | None:
@@ -188,4 +190,4 @@ def is_limit(found: AgentEvidence) -> bool:
 
 def last_word(name: str) -> str:
     """Return the last non-numeric segment of a name, in lower case."""
-    return [each for each in re.split(r"[/.]", name.lower()) if each and not each.isdigit()][-1]
+    return [part for part in re.split(r"[/.]", name.lower()) if part and not part.isdigit()][-1]

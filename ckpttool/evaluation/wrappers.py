@@ -136,8 +136,8 @@ class TimeFeature(Wrapper):
         super().__init__(spec, rows)
         self._limit = spec.max_episode_steps or max_steps
         self._test_mode = test_mode
-        found = spec.observation_bounds.get(OBS)
-        bounds = None if found is None else (np.append(found[0], 0.0), np.append(found[1], 1.0))
+        bounds_ = spec.observation_bounds.get(OBS)
+        bounds = None if bounds_ is None else (np.append(bounds_[0], 0.0), np.append(bounds_[1], 1.0))
         self._sized(spec.obs_dim + 1, bounds)
 
     @staticmethod
@@ -185,10 +185,10 @@ class HistoryWrapper(Wrapper):
         self._obs = np.zeros((rows, horizon * spec.obs_dim))
         self._actions = np.zeros((rows, horizon * spec.action_dim), spec.action_low.dtype)
         bounds = None
-        if (found := spec.observation_bounds.get(OBS)) is not None:
+        if (source_bounds := spec.observation_bounds.get(OBS)) is not None:
             low, high = (
                 np.concatenate([np.tile(end, horizon), np.tile(action, horizon)])
-                for end, action in zip(found, (spec.action_low, spec.action_high), strict=True)
+                for end, action in zip(source_bounds, (spec.action_low, spec.action_high), strict=True)
             )
             bounds = low, high
         self._sized(self.size(spec.obs_dim, spec.action_dim, horizon=horizon), bounds)
@@ -210,9 +210,9 @@ class HistoryWrapper(Wrapper):
         return np.concatenate([self._obs[rows], self._actions[rows]], axis=1)
 
 
-def _shift_rows(held: np.ndarray, newest: np.ndarray) -> np.ndarray:
+def _shift_rows(rows: np.ndarray, newest: np.ndarray) -> np.ndarray:
     """Return arrays with the newest values at the end of the second axis, without the oldest ones."""
-    return np.concatenate([held[:, newest.shape[1] :], newest], axis=1)
+    return np.concatenate([rows[:, newest.shape[1] :], newest], axis=1)
 
 
 class FrameStack(Wrapper):
@@ -324,15 +324,15 @@ class RescaleAction(Wrapper):
         b: float | None = None,
     ) -> None:
         super().__init__(spec, rows)
-        given: tuple[Any, ...] = (min_action if a is None else a, max_action if b is None else b)
-        if any(end is None for end in given):
+        ends: tuple[Any, ...] = (min_action if a is None else a, max_action if b is None else b)
+        if any(end is None for end in ends):
             raise UsageError("RescaleAction requires min_action and max_action")
         dtype = spec.action_low.dtype
-        if any(np.shape(end) not in ((), spec.action_low.shape) for end in given):
+        if any(np.shape(end) not in ((), spec.action_low.shape) for end in ends):
             raise UsageError(
                 "RescaleAction has a different number of bounds than the environment has actions"
             )
-        self._low, self._high = (np.full(spec.action_low.shape, end, dtype) for end in given)
+        self._low, self._high = (np.full(spec.action_low.shape, end, dtype) for end in ends)
         inner = np.isfinite([spec.action_low, spec.action_high]).all()
         if not inner or not (self._low < self._high).all() or not np.isfinite([self._low, self._high]).all():
             raise UsageError(
@@ -359,18 +359,18 @@ class RescaleObservation(Wrapper):
         max_obs: float | Sequence[float],
     ) -> None:
         super().__init__(spec, rows)
-        found = spec.observation_bounds.get(OBS)
+        source_bounds = spec.observation_bounds.get(OBS)
         shape = (spec.obs_dim,)
-        if found is None or any(np.shape(end) not in ((), shape) for end in (min_obs, max_obs)):
+        if source_bounds is None or any(np.shape(end) not in ((), shape) for end in (min_obs, max_obs)):
             raise UsageError(
                 "RescaleObservation requires an environment with observation bounds, and one bound of its "
                 "own for all observations or one each"
             )
         low, high = (np.full(shape, end, np.float64) for end in (min_obs, max_obs))
         if (
-            not np.isfinite([*found, low, high]).all()
+            not np.isfinite([*source_bounds, low, high]).all()
             or not (low <= high).all()
-            or (found[0] == found[1]).any()
+            or (source_bounds[0] == source_bounds[1]).any()
         ):
             raise UsageError(
                 "RescaleObservation requires finite bounds, its own and the environment's, with the "
@@ -378,9 +378,9 @@ class RescaleObservation(Wrapper):
             )
         ((_, _, dtype),) = spec.observation
         # gymnasium/wrappers/utils.py, rescale_box: quotients in long double, then the environment's type.
-        span = np.asarray(found[1], np.longdouble) - np.asarray(found[0], np.longdouble)
+        span = np.asarray(source_bounds[1], np.longdouble) - np.asarray(source_bounds[0], np.longdouble)
         self._slope = ((high - low) / span).astype(dtype)
-        self._offset = (self._slope * -found[0] + low).astype(dtype)
+        self._offset = (self._slope * -source_bounds[0] + low).astype(dtype)
         self._sized(spec.obs_dim, (low.astype(dtype), high.astype(dtype)))
 
     def observe(self, obs: np.ndarray, rows: np.ndarray, actions: np.ndarray | None) -> np.ndarray:  # noqa: ARG002
@@ -540,8 +540,8 @@ NORMALIZERS: Final = frozenset({"VecNormalize", "NormalizeObservation"})
 
 def is_known_wrapper(wrapper: WrapperSpec) -> bool:
     """Return whether the wrapper's effect on an agent is known."""
-    ours = "." not in wrapper.name or wrapper.name.startswith(LIBRARIES)
-    return ours and wrapper.title in {*_PLAYED, *HARMLESS, *REWARDS, *NORMALIZERS}
+    recognized = "." not in wrapper.name or wrapper.name.startswith(LIBRARIES)
+    return recognized and wrapper.title in {*_PLAYED, *HARMLESS, *REWARDS, *NORMALIZERS}
 
 
 def with_frame_skip(wrapper: WrapperSpec, count: int) -> WrapperSpec:
@@ -565,8 +565,8 @@ def list_wrapper_names() -> list[str]:
 
 def changes_size(wrappers: Iterable[WrapperSpec]) -> bool:
     """Return whether any of the wrappers changes the observation size."""
-    played = (each for each in wrappers if each.title in _PLAYED)
-    return any(_PLAYED[each.title][0].size(2, 1, **wrapper_arguments(each)) != 2 for each in played)
+    played = (wrapper for wrapper in wrappers if wrapper.title in _PLAYED)
+    return any(_PLAYED[wrapper.title][0].size(2, 1, **wrapper_arguments(wrapper)) != 2 for wrapper in played)
 
 
 def parse_wrapper(text: str) -> WrapperSpec:
@@ -599,7 +599,7 @@ def format_wrapper(wrapper: WrapperSpec) -> str:
 
 def serialize_wrappers(wrappers: Iterable[WrapperSpec]) -> str:
     """Format wrappers as text: equal wrappers give equal text."""
-    return json.dumps([[each.name, dict(each.arguments)] for each in wrappers], sort_keys=True)
+    return json.dumps([[wrapper.name, dict(wrapper.arguments)] for wrapper in wrappers], sort_keys=True)
 
 
 def deserialize_wrappers(text: str) -> tuple[WrapperSpec, ...]:
@@ -610,9 +610,9 @@ def deserialize_wrappers(text: str) -> tuple[WrapperSpec, ...]:
 def wrapper_arguments(wrapper: WrapperSpec) -> dict[str, Any]:
     """Return a wrapper's arguments under ckpttool's names; raise UsageError for an unknown one."""
     kind, names, fixed = _PLAYED[wrapper.title]
-    given = dict(wrapper.arguments)
+    arguments = dict(wrapper.arguments)
     if kind is FrameStack and wrapper.title == "FrameStackObservation":
-        padding = given.pop("padding_type", "reset")
+        padding = arguments.pop("padding_type", "reset")
         if padding not in ("reset", "zero"):
             raise UsageError(
                 f"{wrapper.title} does not support padding {padding!r}", expected="reset or zero"
@@ -620,13 +620,17 @@ def wrapper_arguments(wrapper: WrapperSpec) -> dict[str, Any]:
         fixed = {"repeat_first": padding == "reset"}
     if kind is gymnasium_engine.AtariPreprocessing:
         # Of training only: the library starts another game after a lost life.
-        given.pop("terminal_on_life_loss", None)
-    if kind is FrameStack and wrapper.title == "VecFrameStack" and given.pop("channels_order", None):
+        arguments.pop("terminal_on_life_loss", None)
+    if kind is FrameStack and wrapper.title == "VecFrameStack" and arguments.pop("channels_order", None):
         raise UnsupportedError("a stated channels_order is not supported yet", found=wrapper.title)
-    renamed = {names.get(name, name): value for name, value in given.items()}
+    renamed = {names.get(name, name): value for name, value in arguments.items()}
     parameters = inspect.signature(kind).parameters
-    allowed = {name: each for name, each in parameters.items() if name not in ("spec", "rows", "env")}
-    missing = [name for name, each in allowed.items() if each.default is each.empty and name not in renamed]
+    allowed = {name: param for name, param in parameters.items() if name not in ("spec", "rows", "env")}
+    missing = [
+        name
+        for name, parameter in allowed.items()
+        if parameter.default is parameter.empty and name not in renamed
+    ]
     if missing:
         raise UsageError(
             f"environment wrapper {wrapper.name} requires the argument {missing[0]}",
@@ -651,23 +655,23 @@ def _is_valid_argument(name: str, value: object) -> bool:
     if name in _MOST:
         return isinstance(value, int) and not isinstance(value, bool) and 0 < value <= _MOST[name]
     if isinstance(value, list):
-        return all(_is_valid_argument("", each) for each in value)
+        return all(_is_valid_argument("", item) for item in value)
     return isinstance(value, bool | int | float) and bool(np.isfinite(value))
 
 
 def inner_obs_dim(outer: int, act: int, wrappers: Sequence[WrapperSpec]) -> int | None:
     """Return the inner observation size that gives `outer` after wrapping; None if there is none."""
-    played = [each for each in wrappers if each.title in _PLAYED]
+    played = [wrapper for wrapper in wrappers if wrapper.title in _PLAYED]
 
     def outside(size: int) -> int:
-        for each in played:
-            size = _PLAYED[each.title][0].size(size, act, **wrapper_arguments(each))
+        for wrapper in played:
+            size = _PLAYED[wrapper.title][0].size(size, act, **wrapper_arguments(wrapper))
         return size
 
     # Each wrapped size is a multiple of the inner one plus a constant.
     zero, one = outside(0), outside(1)
-    found, rest = divmod(outer - zero, one - zero)
-    return found if rest == 0 and found > 0 else None
+    quotient, rest = divmod(outer - zero, one - zero)
+    return quotient if rest == 0 and quotient > 0 else None
 
 
 class WrappedVector(OuterVector):
@@ -678,14 +682,14 @@ class WrappedVector(OuterVector):
         if isinstance(inner, DeviceVector):
             raise UsageError(
                 "the device engine does not support environment wrappers",
-                found=", ".join(each.title for each in wrappers),
+                found=", ".join(wrapper.title for wrapper in wrappers),
                 hint="use --engine gymnasium",
             )
         _, outer = split_game_wrappers(wrappers)
-        played = [each for each in outer if each.title in _PLAYED]
+        played = [wrapper for wrapper in outer if wrapper.title in _PLAYED]
         self._joins = _joins_inputs(spec, wrappers)
         if self._joins:
-            before = outer[: [each.title for each in outer].index(FLATTENING)]
+            before = outer[: [wrapper.title for wrapper in outer].index(FLATTENING)]
             if moved := [e.title for e in before if e.title in _PLAYED and e.title not in _AROUND_ACTIONS]:
                 raise UnsupportedError(
                     f"{FLATTENING} is supported only inside wrappers that change observations",
@@ -694,14 +698,14 @@ class WrappedVector(OuterVector):
             spec = _join_inputs(spec)
             ((_, _, self._joined_type),) = spec.observation
         images = list(spec.shapes) == [OBS] and len(spec.shapes[OBS]) > 1
-        flat = [each.title for each in played if not images or each.title not in _ON_IMAGES]
+        flat = [wrapper.title for wrapper in played if not images or wrapper.title not in _ON_IMAGES]
         if flat and (list(spec.shapes) != [OBS] or images):
             raise UnsupportedError(
                 f"{', '.join(flat)}: supported only for one-dimensional observations",
                 expected="Box (n,)",
                 found=f"{spec.id}: {dict(spec.shapes)}",
             )
-        moving = [each.title for each in wrappers if spec.choices and each.title in _CONTINUOUS]
+        moving = [wrapper.title for wrapper in wrappers if spec.choices and wrapper.title in _CONTINUOUS]
         if moving:
             raise UnsupportedError(
                 "these environment wrappers are supported only for continuous actions",
@@ -710,11 +714,11 @@ class WrappedVector(OuterVector):
             )
         super().__init__(inner)
         self._chain: list[Wrapper] = []
-        for each in played:
-            kind = cast(type[Wrapper], _PLAYED[each.title][0])
-            self._chain.append(kind(spec, inner.num_envs, **wrapper_arguments(each)))
+        for wrapper in played:
+            kind = cast(type[Wrapper], _PLAYED[wrapper.title][0])
+            self._chain.append(kind(spec, inner.num_envs, **wrapper_arguments(wrapper)))
             spec = self._chain[-1].spec
-        titles = ", ".join(f"{each.title}{format_arguments(each.arguments)}" for each in wrappers)
+        titles = ", ".join(f"{wrapper.title}{format_arguments(wrapper.arguments)}" for wrapper in wrappers)
         self.spec = spec = replace(spec, arguments={**spec.arguments, "wrappers": titles})
         self.obs: Observation = spec.zeros(self.num_envs)
 
@@ -725,8 +729,8 @@ class WrappedVector(OuterVector):
             self.obs = self._inner.obs
             return
         obs = self._inner_rows(rows)
-        for each in self._chain:
-            obs = each.reset(obs, rows, seeds)
+        for link in self._chain:
+            obs = link.reset(obs, rows, seeds)
         cast(np.ndarray, self.obs)[rows] = obs
 
     def step(self, actions: np.ndarray, rows: np.ndarray) -> Outcome:
@@ -744,7 +748,7 @@ class WrappedVector(OuterVector):
             return np.asarray(np.array(inner)[rows])
         inputs = inner.values() if isinstance(inner, Mapping) else [inner]
         dtype = np.dtype(self._joined_type)
-        return np.concatenate([each[rows].reshape(len(rows), -1).astype(dtype) for each in inputs], axis=1)
+        return np.concatenate([value[rows].reshape(len(rows), -1).astype(dtype) for value in inputs], axis=1)
 
     def _through(self, depth: int, actions: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, Outcome]:
         """Step through the wrapper with that number: from the outside in, then back out."""
@@ -752,14 +756,14 @@ class WrappedVector(OuterVector):
             outcome = self._inner.step(actions, rows)
             obs = self._inner_rows(rows)
             if self._inner.restarted is not None and (lost := self._inner.restarted[rows]).any():
-                for each in self._chain:
-                    each.restart(rows[lost], obs[lost])
+                for link in self._chain:
+                    link.restart(rows[lost], obs[lost])
             return obs, outcome
         wrapper = self._chain[depth - 1]
         if isinstance(wrapper, FrameSkip):
             return self._repeated(wrapper.skip, depth - 1, actions, rows)
-        given = wrapper.action(actions, rows)
-        obs, outcome = self._through(depth - 1, given, rows)
+        inner_actions = wrapper.action(actions, rows)
+        obs, outcome = self._through(depth - 1, inner_actions, rows)
         return wrapper.step(obs, actions, rows, outcome)
 
     def _repeated(
@@ -782,7 +786,7 @@ class WrappedVector(OuterVector):
 def _joins_inputs(spec: EnvSpec, wrappers: Iterable[WrapperSpec]) -> bool:
     """Return whether a wrapper joins the environment's inputs or axes to one row."""
     several = list(spec.shapes) != [OBS] or len(spec.shapes[OBS]) > 1
-    return several and any(each.title == FLATTENING for each in wrappers)
+    return several and any(wrapper.title == FLATTENING for wrapper in wrappers)
 
 
 def _join_inputs(spec: EnvSpec) -> EnvSpec:
@@ -809,23 +813,23 @@ def split_game_wrappers(
     """
     games: list[tuple[type[GameWrapper], dict[str, Any]]] = []
     outer: list[WrapperSpec] = []
-    for each in wrappers:
-        kind = _PLAYED[each.title][0] if each.title in _PLAYED else None
+    for wrapper in wrappers:
+        kind = _PLAYED[wrapper.title][0] if wrapper.title in _PLAYED else None
         if kind is None or not issubclass(kind, GameWrapper):
-            outer.append(each)
+            outer.append(wrapper)
         elif any(other.title in _PLAYED for other in outer):
             raise UnsupportedError(
-                f"{each.title} is supported only inside wrappers that are not Atari's",
-                found=f"{each.title} around {outer[-1].title}",
+                f"{wrapper.title} is supported only inside wrappers that are not Atari's",
+                found=f"{wrapper.title} around {outer[-1].title}",
             )
         else:
-            games.append((kind, wrapper_arguments(each)))
+            games.append((kind, wrapper_arguments(wrapper)))
     return games, outer
 
 
 def wrap_environments(vector: VectorEnv, wrappers: Sequence[WrapperSpec]) -> VectorEnv:
     """Return the wrapped environments; close the inner ones if wrapping fails."""
-    if not any(each.title in _PLAYED or each.title in REWARDS for each in wrappers) and not _joins_inputs(
+    if not any(row.title in _PLAYED or row.title in REWARDS for row in wrappers) and not _joins_inputs(
         vector.spec, wrappers
     ):
         return vector
