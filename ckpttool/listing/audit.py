@@ -96,12 +96,12 @@ def _read_allow_file(file: str) -> list[str]:
         raise from_system_error(error) or error from error
     except (ValueError, RecursionError) as error:
         raise FormatError(f"not a TOML document: {error}", file=file) from error
-    if isinstance(allow, dict) and any(isinstance(each, dict) for each in allow.values()):
+    if isinstance(allow, dict) and any(isinstance(rule, dict) for rule in allow.values()):
         raise FormatError("quote the names: a dot without quotes begins another table", file=file)
     reasons = allow.values() if isinstance(allow, dict) else ()
     names = list(allow) if isinstance(allow, list | dict) else []
     texts = (*names, *reasons)
-    if allow is None or not texts or not all(isinstance(each, str) and each.strip() for each in texts):
+    if allow is None or not texts or not all(isinstance(text, str) and text.strip() for text in texts):
         raise FormatError(
             "the file does not list allowed names",
             file=file,

@@ -120,10 +120,10 @@ class CandidateCollector:
     def ordered(self) -> list[CheckCandidate]:
         """Return all candidates in opening order: outer folders before their contents."""
         # A folder may stand for its index file, which is also listed by its own name.
-        files = (each for each in self.found.values() if each.path.endswith(".json"))
-        indexes = {(os.path.dirname(each.path), each.name) for each in files if each.name}
-        every = (each for each in self.found.values() if (each.path, each.name) not in indexes)
-        return sorted(every, key=lambda each: (each.rank, each.order))
+        files = (candidate for candidate in self.found.values() if candidate.path.endswith(".json"))
+        indexes = {(os.path.dirname(file.path), file.name) for file in files if file.name}
+        every = (item for item in self.found.values() if (item.path, item.name) not in indexes)
+        return sorted(every, key=lambda candidate: (candidate.rank, candidate.order))
 
     def beside(self, path: str, location: str) -> CheckCandidate:
         """Return a candidate for a file that is listed after its checkpoint."""
@@ -200,7 +200,7 @@ class CandidateCollector:
                 hint="a folder stands for everything below it: ckpttool check FOLDER",
             )
         # A link to a parent folder creates many names for a file: the shortest one is used.
-        for name in sorted(names, key=lambda each: (each.count(os.sep), natural_sort_key(each))):
+        for name in sorted(names, key=lambda name: (name.count(os.sep), natural_sort_key(name))):
             if filesystem.isdir(name):
                 self._folder(name)
             else:
@@ -250,10 +250,10 @@ class CandidateCollector:
         except CkpttoolError as error:
             self._put(folder, error=error)
             return
-        for each in locations:
+        for location in locations:
             # A state file may name a checkpoint in another folder, which is checked there.
-            if f"{each.location}/".startswith(f"{folder.rstrip('/')}/"):
-                self._put(each.location, each)
+            if f"{location.location}/".startswith(f"{folder.rstrip('/')}/"):
+                self._put(location.location, location)
 
     def settle(self, pending: CheckCandidate) -> list[CheckCandidate]:
         """Return the candidates that a pending one turns out to be."""

@@ -60,10 +60,10 @@ def list_checkpoints(path: str) -> tuple[CheckpointRow, ...]:
     path = filesystem.resolve_path(path)
     with filesystem.read_session():
         try:
-            found = find_location(path)
+            location = find_location(path)
         except CkpttoolError:
-            found = None
-        latest = None if found is None else found.location
+            location = None
+        latest = None if location is None else location.location
         home = path if latest is None else run_folder(latest, path)
         if home is None:
             return ()
@@ -134,28 +134,28 @@ def list_by_step(folder: str, state: CheckpointState | None, latest: str | None)
     homes = {folder: _FolderNames(names)}
     times = _times(state)
     rows = []
-    for place in _find_places(folder, names):
+    for location in _find_places(folder, names):
         # A name may be a folder of checkpoints; its files are then in that folder.
-        within = os.path.dirname(place.path) or os.curdir
-        name = _PATTERN.sub("", os.path.basename(place.path))
+        within = os.path.dirname(location.path) or os.curdir
+        name = _PATTERN.sub("", os.path.basename(location.path))
         if (home := folder if filesystem.samefile(within, folder) else within) not in homes:
             homes[home] = _FolderNames(frozenset(filesystem.listdir(home)))
         own = homes[home].own(name)
-        if place.format == torch_zip.SET_NAME:
-            own = [os.path.basename(file) for file in torch_zip.set_members(place.path)]
-        nbytes, changed = _measure_paths([os.path.join(within, each) for each in own])
+        if location.format == torch_zip.SET_NAME:
+            own = [os.path.basename(file) for file in torch_zip.set_members(location.path)]
+        nbytes, changed = _measure_paths([os.path.join(within, name) for name in own])
         rows.append(
             CheckpointRow(
-                place.path,
-                place.format,
+                location.path,
+                location.format,
                 int(step[1]) if (step := match_last_step(name)) is not None else None,
                 nbytes,
-                place.format is not None and _has_all_shards(own),
+                location.format is not None and _has_all_shards(own),
                 times.get(name, changed),
-                place.path == latest,
+                location.path == latest,
             )
         )
-    return sorted(rows, key=lambda each: natural_sort_key(each.path))
+    return sorted(rows, key=lambda row: natural_sort_key(row.path))
 
 
 def _find_places(folder: str, names: frozenset[str]) -> list[_CheckpointPath]:
@@ -170,7 +170,7 @@ def _find_places(folder: str, names: frozenset[str]) -> list[_CheckpointPath]:
         elif inner.kind != "folder":
             continue
         checkpoints |= {
-            each.path: each for each in _claim_name(inner) if each.path not in checkpoints or each.format
+            path.path: path for path in _claim_name(inner) if path.path not in checkpoints or path.format
         }
     return _join_sets(list(checkpoints.values()))
 

@@ -155,7 +155,7 @@ class _KerasReader:
         self, document: Mapping[str, Any], path: str, inputs: Sequence[Extents | None], depth: int
     ) -> tuple[ArchitectureLayer, tuple[Extents | None, ...]]:
         config = config_of(dict(document))
-        entries = [each for each in config.settings["layers"] if isinstance(each, dict)]
+        entries = [layer for layer in config.settings["layers"] if isinstance(layer, dict)]
         chain = config.cls == "Sequential"
         reading = _KerasModelReader(self, path, depth)
         outputs = (
@@ -168,7 +168,7 @@ class _KerasReader:
             parameters=self.sums.get(path, 0),
             output=outputs[0] if len(outputs) == 1 else None,
             macs=sum_macs(layer.macs for layer in reading.layers),
-            flow="graph" if any(each.inputs for each in reading.layers) else "chain",
+            flow="graph" if any(layer.inputs for layer in reading.layers) else "chain",
             below=tuple(reading.layers),
         )
         return layer, outputs
@@ -335,9 +335,9 @@ def _is_layer(document: Mapping[str, Any], cls: str) -> bool:
 
 def _holds_array(value: Any) -> bool:
     """Return whether a node has a constant array among its inputs, whose shape is not evaluated."""
-    waiting, seen = [value], 0
-    while waiting and seen < MOST_LAYERS:
-        item, seen = waiting.pop(), seen + 1
+    waiting, count = [value], 0
+    while waiting and count < MOST_LAYERS:
+        item, count = waiting.pop(), count + 1
         if isinstance(item, dict):
             if item.get("class_name") in ("__numpy__", "__tensor__"):
                 return True

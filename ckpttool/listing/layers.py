@@ -166,7 +166,7 @@ def outline_layers(root: ArchitectureLayer) -> str:
     if root.flow == "parts" and root.kind in LISTS:
         return f"[{', '.join(map(_outline_entry, fold_alike(root.below)))}]"
     if root.flow == "parts":
-        parts = [f"{_group_name(each)}: {_outline_entry(each)}" for each in fold_alike(root.below)]
+        parts = [f"{_group_name(layer)}: {_outline_entry(layer)}" for layer in fold_alike(root.below)]
         return f"{{{'; '.join(parts)}}}"
     return "; ".join(" -> ".join(map(_outline_entry, fold_alike(run))) for run in _runs(root))
 
@@ -192,7 +192,7 @@ def format_extents(shape: Extents) -> str:
 def architecture_strips(architectures: Sequence[Architecture]) -> tuple[FlowStrip, ...]:
     """Return the models as strips; layers in unrecorded order have a strip each."""
     return tuple(
-        strip for each in architectures for strip in _strips(each.root, _first_input(each), each.notes)
+        strip for model in architectures for strip in _strips(model.root, _first_input(model), model.notes)
     )
 
 

@@ -137,15 +137,15 @@ class ListingOutline:
 
 def _structures(modules: Sequence[ModuleSummary]) -> dict[ModuleSummary, int]:
     """Return a number for each module; equal numbers for equal subtrees."""
-    found: dict[ModuleSummary, int] = {}
+    structures: dict[ModuleSummary, int] = {}
     numbers: dict[object, int] = {}
     # Children come after their parents.
     for module in reversed(modules):
         rows = tuple((name, _row_structure(row)) for name, row in module.rows)
-        below = tuple((name, found[each]) for name, each in module.below.items())
+        below = tuple((name, structures[child]) for name, child in module.below.items())
         shape = ("module", DIGITS.sub("#", describe_module_kind(module)), module.built, rows, below)
-        found[module] = numbers.setdefault(shape, len(numbers))
-    return found
+        structures[module] = numbers.setdefault(shape, len(numbers))
+    return structures
 
 
 def _row_structure(row: TensorRow | ValueRow) -> object:

@@ -128,9 +128,9 @@ def choose_checkpoint(path: str) -> CheckpointChoice:
         latest = tuple(_latest_row(folder, rows) for folder, rows in by_folder.items())
         return CheckpointChoice(path, path, latest, len(by_folder), deeper)
     ((folder, rows),) = by_folder.items()
-    taken = rows[0] if len(rows) == 1 else _single_version(folder, rows)
-    if taken is not None:
-        return CheckpointChoice(taken.path, taken.path)
+    row = rows[0] if len(rows) == 1 else _single_version(folder, rows)
+    if row is not None:
+        return CheckpointChoice(row.path, row.path)
     return CheckpointChoice(path, path, tuple(rows), 1, deeper)
 
 

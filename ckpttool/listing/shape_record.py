@@ -33,7 +33,7 @@ def read_shape_record(file: str) -> ShapeRecord:
         raise NotFoundError("file of recorded shapes not found", file=file, hint=hint)
     saved = text.load_json(file, "the recorded listing")
     try:
-        forms = [(str(each["path"]), str(each["dtype"]), each["shape"]) for each in saved["tensors"]]
+        forms = [(str(row["path"]), str(row["dtype"]), row["shape"]) for row in saved["tensors"]]
         tensors = {name: (dtype, tuple(map(int, shape))) for name, dtype, shape in forms}
         return ShapeRecord(None if saved["layout"] is None else str(saved["layout"]), tensors)
     except (KeyError, TypeError, ValueError) as error:
@@ -55,7 +55,7 @@ def find_drift(checkpoint: Checkpoint, layout: str | None, was: ShapeRecord) -> 
         (n for n in {**was.tensors, **now} if was.tensors.get(n) != now.get(n)), key=natural_sort_key
     )
     for name in changed[:shown]:
-        before, after = (_format_recorded(each.get(name)) for each in (was.tensors, now))
+        before, after = (_format_recorded(record.get(name)) for record in (was.tensors, now))
         yield Finding("layout", f"{name}: found {after}, recorded {before}")
     if len(changed) > shown:
         more = "more " if shown else ""
