@@ -40,7 +40,7 @@ class ArrayDifference:
 
     def document(self) -> dict[str, Any]:
         """Return the JSON object."""
-        found: dict[str, Any] = text.replace_nonfinite(
+        document: dict[str, Any] = text.replace_nonfinite(
             {
                 "elements": self.size,
                 "different": self.different,
@@ -53,7 +53,7 @@ class ArrayDifference:
                 "right": self.right,
             }
         )
-        return found
+        return document
 
 
 def compare_leaves(left: Leaf, right: Leaf) -> ArrayDifference | None:
@@ -72,22 +72,22 @@ def _same_bytes(a: np.ndarray, b: np.ndarray) -> bool:
 
 def compare_arrays(left: Values, right: Values) -> ArrayDifference | None:
     """Compare two arrays of equal shape and any type; return None if all elements are equal."""
-    found, start = _DifferenceSums(), 0
+    sums, start = _DifferenceSums(), 0
     for a, b in zip(iter_values(left), iter_values(right), strict=True):
-        found.take(a, b, start)
+        sums.take(a, b, start)
         start += a.size
-    if not found.different:
+    if not sums.different:
         return None
-    at = tuple(int(step) for step in np.unravel_index(found.place, left.shape))
+    at = tuple(int(step) for step in np.unravel_index(sums.place, left.shape))
     return ArrayDifference(
         left.size,
-        found.different,
-        found.nans,
-        found.max_abs,
-        found.max_rel,
-        found.cosine(),
+        sums.different,
+        sums.nans,
+        sums.max_abs,
+        sums.max_rel,
+        sums.cosine(),
         at,
-        *found.values,
+        *sums.values,
     )
 
 
@@ -168,7 +168,7 @@ def _compare_strings(left: Leaf, right: Leaf) -> ArrayDifference | None:
     if not unlike:
         return None
     at = tuple(int(step) for step in np.unravel_index(unlike[0], left.shape))
-    shown = [each[unlike[0]].decode("utf-8", "backslashreplace") for each in (first, second)]
+    shown = [array[unlike[0]].decode("utf-8", "backslashreplace") for array in (first, second)]
     return ArrayDifference(len(first), len(unlike), 0, math.inf, math.inf, None, at, *shown)
 
 

@@ -84,9 +84,9 @@ class ModelLayer:
     @property
     def weights(self) -> frozenset[str]:
         """The values of matrices; of vectors if there is no matrix."""
-        known = [each for each in self.tensors if not each.constant and each.shape]
-        return frozenset(each.values for each in known if len(each.shape) > 1) or frozenset(
-            each.values for each in known
+        known = [tensor for tensor in self.tensors if not tensor.constant and tensor.shape]
+        return frozenset(tensor.values for tensor in known if len(tensor.shape) > 1) or frozenset(
+            tensor.values for tensor in known
         )
 
 
@@ -94,8 +94,8 @@ def called_layers(
     layers: Sequence[Mapping[str, Any]], calls: Sequence[Mapping[str, Any]]
 ) -> list[ModelLayer]:
     """Return the calls of layers with tensors, and of layers without parts, in the order of their ends."""
-    known = {each["path"]: each for each in layers}
-    above = {path: frozenset(_parents(path)) for path in {each["path"] for each in calls}}
+    known = {layer["path"]: layer for layer in layers}
+    above = {path: frozenset(_parents(path)) for path in {call["path"] for call in calls}}
     families = {path: find_family(_class_of(known.get(path))) for path in above}
     inner = frozenset().union(*above.values())
     for path in [path for path, family in families.items() if family in COMPOSITE]:
@@ -105,25 +105,25 @@ def called_layers(
         if own and (path == ROOT or any(families[other] == families[path] for other in parts)):
             families[path] = ""
     composite = {path for path, family in families.items() if family == "recurrent"}
-    held: dict[str, tuple[LayerTensor, ...]] = {}
-    found = []
+    by_path: dict[str, tuple[LayerTensor, ...]] = {}
+    called = []
     for call in calls:
         path, layer = call["path"], known.get(call["path"])
         if layer is None or not call.get("made") or above[path] & composite:
             continue
-        if path not in held:
+        if path not in by_path:
             whole = families[path] in COMPOSITE
-            mine = [each for each in layers if whole and is_inside(each["path"], path)]
-            held[path] = tuple(_layer_tensor(row) for each in (layer, *mine) for row in each["tensors"])
-        tensors = held[path]
+            mine = [layer for layer in layers if whole and is_inside(layer["path"], path)]
+            by_path[path] = tuple(_layer_tensor(row) for child in (layer, *mine) for row in child["tensors"])
+        tensors = by_path[path]
         if not tensors and path in inner:
             continue
         shape = call["made"][0]["shape"]
         width = int(np.prod(shape[1:])) if len(shape) > 1 else 1
         composed = path in inner and families[path] not in COMPOSITE
         settings = {**layer["settings"], **call.get("options", {})}
-        found.append(ModelLayer(path, call["number"], _class_of(layer), tensors, settings, width, composed))
-    return found
+        called.append(ModelLayer(path, call["number"], _class_of(layer), tensors, settings, width, composed))
+    return called
 
 
 def _class_of(layer: Mapping[str, Any] | None) -> str:
@@ -159,31 +159,31 @@ class LayerCallPair:
 
 def pair_layers(a: Sequence[ModelLayer], b: Sequence[ModelLayer]) -> list[LayerCallPair]:
     """Return the pairs in the order of A's calls."""
-    found = _equal_pairs(a, b)
-    at_b = {id(layer): place for place, layer in enumerate(b)}
-    anchors = _increasing([(place, at_b[id(found[place])]) for place in sorted(found)])
-    taken = {id(each) for each in found.values()}
-    evidence = dict.fromkeys(found, "weights")
+    pairs = _equal_pairs(a, b)
+    at_b = {id(layer): index for index, layer in enumerate(b)}
+    anchors = _increasing([(index, at_b[id(pairs[index])]) for index in sorted(pairs)])
+    paired = {id(layer) for layer in pairs.values()}
+    evidence = dict.fromkeys(pairs, "weights")
     edges = [(-1, -1), *anchors, (len(a), len(b))]
     for (low_a, low_b), (high_a, high_b) in pairwise(edges):
-        rest_a = [place for place in range(low_a + 1, high_a) if place not in found]
-        rest_b = [b[place] for place in range(low_b + 1, high_b) if id(b[place]) not in taken]
+        rest_a = [index for index in range(low_a + 1, high_a) if index not in pairs]
+        rest_b = [b[index] for index in range(low_b + 1, high_b) if id(b[index]) not in paired]
         for place, other in _aligned([(n, a[n]) for n in rest_a], rest_b):
-            found[place] = other
+            pairs[place] = other
             evidence[place] = "order"
-            taken.add(id(other))
+            paired.add(id(other))
     for place, layer in enumerate(a):
         # A layer without a neighbor in its place: sides may call parallel layers in other orders.
         rest = [
             other
             for other in b
-            if id(other) not in taken and layer.tensors and _sizes(layer) == _sizes(other)
+            if id(other) not in paired and layer.tensors and _sizes(layer) == _sizes(other)
         ]
         best = max(rest, key=partial(_likeness, layer), default=None)
-        if place not in found and best is not None and _likeness(layer, best):
-            found[place], evidence[place] = best, "order"
-            taken.add(id(best))
-    return [LayerCallPair(a[place], found[place], evidence[place]) for place in sorted(found)]
+        if place not in pairs and best is not None and _likeness(layer, best):
+            pairs[place], evidence[place] = best, "order"
+            paired.add(id(best))
+    return [LayerCallPair(a[index], pairs[index], evidence[index]) for index in sorted(pairs)]
 
 
 def _equal_pairs(a: Sequence[ModelLayer], b: Sequence[ModelLayer]) -> dict[int, ModelLayer]:
@@ -193,8 +193,8 @@ def _equal_pairs(a: Sequence[ModelLayer], b: Sequence[ModelLayer]) -> dict[int, 
         if layer.weights:
             by_weights[layer.weights, layer.composed].append(layer)
     return {
-        place: by_weights[layer.weights, layer.composed].pop(0)
-        for place, layer in enumerate(a)
+        index: by_weights[layer.weights, layer.composed].pop(0)
+        for index, layer in enumerate(a)
         if layer.weights and by_weights[layer.weights, layer.composed]
     }
 
@@ -204,20 +204,20 @@ def _increasing(pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     tails: list[int] = []
     at: list[int] = []
     before: list[int] = []
-    for place, (_, number) in enumerate(pairs):
+    for index, (_, number) in enumerate(pairs):
         where = bisect_left(tails, number)
         before.append(at[where - 1] if where else -1)
         if where == len(tails):
             tails.append(number)
-            at.append(place)
+            at.append(index)
         else:
-            tails[where], at[where] = number, place
-    found = []
-    place = at[-1] if at else -1
-    while place >= 0:
-        found.append(pairs[place])
-        place = before[place]
-    return found[::-1]
+            tails[where], at[where] = number, index
+    chain = []
+    index = at[-1] if at else -1
+    while index >= 0:
+        chain.append(pairs[index])
+        index = before[index]
+    return chain[::-1]
 
 
 _MOST_ALIGNED = 400
@@ -255,7 +255,7 @@ def _likeness(a: ModelLayer, b: ModelLayer) -> float:
     ):
         return 0.0
     shared = len(
-        {each.values for each in a.tensors if not each.constant} & {each.values for each in b.tensors}
+        {leaf.values for leaf in a.tensors if not leaf.constant} & {tensor.values for tensor in b.tensors}
     )
     alike = _sizes(a) == _sizes(b)
     if a.tensors and b.tensors and not (shared or alike):
@@ -351,15 +351,15 @@ def _turned(a: np.ndarray, b: np.ndarray) -> Iterator[np.ndarray]:
         orders += [np.moveaxis(b, 1, -1), np.moveaxis(b, -1, 1), np.swapaxes(b, 0, 1)]
     if b.ndim == 4:
         orders.append(np.swapaxes(b, 1, 2))
-    for each in orders:
-        if each.shape == a.shape:
-            yield each
-        elif a.shape[:1] == each.shape[:1] and a.ndim != each.ndim:
-            yield each.reshape(a.shape)
-        elif a.ndim == 3 and each.ndim == 2 and a.shape[-1] == each.shape[-1]:
+    for order in orders:
+        if order.shape == a.shape:
+            yield order
+        elif a.shape[:1] == order.shape[:1] and a.ndim != order.ndim:
+            yield order.reshape(a.shape)
+        elif a.ndim == 3 and order.ndim == 2 and a.shape[-1] == order.shape[-1]:
             # The rows of all sequences in one matrix, by batch or by step.
-            yield each.reshape(a.shape)
-            yield np.swapaxes(each.reshape(a.shape[1], a.shape[0], -1), 0, 1)
+            yield order.reshape(a.shape)
+            yield np.swapaxes(order.reshape(a.shape[1], a.shape[0], -1), 0, 1)
 
 
 def input_error(a: np.ndarray, b: np.ndarray) -> float:
@@ -373,14 +373,14 @@ def input_error(a: np.ndarray, b: np.ndarray) -> float:
             continue
         large, small = (a, turned) if sizes.max() > 0 else (turned, a)
         for low in {tuple(abs(sizes) // 2), tuple((abs(sizes) + 1) // 2), tuple(abs(sizes)), (0,) * a.ndim}:
-            place = tuple(
+            region = tuple(
                 slice(start, start + extent) for start, extent in zip(low, small.shape, strict=True)
             )
             border = np.ones(large.shape, bool)
-            border[place] = False
+            border[region] = False
             edge = large[border]
             if edge.size and (edge == edge[0]).all():
-                best = min(best, align_arrays(small, large[place])[0])
+                best = min(best, align_arrays(small, large[region])[0])
     return best
 
 
@@ -388,7 +388,7 @@ def is_reordered(a: np.ndarray, b: np.ndarray, bound: float) -> bool:
     """Return whether every row of B has A's numbers in another order, the same one in all rows."""
     if a.shape[:1] != b.shape[:1] or a.size != b.size or not a.size:
         return False
-    one, other = (np.sort(np.asarray(each, np.float64).reshape(len(each), -1), axis=1) for each in (a, b))
+    one, other = (np.sort(np.asarray(array, np.float64).reshape(len(array), -1), axis=1) for array in (a, b))
     return bool(np.abs(one - other).max() <= bound * (float(np.abs(one).max()) or 1.0))
 
 
@@ -412,7 +412,7 @@ def output_error(a: CapturedCall, b: CapturedCall) -> float:
     """Return the error of a call's outputs, before the activation if only one side includes it."""
     if a.before and b.before:
         return max(align_arrays(a.before[0], b.before[0])[0], align_arrays(a.made[0], b.made[0])[0])
-    one, other = (each.before or each.made for each in (a, b))
+    one, other = (call.before or call.made for call in (a, b))
     # A recurrent layer also returns its state, or only its last step.
     x, y = (*_steps(one), *_merged(one, other)), (*_steps(other), *_merged(other, one))
     error = min(align_arrays(*each)[0] for each in itertools.product(x, y))
@@ -429,14 +429,14 @@ def _merged(made: Sequence[np.ndarray], other: Sequence[np.ndarray]) -> Iterator
         yield from (one + two, (one + two) / 2, one * two)
 
 
-def _steps(made: Sequence[np.ndarray]) -> list[np.ndarray]:
+def _steps(arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
     """Return the outputs of a call; of a sequence with states, or by direction, the last steps, too."""
-    first = made[0]
+    first = arrays[0]
     if first.ndim == 4 and first.shape[1] == 1:  # ONNX: steps, directions, batch, features
         return [first, first[:, 0], first[-1, 0]]
-    if len(made) == 1 or first.ndim != 3:
+    if len(arrays) == 1 or first.ndim != 3:
         return [first]
-    return [first, first[:, -1], *made[1:]]
+    return [first, first[:, -1], *arrays[1:]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -507,18 +507,18 @@ class LayerCauses:
             self._turned_inputs(),
         )
         sided = itertools.chain(((1, each) for each in hypotheses), ((0, each) for each in self._of_b()))
-        for side, each in sided:
-            if self._error(side, each) <= self._bound:
-                return replace(each.cause, confirmed=True)
+        for side, hypothesis in sided:
+            if self._error(side, hypothesis) <= self._bound:
+                return replace(hypothesis.cause, confirmed=True)
         return self._missing_tensors() or self._activations() or self._norms()
 
     def _error(self, side: int, change: _Hypothesis) -> float:
         """Return the error of the outputs after the change of one side."""
         own, other = self._calls[side], self._calls[1 - side]
-        made = self._repeat(side, change)
-        if not made:
+        outputs = self._repeat(side, change)
+        if not outputs:
             return float("inf")
-        changed = CapturedCall((), (), made)
+        changed = CapturedCall((), (), outputs)
         kept = CapturedCall((), (), other.made if own.before else other.before or other.made)
         return output_error(kept, changed) if side else output_error(changed, kept)
 
@@ -541,14 +541,14 @@ class LayerCauses:
             for value in values if padding or _as_plain(one) != _as_plain(b[own]) else ():
                 if _as_plain(value) == _as_plain(b[own]):
                     continue
-                held, shown = (_as_plain(b[own]), _as_plain(one)) if padding else (b[own], one)
-                if padding and (isinstance(shown, str | None) or shown == held):
+                setting, shown = (_as_plain(b[own]), _as_plain(one)) if padding else (b[own], one)
+                if padding and (isinstance(shown, str | None) or shown == setting):
                     shown = _as_plain(value)  # A's own is outside of the layer, or no number
                 title = own if own == "alpha" and "alpha" in a else title
                 fix = f"set {own}={_as_text(shown)} in {self._pair.b.path} of B"
                 if padding and isinstance(b[own], str):
                     fix = f"pad the input of {self._pair.b.path} in B by {_as_text(shown)}"
-                text = f"{title} is {_as_text(shown)} in A and {_as_text(held)} in B"
+                text = f"{title} is {_as_text(shown)} in A and {_as_text(setting)} in B"
                 yield _Hypothesis(Cause(text, fix), settings={own: value})
 
     def _of_b(self) -> Iterator[_Hypothesis]:
@@ -576,20 +576,22 @@ class LayerCauses:
         plain = True
         for name, own in self._b.items():
             known = [(name, whole[name])] if whole else [*_fitting(self._a, name, own, self._pair.a.family)]
-            if own.dtype.kind != "f" or not known or any(np.array_equal(each, own) for _, each in known):
+            if own.dtype.kind != "f" or not known or any(np.array_equal(array, own) for _, array in known):
                 continue
             every[name] = known[0][1]
-            for title, each in known:
-                cause = self._exchanged_tensor(name, whole) or _tensor_cause(title, each, name, own)
+            for title, array in known:
+                cause = self._exchanged_tensor(name, whole) or _tensor_cause(title, array, name, own)
                 reasons.append(cause.text)
                 plain = plain and cause.other_numbers
-                yield _Hypothesis(cause, {name: each})
+                yield _Hypothesis(cause, {name: array})
         if len(every) > 1:
-            held = [
-                sorted(np.sort(each, axis=None).tobytes() for each in side)
+            sorted_bytes = [
+                sorted(np.sort(array, axis=None).tobytes() for array in side)
                 for side in (every.values(), [self._b[name] for name in every])
             ]
-            if held[0] == held[1] and not any("numbers of A's" in each for each in reasons):
+            if sorted_bytes[0] == sorted_bytes[1] and not any(
+                "numbers of A's" in reason for reason in reasons
+            ):
                 reasons = [f"B's {', '.join(every)} have the numbers of A in another order"]
             text = "; ".join(dict.fromkeys(reasons))
             yield _Hypothesis(Cause(text, other_numbers=plain), every)
@@ -597,9 +599,9 @@ class LayerCauses:
     def _exchanged_tensor(self, name: str, whole: Mapping[str, np.ndarray]) -> Cause | None:
         """Return the other tensor of A's layer whose numbers B's tensor has."""
         own = self._b[name]
-        for known, each in (whole or self._a).items():
+        for known, array in (whole or self._a).items():
             other = known != name if whole else find_role(known) != find_role(name)
-            if other and each.shape == own.shape and each.size > 1 and np.array_equal(each, own):
+            if other and array.shape == own.shape and array.size > 1 and np.array_equal(array, own):
                 return Cause(f"B's {name} has the numbers of A's {known}: they are exchanged")
         return None
 
@@ -621,14 +623,14 @@ class LayerCauses:
         Frameworks divide the padding of `same` differently, and code may pad the input before the layer.
         """
         a, b, path = self._pair.a.settings, self._pair.b.settings, self._pair.b.path
-        kernel = next((each for each in self._b.values() if each.ndim > 2), None)
+        kernel = next((array for array in self._b.values() if array.ndim > 2), None)
         if self._pair.b.family != "convolution" or kernel is None or "padding" not in b:
             return
-        given = self._calls[1].given[0]
-        if given.size > self._calls[0].given[0].size:
-            given = without_border(given)
+        array = self._calls[1].given[0]
+        if array.size > self._calls[0].given[0].size:
+            array = without_border(array)
         last = b.get("data_format") == "channels_last"
-        axes = range(1, given.ndim - 1) if last else range(2, given.ndim)
+        axes = range(1, array.ndim - 1) if last else range(2, array.ndim)
         changes, words = {}, []
         for name, own, other in _window_settings(b, a):
             if _as_plain(b[own]) != _as_plain(a[other]):
@@ -637,15 +639,15 @@ class LayerCauses:
         settings = {**changes, "padding": "valid" if last else 0}
         shown = _as_text(_as_plain(b["padding"]))
         for low, high in _paddings(kernel.shape[: len(axes)] if last else kernel.shape[2:], settings, b):
-            width = [(low, high) if axis in axes else (0, 0) for axis in range(given.ndim)]
+            width = [(low, high) if axis in axes else (0, 0) for axis in range(array.ndim)]
             pads = (low, high) * len(axes)
             fix = f"torch.nn.functional.pad(x, {pads}) before {path} of B, with padding=0"
             if last:
-                layer = f"ZeroPadding{len(axes)}D({tuple(each for each in width if any(each))})"
+                layer = f"ZeroPadding{len(axes)}D({tuple(pair for pair in width if any(pair))})"
                 fix = f"{layer} before {path} of B, with padding='valid'"
             text = f"A pads by {low} before and {high} after, the padding of B's layer is {shown}"
             cause = Cause("; ".join([*words, text]), fix)
-            yield _Hypothesis(cause, settings=settings, given=np.pad(given, width))
+            yield _Hypothesis(cause, settings=settings, given=np.pad(array, width))
 
     def _turned_tensors(self) -> Iterator[_Hypothesis]:
         """Yield B's own matrices transposed or reversed."""
@@ -754,13 +756,13 @@ def _translate_layer(
                 for stored, name, rule in reading.rows:
                     _add_part(canonical, name, rule.leaf(groups[0][stored]))
                 writing = target.write(canonical, facts)
-                found = dict(writing.fills)
+                leaves = dict(writing.fills)
                 for stored, name, rule in writing.rows:
-                    _add_part(found, stored, rule.leaf(canonical[name]))
+                    _add_part(leaves, stored, rule.leaf(canonical[name]))
             except MappingError:
                 continue
-            if {name: leaf.shape for name, leaf in found.items()} == facts.wanted:
-                return {names[name]: leaf.array() for name, leaf in found.items()}
+            if {name: leaf.shape for name, leaf in leaves.items()} == facts.wanted:
+                return {names[name]: leaf.array() for name, leaf in leaves.items()}
     return {}
 
 
@@ -777,11 +779,11 @@ def _as_leaf(array: np.ndarray) -> Leaf:
     return Leaf(array.dtype.name, array.shape, Inline(np.ascontiguousarray(array).tobytes()), "")
 
 
-def _add_part(found: dict[str, Leaf], name: str, made: Any) -> None:
+def _add_part(tensors: dict[str, Leaf], name: str, part: Any) -> None:
     """Add a rule's result, which may be a part of a tensor."""
-    whole = merge_parts(found[name], made) if name in found else made
+    whole = merge_parts(tensors[name], part) if name in tensors else part
     if isinstance(whole, Leaf):
-        found[name] = whole
+        tensors[name] = whole
 
 
 def find_role(name: str) -> str:
@@ -793,20 +795,24 @@ def _window_settings(own: Mapping[str, Any], other: Mapping[str, Any]) -> Iterat
     """Yield stride and dilation: what messages call them, and their names on both sides."""
     for row in SETTINGS:
         if row.name in ("stride", "dilation"):
-            names = [next((name for name in row.spellings if name in each), "") for each in (own, other)]
+            names = [
+                next((name for name in row.spellings if name in settings), "") for settings in (own, other)
+            ]
             if all(names):
                 yield row.name, names[0], names[1]
 
 
 def _paddings(
-    sizes: Sequence[int], settings: Mapping[str, Any], held: Mapping[str, Any]
+    sizes: Sequence[int], settings: Mapping[str, Any], defaults: Mapping[str, Any]
 ) -> list[tuple[int, int]]:
     """Return the padding before and after an axis that a convolution may have, equal ones first."""
     spellings = next(row.spellings for row in SETTINGS if row.name == "dilation")
-    dilation = next((each[name] for each in (settings, held) for name in spellings if name in each), 1)
+    dilation = next(
+        (values[name] for values in (settings, defaults) for name in spellings if name in values), 1
+    )
     reach = min((max(sizes) - 1) * int(np.max(dilation)), _MOST_PADDED)
     widths = [(low, high) for low in range(reach + 1) for high in range(reach + 1)]
-    return sorted(widths, key=lambda each: (each[0] != each[1], each))
+    return sorted(widths, key=lambda pair: (pair[0] != pair[1], pair))
 
 
 def _as_plain(value: Any) -> Any:
@@ -827,7 +833,7 @@ def _as_text(value: Any) -> str:
 def _as_settings(title: str, value: Any, tensors: Mapping[str, np.ndarray]) -> Iterator[Any]:
     """Yield the values that a setting of A may have in B's framework."""
     if title == "padding":
-        kernel = next((each for each in tensors.values() if each.ndim > 2), None)
+        kernel = next((tensor for tensor in tensors.values() if tensor.ndim > 2), None)
         rank = 2 if kernel is None else kernel.ndim - 2
         yield from ([width] * rank for width in range(4))
         yield from (value, "same", "valid")
@@ -836,7 +842,7 @@ def _as_settings(title: str, value: Any, tensors: Mapping[str, np.ndarray]) -> I
     if isinstance(value, list) and len({*value}) == 1:
         yield value[0]
     elif isinstance(value, int):
-        kernel = next((each for each in tensors.values() if each.ndim > 2), None)
+        kernel = next((tensor for tensor in tensors.values() if tensor.ndim > 2), None)
         if kernel is not None:
             yield [value] * (kernel.ndim - 2)
 
@@ -849,18 +855,18 @@ def _fitting(
         yield name, tensors[name]
         return
     role = find_role(name)
-    for known, each in tensors.items():
-        if find_role(known) != role or each.size != own.size or each.ndim != own.ndim:
+    for known, tensor in tensors.items():
+        if find_role(known) != role or tensor.size != own.size or tensor.ndim != own.ndim:
             continue
-        if each.ndim < 5:
-            orders = list(permutations(range(each.ndim)))
+        if tensor.ndim < 5:
+            orders = list(permutations(range(tensor.ndim)))
         else:
-            orders = [_usual_order(each.ndim, family), tuple(range(each.ndim))]
+            orders = [_usual_order(tensor.ndim, family), tuple(range(tensor.ndim))]
         # Square matrices: first the order that frameworks differ in.
-        orders.sort(key=lambda order: order != _usual_order(each.ndim, family))
-        fitting = [order for order in orders if tuple(each.shape[axis] for axis in order) == own.shape]
+        orders.sort(key=lambda order: order != _usual_order(tensor.ndim, family))
+        fitting = [order for order in orders if tuple(tensor.shape[axis] for axis in order) == own.shape]
         for order in fitting[:2]:
-            yield known, np.transpose(each, order)
+            yield known, np.transpose(tensor, order)
 
 
 def _usual_order(ndim: int, family: str) -> tuple[int, ...]:
@@ -935,7 +941,7 @@ def _order_cause(title: str, known: str, a: np.ndarray, b: np.ndarray) -> Cause:
         if (text := _blocks_text(np.moveaxis(a, axis, 0), np.moveaxis(b, axis, 0))) is not None:
             return Cause(f"{title} has the numbers of A's {known} in another order: {text}")
     for axis in range(a.ndim) if a.ndim > 1 else ():
-        rows = [np.moveaxis(each, axis, 0).reshape(each.shape[axis], -1) for each in (a, b)]
+        rows = [np.moveaxis(tensor, axis, 0).reshape(tensor.shape[axis], -1) for tensor in (a, b)]
         order = find_order(rows[0].T, rows[1].T, 0.0)
         if order is not None:
             what = describe_order(order)[0]
@@ -951,7 +957,7 @@ def _blocks_text(a: np.ndarray, b: np.ndarray) -> str | None:
     for count in _BLOCKS:
         if len(a) % count or len(a) == count:
             continue
-        parts = [np.split(each, count) for each in (a, b)]
+        parts = [np.split(tensor, count) for tensor in (a, b)]
         order = [
             next((n for n, one in enumerate(parts[0]) if np.array_equal(one, part)), -1) for part in parts[1]
         ]
@@ -990,7 +996,7 @@ _MOST_TESTED = 1 << 20
 
 def name_activation(before: np.ndarray, after: np.ndarray, bound: float) -> str | None:
     """Return the activation that maps one array to the other, None if none of the known ones does."""
-    before, after = (np.asarray(each, np.float64) for each in (before, after))
+    before, after = (np.asarray(array, np.float64) for array in (before, after))
     if before.size != after.size or before.size > _MOST_TESTED:
         return None
     with np.errstate(all="ignore"):
@@ -1077,8 +1083,8 @@ def _is_affine(a: np.ndarray, b: np.ndarray, allowed: float, *, shifted: bool = 
     count = inside.sum(1, keepdims=True)
     if count.min() < 4:
         return False
-    means = [np.where(inside, each, 0).sum(1, keepdims=True) / count if shifted else 0.0 for each in (b, a)]
-    x, y = (np.where(inside, each - mean, 0) for each, mean in zip((b, a), means, strict=True))
+    means = [np.where(inside, array, 0).sum(1, keepdims=True) / count if shifted else 0.0 for array in (b, a)]
+    x, y = (np.where(inside, array - mean, 0) for array, mean in zip((b, a), means, strict=True))
     length = (x * x).sum(1, keepdims=True)
     factor = np.divide((x * y).sum(1, keepdims=True), length, out=np.zeros_like(length), where=length > 0)
     return bool(np.abs(y - factor * x).max() <= allowed)
@@ -1109,11 +1115,11 @@ def between_cause(after: tuple[np.ndarray, np.ndarray], bound: float) -> Cause |
     """Return how arrays between two layers differ: by a normalisation, or in their order."""
     if (cause := _integer_cause(*after)) is not None:
         return cause
-    a, b = (np.asarray(each, np.float64) for each in after)
+    a, b = (np.asarray(array, np.float64) for array in after)
     _, other = align_arrays(a, b)
     cause = None
     if other is not None:
-        x, y = (np.where(np.isfinite(each), each, 0.0) for each in (a, other))
+        x, y = (np.where(np.isfinite(array), array, 0.0) for array in (a, other))
         cause = relate_arrays(x, y, bound)
     if cause is None and is_reordered(a, b, bound):
         text = _name_border(a, b, bound) or _name_order(a, b, bound)
@@ -1129,9 +1135,9 @@ def _name_border(a: np.ndarray, b: np.ndarray, bound: float) -> str | None:
             continue
         for axis in range(1, a.ndim) if a.shape == other.shape else ():
             widths = []
-            for each in (a, other):
-                there = np.flatnonzero(np.moveaxis(each, axis, 0).reshape(each.shape[axis], -1).any(1))
-                widths.append((int(there[0]), int(each.shape[axis] - 1 - there[-1])))
+            for array in (a, other):
+                there = np.flatnonzero(np.moveaxis(array, axis, 0).reshape(array.shape[axis], -1).any(1))
+                widths.append((int(there[0]), int(array.shape[axis] - 1 - there[-1])))
             if widths[0] != widths[1]:
                 pads = [f"{low} before and {high} after" for low, high in widths]
                 return f"the padding of axis {axis} is {pads[0]} in A, {pads[1]} in B"
@@ -1141,7 +1147,7 @@ def _name_border(a: np.ndarray, b: np.ndarray, bound: float) -> str | None:
 def _name_order(a: np.ndarray, b: np.ndarray, bound: float) -> str | None:
     """Return the order of B's features along one axis."""
     for turned, axis in itertools.product(_turned(a, b), {1, a.ndim - 1}):
-        rows = [np.moveaxis(each, axis, -1).reshape(-1, a.shape[axis]) for each in (a, turned)]
+        rows = [np.moveaxis(array, axis, -1).reshape(-1, a.shape[axis]) for array in (a, turned)]
         if turned.shape == a.shape and (order := find_order(rows[0], rows[1], bound)) is not None:
             return f"B has the numbers of A in another order along axis {axis}: {describe_order(order)[0]}"
     return None
@@ -1154,11 +1160,11 @@ def computation_cause(
 
     Else the multiple of one of these outputs that is the difference, e.g. of a residual connection.
     """
-    a, b = (without_border(np.asarray(each, np.float64)) for each in after)
-    turned = [each for each in _turned(a, b) if each.shape == a.shape] or [b]
-    found = name_computations(operands, a, turned, bound) or _name_part(operands, a, turned, bound)
-    if found is not None:
-        return Cause(f"A computes {found[0]}, B computes {found[1]}", confirmed=True)
+    a, b = (without_border(np.asarray(array, np.float64)) for array in after)
+    turned = [array for array in _turned(a, b) if array.shape == a.shape] or [b]
+    formulas = name_computations(operands, a, turned, bound) or _name_part(operands, a, turned, bound)
+    if formulas is not None:
+        return Cause(f"A computes {formulas[0]}, B computes {formulas[1]}", confirmed=True)
     _, other = align_arrays(a, b)
     if other is None:
         return None
@@ -1188,9 +1194,11 @@ def _name_part(
         places = np.flatnonzero(apart)
         if 0 < len(places) < len(apart):
             part = range(places[0], places[-1] + 1)
-            found = name_computations(operands, np.take(a, part, axis), [np.take(other, part, axis)], bound)
-            if found is not None:
-                return found
+            formulas = name_computations(
+                operands, np.take(a, part, axis), [np.take(other, part, axis)], bound
+            )
+            if formulas is not None:
+                return formulas
     return None
 
 
@@ -1199,7 +1207,7 @@ def find_order(a: np.ndarray, b: np.ndarray, bound: float) -> np.ndarray | None:
     if a.ndim != 2 or a.shape != b.shape:
         return None
     digits = max(0, int(-np.log10(bound * (float(np.abs(a).max()) or 1.0))) - 1) if bound else 12
-    at_a, at_b = (np.lexsort(np.round(np.asarray(each, np.float64), digits)) for each in (a, b))
+    at_a, at_b = (np.lexsort(np.round(np.asarray(array, np.float64), digits)) for array in (a, b))
     order = np.empty(a.shape[1], int)
     order[at_a] = at_b
     fits = float(np.abs(a - b[:, order]).max()) <= bound * (float(np.abs(a).max()) or 1.0)
@@ -1212,8 +1220,8 @@ def describe_order(order: np.ndarray) -> tuple[str, str | None]:
     for channels in range(2, size):
         if size % channels == 0:
             whole = np.arange(size).reshape(-1, channels)
-            for each in (whole, whole.reshape(channels, -1)):
-                if np.array_equal(each.T.reshape(-1), order):
+            for matrix in (whole, whole.reshape(channels, -1)):
+                if np.array_equal(matrix.T.reshape(-1), order):
                     return f"a flattened image of {channels} channels", f"{size // channels},{channels}"
     if np.array_equal(order, np.arange(size)[::-1]):
         return "in reverse", None

@@ -44,8 +44,8 @@ def iter_activations(x: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
     for name in ACTIVATIONS:
         for slope in _SLOPES if name == "leaky_relu" else (DEFAULT_SLOPE,):
             title = {"linear": "no activation", "gelu": "exact gelu"}.get(name)
-            made = numpy_backend.ACTIVATIONS[name](Activation(name, slope))(x)
-            yield title or format_activation(name, slope), np.asarray(made, np.float64)
+            result = numpy_backend.ACTIVATIONS[name](Activation(name, slope))(x)
+            yield title or format_activation(name, slope), np.asarray(result, np.float64)
     yield "tanh gelu", 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
     yield "hard sigmoid", np.clip(x / 6 + 0.5, 0, 1)
 
@@ -65,11 +65,11 @@ def name_computations(
     if not a.size or any(len(x) != len(a) for x in (*b, *(x for _, x in operands))):
         return None
     cut = [Term(text, np.asarray(x[:rows], np.float64)) for text, x in operands]
-    targets = _Targets([a[:rows], *(each[:rows] for each in b)], bound)
+    targets = _Targets([a[:rows], *(array[:rows] for array in b)], bound)
     with np.errstate(all="ignore"):
         targets.match("0", np.zeros_like(targets.first))
-        for text, made in _iter_formulas(cut, targets.shapes):
-            if targets.match(text, made):
+        for text, array in _iter_formulas(cut, targets.shapes):
+            if targets.match(text, array):
                 break
         else:
             for term in cut:
@@ -82,7 +82,7 @@ def name_computations(
                     targets.match_sum(one, other)
                     targets.match_sum(product, one)
     first, *others = targets.names
-    second = next((each for each in others if each), None)
+    second = next((other for other in others if other), None)
     return (first, second) if first and second and first != second else None
 
 
@@ -90,9 +90,9 @@ class _Targets:
     """The values whose formulas are searched: A's, and B's in several orders of axes."""
 
     def __init__(self, arrays: Sequence[np.ndarray], bound: float) -> None:
-        self._arrays = [np.asarray(each, np.float64) for each in arrays]
-        self._flat = [each.reshape(-1) for each in self._arrays]
-        self._allowed = [bound * (float(np.abs(each).max(initial=0.0)) or 1.0) for each in self._arrays]
+        self._arrays = [np.asarray(array, np.float64) for array in arrays]
+        self._flat = [array.reshape(-1) for array in self._arrays]
+        self._allowed = [bound * (float(np.abs(array).max(initial=0.0)) or 1.0) for array in self._arrays]
         self.names: list[str | None] = [None] * len(arrays)
         # The places of the largest number of each, and of one that is about half of it.
         largest = [int(np.abs(each).argmax()) for each in self._flat]
@@ -107,13 +107,13 @@ class _Targets:
     @property
     def shapes(self) -> set[tuple[int, ...]]:
         """The shapes of the values, with axes of length 1 removed."""
-        return {_squeezed(each.shape) for each in self._arrays}
+        return {_squeezed(array.shape) for array in self._arrays}
 
     def match(self, text: str, made: np.ndarray) -> bool:
         """Note the text for values that are a multiple of these; return whether both sides have one."""
-        for place, flat in enumerate(self._flat):
-            if self.names[place] is None and (factor := self._factor(place, made, flat)):
-                self.names[place] = text if factor == 1 else f"{factor:.6g} * ({text})"
+        for index, flat in enumerate(self._flat):
+            if self.names[index] is None and (factor := self._factor(index, made, flat)):
+                self.names[index] = text if factor == 1 else f"{factor:.6g} * ({text})"
         return self.names[0] is not None and any(self.names[1:])
 
     def _factor(self, place: int, made: np.ndarray, flat: np.ndarray) -> float:
@@ -133,12 +133,12 @@ class _Targets:
 
     def match_clipped(self, term: Term) -> None:
         """Note the term, clipped to the range of the values, for values without a formula."""
-        for place, each in enumerate(self._arrays):
-            low, high = float(each.min()), float(each.max())
-            inside = (each > low) & (each < high)
-            if self.names[place] is not None or each.shape != term.array.shape or not inside.any():
+        for index, array in enumerate(self._arrays):
+            low, high = float(array.min()), float(array.max())
+            inside = (array > low) & (array < high)
+            if self.names[index] is not None or array.shape != term.array.shape or not inside.any():
                 continue
-            factor = float(np.median(each[inside] / term.array[inside]))
+            factor = float(np.median(array[inside] / term.array[inside]))
             text = term.text if abs(factor - 1) < _SAME_FACTOR else f"{factor:.6g} * {term.text}"
             if np.isfinite(factor) and inside.sum() > _FEWEST_INSIDE:
                 self.match(f"clip({text}, {low:g}, {high:g})", np.clip(factor * term.array, low, high))
@@ -185,13 +185,13 @@ def _squeezed(shape: Sequence[int]) -> tuple[int, ...]:
 
 def _iter_formulas(operands: Sequence[Term], shapes: set[tuple[int, ...]]) -> Iterator[Term]:
     """Yield formulas of the operands, the simplest first."""
-    terms = [each for operand in operands for each in _activated(operand)]
+    terms = [term for operand in operands for term in _activated(operand)]
     for term in terms:
         yield term
         yield from _of_one(term, shapes)
-    near = [each for each in operands if each.array.size <= _MOST_COMBINED_ENTRIES][:_MOST_COMBINED]
+    near = [operand for operand in operands if operand.array.size <= _MOST_COMBINED_ENTRIES][:_MOST_COMBINED]
     yield from _of_two(near, shapes, whole=False)
-    yield from _of_two([each for operand in near for each in _activated(operand, _USUAL)], shapes)
+    yield from _of_two([term for operand in near for term in _activated(operand, _USUAL)], shapes)
     yield from _gated(operands)
     yield from _carried(near[:_MOST_ATTENDED])
     yield from _weighed(near)
@@ -204,9 +204,9 @@ def _activated(operand: Term, names: Collection[str] = ()) -> Iterator[Term]:
     """Yield the operand, and the results of activations, of all or of these names."""
     text, x = operand
     yield operand
-    for name, made in iter_activations(x):
+    for name, result in iter_activations(x):
         if name != "no activation" and (not names or name in names):
-            yield Term(f"{name}({text})", made)
+            yield Term(f"{name}({text})", result)
     yield Term(f"exp({text})", np.exp(x))
     yield Term(f"exp({text} / 2)", np.exp(x / 2))
     yield Term(f"square({text})", x * x)
@@ -295,11 +295,11 @@ def _resized(term: Term, shapes: set[tuple[int, ...]]) -> Iterator[Term]:
                 ("linear", _linear),
                 ("linear, corners aligned", _aligned),
             ):
-                made = x
+                pooled = x
                 for axis in axes:
-                    grown = np.tensordot(made, matrix(x.shape[axis], shape[axis]), (axis, 1))
-                    made = np.moveaxis(grown, -1, axis)
-                yield Term(f"interpolation of {text} ({name})", made)
+                    grown = np.tensordot(pooled, matrix(x.shape[axis], shape[axis]), (axis, 1))
+                    pooled = np.moveaxis(grown, -1, axis)
+                yield Term(f"interpolation of {text} ({name})", pooled)
 
 
 def _flattened(term: Term, shapes: set[tuple[int, ...]]) -> Iterator[Term]:
@@ -310,19 +310,19 @@ def _flattened(term: Term, shapes: set[tuple[int, ...]]) -> Iterator[Term]:
         shape = [extent // 2 if axis in axes else extent for axis, extent in enumerate(x.shape)]
         if (len(x), int(np.prod(shape[1:]))) in shapes:
             windows = _windows(x, axes, shape)
-            for name, made in (("maximum", windows.max(-1)), ("mean", windows.mean(-1))):
-                for each in (made, np.moveaxis(made, 1, -1), np.moveaxis(made, -1, 1)):
-                    yield Term(f"flattened {name} pooling of {text}", each.reshape(len(x), -1))
+            for name, pooled in (("maximum", windows.max(-1)), ("mean", windows.mean(-1))):
+                for images in (pooled, np.moveaxis(pooled, 1, -1), np.moveaxis(pooled, -1, 1)):
+                    yield Term(f"flattened {name} pooling of {text}", images.reshape(len(x), -1))
 
 
 def _windows(x: np.ndarray, axes: Sequence[int], shape: Sequence[int]) -> np.ndarray:
     """Return the windows of an image that is divided into `shape`, each as the last axis."""
-    for place, axis in enumerate(axes):
+    for index, axis in enumerate(axes):
         width = x.shape[axis] // shape[axis]
         kept = np.take(x, range(width * shape[axis]), axis)
         parts = kept.reshape(*kept.shape[:axis], shape[axis], width, *kept.shape[axis + 1 :])
         joined = np.moveaxis(parts, axis + 1, -1)
-        x = joined.reshape(*joined.shape[:-2], -1) if place else joined
+        x = joined.reshape(*joined.shape[:-2], -1) if index else joined
     return x
 
 
@@ -343,8 +343,8 @@ def _interpolation(size: int, at: np.ndarray) -> np.ndarray:
 
 
 def _softmax(x: np.ndarray, axis: int) -> np.ndarray:
-    made = np.exp(x - x.max(axis, keepdims=True))
-    return np.asarray(made / made.sum(axis, keepdims=True))
+    powers = np.exp(x - x.max(axis, keepdims=True))
+    return np.asarray(powers / powers.sum(axis, keepdims=True))
 
 
 def _of_two(terms: Sequence[Term], shapes: set[tuple[int, ...]], *, whole: bool = True) -> Iterator[Term]:
@@ -396,9 +396,9 @@ def _summed_edges(edges: Term, nodes: Term) -> Iterator[Term]:
 
 
 def _combined(one: str, x: np.ndarray, other: str, y: np.ndarray) -> Iterator[Term]:
-    for name, made in (("+", x + y), ("*", x * y), ("-", x - y)):
-        yield Term(f"{one} {name} {other}", made)
-        yield Term(f"relu({one} {name} {other})", np.maximum(made, 0))
+    for name, combined in (("+", x + y), ("*", x * y), ("-", x - y)):
+        yield Term(f"{one} {name} {other}", combined)
+        yield Term(f"relu({one} {name} {other})", np.maximum(combined, 0))
     yield Term(f"minimum({one}, {other})", np.minimum(x, y))
     yield Term(f"maximum({one}, {other})", np.maximum(x, y))
     yield Term(f"{one} + {other} - mean({other})", x + y - y.mean(-1, keepdims=True))
@@ -417,7 +417,7 @@ def _broadcast(x: np.ndarray, y: np.ndarray) -> Iterator[np.ndarray]:
     elif y.ndim == 2 < x.ndim:
         for axis in {1, x.ndim - 1}:
             if x.shape[axis] == y.shape[1]:
-                shape = [len(y), *(y.shape[1] if place == axis else 1 for place in range(1, x.ndim))]
+                shape = [len(y), *(y.shape[1] if index == axis else 1 for index in range(1, x.ndim))]
                 yield y.reshape(shape)
 
 
@@ -428,10 +428,10 @@ def _gated(operands: Sequence[Term]) -> Iterator[Term]:
             if x.shape[axis] % 2:
                 continue
             first, second = np.split(x, 2, axis)
-            for name, made in iter_activations(first):
-                yield Term(f"{name}(first half of {text}) * second half", made * second)
-            for name, made in iter_activations(second):
-                yield Term(f"first half of {text} * {name}(second half)", first * made)
+            for name, result in iter_activations(first):
+                yield Term(f"{name}(first half of {text}) * second half", result * second)
+            for name, result in iter_activations(second):
+                yield Term(f"first half of {text} * {name}(second half)", first * result)
 
 
 def _weighed(operands: Sequence[Term]) -> Iterator[Term]:
@@ -482,37 +482,39 @@ def _conditioned(operands: Sequence[Term]) -> Iterator[Term]:
 def _mixed(operands: Sequence[Term]) -> Iterator[Term]:
     """Yield sums of the outputs of experts, each times its share of a gate."""
     for gate, x in operands:
-        others = {each.text: each for each in reversed(operands) if each.array.ndim == x.ndim == 2}
-        experts = [each for each in reversed(others.values()) if each.text != gate]
+        others = {
+            operand.text: operand for operand in reversed(operands) if operand.array.ndim == x.ndim == 2
+        }
+        experts = [other for other in reversed(others.values()) if other.text != gate]
         count = x.shape[-1]
-        for shape in {each.array.shape for each in experts}:
+        for shape in {expert.array.shape for expert in experts}:
             # The last one is first: they are called in the order of the gate's features.
-            chosen = [each for each in experts if each.array.shape == shape][:count][::-1]
+            chosen = [expert for expert in experts if expert.array.shape == shape][:count][::-1]
             if len(chosen) != count or count < 2:
                 continue
             for name, shares in (("softmax", _softmax(x, -1)), ("sigmoid", 1 / (1 + np.exp(-x))), ("", x)):
-                for how in zip(*(list(iter_activations(each.array)) for each in chosen), strict=True):
-                    made = sum(y * shares[:, n, None] for n, (_, y) in enumerate(how))
-                    names = ", ".join(each.text for each in chosen)
+                for how in zip(*(list(iter_activations(operand.array)) for operand in chosen), strict=True):
+                    mixed = sum(y * shares[:, n, None] for n, (_, y) in enumerate(how))
+                    names = ", ".join(operand.text for operand in chosen)
                     weights = f"{name}({gate})" if name else gate
-                    yield Term(f"sum of {how[0][0]} of {names}, weighed by {weights}", np.asarray(made))
+                    yield Term(f"sum of {how[0][0]} of {names}, weighed by {weights}", np.asarray(mixed))
 
 
 def _attended(operands: Sequence[Term]) -> Iterator[Term]:
     """Yield attention of queries, keys and values [batch, positions, features]."""
-    sequences = [each for each in operands if each.array.ndim == 3][:_MOST_ATTENDED]
+    sequences = [operand for operand in operands if operand.array.ndim == 3][:_MOST_ATTENDED]
     for text, x in sequences:
         if x.shape[-1] % 3 == 0:
             yield from _fused(text, x)
     for turned, chosen in itertools.product((False, True), itertools.permutations(sequences, 3)):
-        q, k, v = (each.array for each in chosen)
-        names = ", ".join(each.text for each in chosen)
+        q, k, v = (operand.array for operand in chosen)
+        names = ", ".join(operand.text for operand in chosen)
         for heads in _heads(q.shape[-1]) if k.shape == v.shape else ():
             width = q.shape[-1] // heads
             if k.shape[-1] % width == 0 and heads % (k.shape[-1] // width) == 0:
                 split = [each.reshape(*each.shape[:2], -1, width) for each in (q, k, v)]
-                for how, made in _rotations(split) if turned else _shared(split):
-                    yield Term(f"attention of {names} ({heads} heads{how})", made)
+                for how, attended in _rotations(split) if turned else _shared(split):
+                    yield Term(f"attention of {names} ({heads} heads{how})", attended)
 
 
 def _shared(split: Sequence[np.ndarray]) -> Iterator[tuple[str, np.ndarray]]:
@@ -545,7 +547,7 @@ def _turn(x: np.ndarray, base: float, near: bool) -> np.ndarray:
 
 
 def _heads(features: int) -> list[int]:
-    return [each for each in (1, 2, 3, 4, 6, 8, 12, 16) if features % each == 0]
+    return [heads for heads in (1, 2, 3, 4, 6, 8, 12, 16) if features % heads == 0]
 
 
 def _fused(text: str, x: np.ndarray) -> Iterator[Term]:
@@ -555,15 +557,15 @@ def _fused(text: str, x: np.ndarray) -> Iterator[Term]:
             shape = (heads, 3, -1) if inner else (3, heads, -1)
             parts = np.moveaxis(x.reshape(*x.shape[:2], *shape), -2 if inner else -3, 0)
             for order in itertools.permutations(range(3)):
-                names = " ".join(("queries", "keys", "values")[order.index(place)] for place in range(3))
+                names = " ".join(("queries", "keys", "values")[order.index(index)] for index in range(3))
                 layout = f"{names} of {text}" + (", those of each head together" if inner else "")
-                for how, made in _attention([parts[place] for place in order]):
-                    yield Term(f"attention of {layout} ({heads} heads{how})", made)
+                for how, attended in _attention([parts[position] for position in order]):
+                    yield Term(f"attention of {layout} ({heads} heads{how})", attended)
 
 
 def _attention(parts: Sequence[np.ndarray], *, plain: bool = False) -> Iterator[tuple[str, np.ndarray]]:
     """Yield the forms of attention, each with its difference from the usual one; `plain`: few of them."""
-    q, k, v = (np.swapaxes(each, 1, 2) for each in parts)
+    q, k, v = (np.swapaxes(part, 1, 2) for part in parts)
     width, size = q.shape[-1], (q.shape[2], k.shape[2])
     if q.shape[0] * q.shape[1] * size[0] * size[1] > _MOST_SCORES:
         return
@@ -582,8 +584,8 @@ def _attention(parts: Sequence[np.ndarray], *, plain: bool = False) -> Iterator[
             shares[f"{how}, softmax over queries"] = _softmax(scores + mask if causal else scores, -2)
             shares[f"{how}, sigmoid for softmax"] = (mask == 0 if causal else 1) / (1 + np.exp(-scores))
         for name, weights in shares.items():
-            made = np.swapaxes(weights @ v, 1, 2)
-            yield name, made.reshape(*made.shape[:2], -1)
+            attended = np.swapaxes(weights @ v, 1, 2)
+            yield name, attended.reshape(*attended.shape[:2], -1)
         if plain and causal:
             return
 

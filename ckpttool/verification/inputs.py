@@ -72,20 +72,20 @@ def move_channels(array: np.ndarray, how: str) -> np.ndarray:
 
 def _moved(shape: Sequence[Any], how: str) -> tuple[Any, ...]:
     """Return a shape without batch after the move."""
-    found = list(shape)
+    extents = list(shape)
     if how:
-        start, end = (place if place < 0 else place - 1 for place in _MOVES[how])
-        extent = found.pop(start)
-        found.insert(len(found) if end < 0 else end, extent)
-    return tuple(found)
+        start, end = (axis if axis < 0 else axis - 1 for axis in _MOVES[how])
+        extent = extents.pop(start)
+        extents.insert(len(extents) if end < 0 else end, extent)
+    return tuple(extents)
 
 
 class InputResolver:
     """Pairs the inputs of two sides; every assumption is a sentence in `assumed`."""
 
     def __init__(self, opened: Sequence[Mapping[str, Any]], transpose: bool | None) -> None:
-        self._declared = [[_declared_input(row) for row in each["inputs"]] for each in opened]
-        self._channels = [str(each["channels"]) for each in opened]
+        self._declared = [[_declared_input(row) for row in host["inputs"]] for host in opened]
+        self._channels = [str(host["channels"]) for host in opened]
         self._transpose = transpose
         self.assumed: list[str] = []
 
@@ -100,14 +100,14 @@ class InputResolver:
         a, b = self._declared
         a = _with_shapes(a, given)
         if given_b and not b and len(given_b) == (len(a) or len(given_b)):
-            names = [each.name for each in a] or [f"input {place}" for place in range(len(given_b))]
-            b = [ModelInput(*each) for each in zip(names, given_b, strict=True)]
+            names = [input_.name for input_ in a] or [f"input {index}" for index in range(len(given_b))]
+            b = [ModelInput(*row) for row in zip(names, given_b, strict=True)]
         if a and b:
             return [self._pair(x, y) for x, y in self._by_name(a, b)]
         if a:
-            return [self._derived(each, 0) for each in a]
+            return [self._derived(input_, 0) for input_ in a]
         if b:
-            return [self._derived(each, 1) for each in b]
+            return [self._derived(input_, 1) for input_ in b]
         raise UsageError(
             "neither model declares its inputs",
             hint="pass the shape of each input of A without the batch: --input-shape N,N,...",
@@ -119,9 +119,9 @@ class InputResolver:
                 f"A has {format_count(len(a), 'input')} and B has {len(b)}",
                 found=f"{', '.join(x.name for x in a)}; {', '.join(x.name for x in b)}",
             )
-        named = {each.name: each for each in b}
-        if {each.name for each in a} == {*named}:
-            return [(each, named[each.name]) for each in a]
+        named = {input_.name: input_ for input_ in b}
+        if {input_.name for input_ in a} == {*named}:
+            return [(input_, named[input_.name]) for input_ in a]
         if len(a) > 1:
             rows = ", ".join(f"{x.name} = {y.name}" for x, y in zip(a, b, strict=True))
             self.assumed.append(f"inputs are paired by order: {rows}")
@@ -173,7 +173,7 @@ class InputResolver:
 
     def _derived(self, known: ModelInput, side: int) -> InputPair:
         """Return the pair of an input that only one side declares."""
-        shape = tuple(_FREE if each is None else each for each in known.shape)
+        shape = tuple(_FREE if extent is None else extent for extent in known.shape)
         how = self._by_channels(len(shape))
         if self._transpose is not None:
             how = (how or "first") if self._transpose and len(shape) > 1 else ""
@@ -197,18 +197,18 @@ def _declared_input(row: Mapping[str, Any]) -> ModelInput:
     return ModelInput(row["name"], tuple(row["shape"]), row["dtype"], row["batch"])
 
 
-def _with_shapes(declared: list[ModelInput], given: Mapping[str, tuple[int, ...]]) -> list[ModelInput]:
+def _with_shapes(declared: list[ModelInput], shapes: Mapping[str, tuple[int, ...]]) -> list[ModelInput]:
     """Return the inputs with the shapes that the user gives, by name or in order."""
-    if not given:
+    if not shapes:
         return declared
     if not declared:
-        return [ModelInput(*each) for each in zip(input_names(given), given.values(), strict=True)]
-    found = list(declared)
-    for place, (name, shape) in enumerate(given.items()):
-        at = next((n for n, each in enumerate(declared) if each.name == name), place if not name else None)
-        if at is None or at >= len(found):
+        return [ModelInput(*row) for row in zip(input_names(shapes), shapes.values(), strict=True)]
+    inputs = list(declared)
+    for index, (name, shape) in enumerate(shapes.items()):
+        at = next((n for n, value in enumerate(declared) if value.name == name), index if not name else None)
+        if at is None or at >= len(inputs):
             raise UsageError(
-                f"A has no input {name}", found=abbreviate_list([each.name for each in declared], 8)
+                f"A has no input {name}", found=abbreviate_list([input_.name for input_ in declared], 8)
             )
         if not _is_compatible(shape, declared[at].shape):
             raise UsageError(
@@ -216,13 +216,13 @@ def _with_shapes(declared: list[ModelInput], given: Mapping[str, tuple[int, ...]
                 expected=str(list(declared[at].shape)),
                 found=str(list(shape)),
             )
-        found[at] = replace(found[at], shape=shape)
-    return found
+        inputs[at] = replace(inputs[at], shape=shape)
+    return inputs
 
 
 def input_names(shapes: Mapping[str, tuple[int, ...]]) -> list[str]:
     """Return the names of inputs whose shapes the user gives; one without a name has its number."""
-    return [name or f"input {place}" for place, name in enumerate(shapes)]
+    return [name or f"input {index}" for index, name in enumerate(shapes)]
 
 
 def parse_named_shapes(texts: Sequence[str]) -> dict[str, tuple[int, ...]]:
@@ -230,12 +230,12 @@ def parse_named_shapes(texts: Sequence[str]) -> dict[str, tuple[int, ...]]:
 
     `NAME=` is one number for each row.
     """
-    found: dict[str, tuple[int, ...]] = {}
+    shapes: dict[str, tuple[int, ...]] = {}
     for text in texts:
         name, equals, shape = text.rpartition("=")
-        key = name if equals else ("" if "" not in found else f"input {len(found)}")
-        found[key] = parse_input_shape(shape) if shape or not equals else ()
-    return found
+        key = name if equals else ("" if "" not in shapes else f"input {len(shapes)}")
+        shapes[key] = parse_input_shape(shape) if shape or not equals else ()
+    return shapes
 
 
 _BATCH, _LARGE_BATCH, _SMALLEST = 32, 8, 4
@@ -262,17 +262,17 @@ def draw_inputs(
         scales[-1] = _WIDE
     elif rows >= _SMALLEST:
         scales[-2:] = 0.1, 3.0
-    found = []
+    arrays = []
     for pair in pairs:
         shape = (rows, *pair.shape_a)
         if pair.dtype == "bool" or _is_mask(pair):
-            found.append(_draw_mask(generator, shape).astype(pair.dtype))
+            arrays.append(_draw_mask(generator, shape).astype(pair.dtype))
         elif pair.below is not None or pair.dtype.startswith(("int", "uint")):
-            found.append(_draw_integers(generator, shape, pair).astype(pair.dtype))
+            arrays.append(_draw_integers(generator, shape, pair).astype(pair.dtype))
         else:
             drawn = (generator.standard_normal(shape).T * scales).T
-            found.append(drawn.astype(pair.dtype))
-    return found
+            arrays.append(drawn.astype(pair.dtype))
+    return arrays
 
 
 def _is_mask(pair: InputPair) -> bool:
@@ -319,18 +319,18 @@ def further_inputs(
 
     Those of a huge model (by its `size`, see draw_inputs) have large numbers already.
     """
-    found = []
+    draws = []
     if batch is not None and batch < _SMALLEST * 2:
         rounds = range(1, _FURTHER_ROUNDS + 1)
-        found += [("other random numbers", draw_inputs(pairs, batch, seed=seed)) for seed in rounds]
-    if any(each.dtype.kind == "f" for each in arrays) and (size < HUGE_MODEL or batch is not None):
-        rows = [each if batch else each[:_FURTHER_ROWS] for each in arrays]
+        draws += [("other random numbers", draw_inputs(pairs, batch, seed=seed)) for seed in rounds]
+    if any(array.dtype.kind == "f" for array in arrays) and (size < HUGE_MODEL or batch is not None):
+        rows = [array if batch else array[:_FURTHER_ROWS] for array in arrays]
         wide = [
-            (each * _WIDE).astype(each.dtype) if each.dtype.kind == "f" and not _is_mask(pair) else each
-            for pair, each in zip(pairs, rows, strict=True)
+            (row * _WIDE).astype(row.dtype) if row.dtype.kind == "f" and not _is_mask(pair) else row
+            for pair, row in zip(pairs, rows, strict=True)
         ]
-        found.append(("numbers ten times as large", wide))
-    return found
+        draws.append(("numbers ten times as large", wide))
+    return draws
 
 
 class InputFile:
@@ -351,26 +351,26 @@ class InputFile:
                 expected="an .npz file with one array for each input",
                 found=checkpoint.format,
             )
-        held = {checkpoint.tree.names[path]: entry for path, entry in checkpoint.tree.items()}
+        entries = {checkpoint.tree.names[path]: entry for path, entry in checkpoint.tree.items()}
         self.arrays = {
-            name: _input_array(file, key, held[key]) for name, key in self._keys(held, declared).items()
+            name: _input_array(file, key, entries[key]) for name, key in self._keys(entries, declared).items()
         }
 
-    def _keys(self, held: Collection[str], declared: Sequence[str]) -> dict[str, str]:
+    def _keys(self, names: Collection[str], declared: Sequence[str]) -> dict[str, str]:
         """Return the file's name for each input of A: the same one, or that in the same place."""
-        if not declared or {*declared} == {*held}:
-            return {name: name for name in declared or held}
-        if len(declared) != len(held) or {*declared} & {*held}:
+        if not declared or {*declared} == {*names}:
+            return {name: name for name in declared or names}
+        if len(declared) != len(names) or {*declared} & {*names}:
             raise UsageError(
                 f"A has {format_count(len(declared), 'input')}, the file has other arrays",
                 file=self.file,
                 expected=abbreviate_list(list(declared), 8),
-                found=abbreviate_list(list(held), 8),
+                found=abbreviate_list(list(names), 8),
             )
         if len(declared) > 1:
-            rows = ", ".join(f"{key} = {name}" for key, name in zip(held, declared, strict=True))
+            rows = ", ".join(f"{key} = {name}" for key, name in zip(names, declared, strict=True))
             self.notes.append(f"arrays of {self.file} are A's inputs in order: {rows}")
-        return dict(zip(declared, held, strict=True))
+        return dict(zip(declared, names, strict=True))
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -382,8 +382,8 @@ class InputFile:
 
         `batch` is the number of rows that a model requires, None for any.
         """
-        found = [self.arrays[pair.a] for pair in pairs]
-        for pair, array in zip(pairs, found, strict=True):
+        arrays = [self.arrays[pair.a] for pair in pairs]
+        for pair, array in zip(pairs, arrays, strict=True):
             expected = (len(array) if batch is None else batch, *pair.shape_a)
             if array.shape != expected:
                 raise UsageError(
@@ -393,7 +393,7 @@ class InputFile:
                     found=str(list(array.shape)),
                 )
             self._check_values(pair, array)
-        return found
+        return arrays
 
     def _check_values(self, pair: InputPair, array: np.ndarray) -> None:
         """Raise UsageError if the model's dtype does not hold whole numbers; note rounded ones."""

@@ -82,8 +82,8 @@ class VerificationOptions:
     @property
     def of_models(self) -> bool:
         """Whether an option applies to models only."""
-        given = (self.like_a, self.like_b, self.inputs, self.transpose_inputs, *self.of_training)
-        return bool(self.input_shapes or self.run_code) or any(each is not None for each in given)
+        options = (self.like_a, self.like_b, self.inputs, self.transpose_inputs, *self.of_training)
+        return bool(self.input_shapes or self.run_code) or any(option is not None for option in options)
 
 
 class FurtherVerificationKeywords(TypedDict, total=False):

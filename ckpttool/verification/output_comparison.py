@@ -108,10 +108,10 @@ def allowed_error(error_a: float, share: float, largest: float, own: float = OWN
     return max(allowed, error_a)
 
 
-def _largest_activation(network: Network, given: Observation) -> float:
+def _largest_activation(network: Network, observation: Observation) -> float:
     """Return the largest float64 magnitude of any dense layer's output, except the last."""
     dense = [n for n, node in enumerate(network.nodes, len(network.inputs)) if isinstance(node.layer, Dense)]
-    exact, double = network.cast("float64"), to_float64(given)
+    exact, double = network.cast("float64"), to_float64(observation)
     inner = (
         run_network(numpy_backend.build(replace(exact, output=n)), double)
         for n in dense
@@ -185,16 +185,16 @@ class OutputVerification:
     def entry(self) -> list[dict[str, Any]]:
         """Return the record for the sidecar."""
         kept = ("name", "max_abs", "max_rel", "within")
-        return [{name: getattr(each, name) for name in kept} for each in self.networks]
+        return [{name: getattr(network, name) for name in kept} for network in self.networks]
 
 
 def prepared_source_agent(
     checkpoint: Checkpoint, tree: Tree, binding: RecognizedAgent, own: VerifiedSidecar
 ) -> Agent:
     """Return the source's agent: the converted, prepared part of the checkpoint."""
-    found, binding = select_network_leaves(tree, binding), layer_connections.check_connections(binding, tree)
-    known = restore.merge_metadata(own.sidecar, restore.read_metadata(binding, found))
-    whole = Tree({**found, **restore.select_encoder_leaves(tree, binding)})
+    leaves, binding = select_network_leaves(tree, binding), layer_connections.check_connections(binding, tree)
+    known = restore.merge_metadata(own.sidecar, restore.read_metadata(binding, leaves))
+    whole = Tree({**leaves, **restore.select_encoder_leaves(tree, binding)})
     return Agent(checkpoint, binding, whole, own.sidecar, known, ())
 
 
@@ -212,7 +212,7 @@ def verify_outputs(source: Agent, written: Checkpoint, target: str, recorded: Si
             notes=("no layout recognises the output, so its networks were not compared",)
         )
     there = build_agent(written, binding, VerifiedSidecar(replace(recorded, computation=None)))
-    found: list[Parity] = []
+    parities: list[Parity] = []
     notes: list[str] = []
     never = recognize.list_never_run_components(plugins.find("layouts", there.binding.layout).load())
     for title in shared_networks(source, there):
@@ -227,8 +227,8 @@ def verify_outputs(source: Agent, written: Checkpoint, target: str, recorded: Si
         except _CANNOT as error:
             notes.append(f"{title} was not compared: {error.message}")
             continue
-        found.append(_compare_network(title, left, source, there))
-    proof = OutputVerification(tuple(found), tuple(notes))
+        parities.append(_compare_network(title, left, source, there))
+    proof = OutputVerification(tuple(parities), tuple(notes))
     if not proof.within:
         raise OutputMismatchError(proof)
     return proof
@@ -244,16 +244,16 @@ def _compare_network(title: str, left: Network, source: Agent, there: Agent) -> 
         return failed_parity(title)  # the source could run it
     if left.inputs != right.inputs or left.width != right.width:
         return failed_parity(title)
-    given = make_observations(left, OBSERVATIONS)
+    rows = make_observations(left, OBSERVATIONS)
     with np.errstate(all="ignore"):
         first, second = (
-            run_network(numpy_backend.build(n.cast("float64")), to_float64(given)) for n in (left, right)
+            run_network(numpy_backend.build(n.cast("float64")), to_float64(rows)) for n in (left, right)
         )
     if not np.isfinite(first).all():
         # An agent whose training failed is converted like any other: equal NaN are equal outputs.
         same = np.array_equal(first, second, equal_nan=True)
         return Parity(title, len(first), 0.0, 0.0, 0.0, 0.0, within=True) if same else failed_parity(title)
-    return measure_parity(title, left, given, (first, second), exact=first)
+    return measure_parity(title, left, rows, (first, second), exact=first)
 
 
 Outputs = Mapping[str, np.ndarray]
@@ -293,7 +293,7 @@ def pair_outputs(
     if not hows and all(layouts) and layouts[0] != layouts[1]:
         hows = {layouts[1]}
     how = next(iter(hows)) if len(hows) == 1 else ""
-    found = []
+    pairs = []
     for x, y in rows:
         turned = how if how and a[x].ndim > 2 and a[x].ndim == b[y].ndim else ""
         if turned and a[x].shape == b[y].shape and len({*a[x].shape[1:]}) > 1:
@@ -302,8 +302,8 @@ def pair_outputs(
             turned = ""
         if turned:
             assumed.append(f"output {x} of B has channels {turned}, like its convolutions")
-        found.append(OutputNames(x, y, OPPOSITE[turned]))
-    return found, missing
+        pairs.append(OutputNames(x, y, OPPOSITE[turned]))
+    return pairs, missing
 
 
 # A number on the way may be far larger than the output, e.g. the -1e9 of a mask: what rounding may cost is
@@ -347,7 +347,7 @@ class RoundingBound:
             terms = max([terms, *(math.prod(shape) // max(min(shape), 1) for shape in shapes)])
         share = max(ROUNDING, UNIT * math.sqrt(terms) / 2) * math.sqrt(max(depth, 1))
         share *= _COARSER.get(rounded or "", 1)
-        return cls(max((each for each in sizes if math.isfinite(each)), default=0.0), share)
+        return cls(max((size for size in sizes if math.isfinite(size)), default=0.0), share)
 
     def near(self, scale: float) -> float:
         """Return the number that rounding is relative to, for an output of this scale."""
@@ -395,14 +395,14 @@ class OutputBound:
     def _by_feature(self, error: np.ndarray) -> Iterator[bool]:
         share, scale = self.rounding.share, self.scale
         own = np.zeros_like(error) if self.own is None else self.own
-        for each, wide, known in zip(
+        for values, wide, known in zip(
             _features(error), _features(self.reference), _features(own), strict=True
         ):
             sizes = np.abs(wide).max(1, initial=0.0)
             near = np.minimum(max(self.rounding.largest, scale), _LARGEST * sizes)
             near = np.where(sizes < _RESIDUE * scale, scale, near)
             allowed = np.maximum(OWN_ERROR * known.max(1, initial=0.0), share * near)
-            yield bool((each.max(1, initial=0.0) <= allowed).all())
+            yield bool((values.max(1, initial=0.0) <= allowed).all())
 
     def allows_exact(self, error: np.ndarray) -> bool:
         """Return whether float64 outputs may differ so much: by float32 constants in a model's code."""
@@ -413,11 +413,11 @@ class OutputBound:
             error = np.maximum(error - OWN_ERROR * largest, 0.0)
         if float(error.max(initial=0.0)) > ROUNDING * self.rounding.near(self.scale):
             return False
-        for each, wide in zip(_features(error), _features(self.reference), strict=True):
+        for values, wide in zip(_features(error), _features(self.reference), strict=True):
             ranges = np.maximum(np.ptp(wide, axis=1) / 2, _CONSTANT * np.abs(wide).max(1))
             sizes = np.maximum(ranges, _EXACT_RESIDUE * self.scale)
             near = np.minimum(max(self.rounding.largest, self.scale), _LARGEST * sizes)
-            if not (each.max(1, initial=0.0) <= ROUNDING * near).all():
+            if not (values.max(1, initial=0.0) <= ROUNDING * near).all():
                 return False
         return True
 
@@ -484,13 +484,13 @@ def measure_output(
     ):
         return OutputResult(failed_parity(name))
     there = np.isfinite(a)
-    sides = [None if each is None or each.shape != a.shape else _masked(each, there) for each in exact]
+    sides = [None if array is None or array.shape != a.shape else _masked(array, there) for array in exact]
     whole = a.dtype.kind in "iub" and b.dtype.kind in "iub"
     same = not whole or np.array_equal(a, b)
     a, b = _masked(a, there), _masked(b, there)
-    reference = next((each for each in sides if each is not None), a)
-    errors = [np.abs(each - reference) for each in (a, b)]
-    both = all(each is not None for each in sides)
+    reference = next((side for side in sides if side is not None), a)
+    errors = [np.abs(array - reference) for array in (a, b)]
+    both = all(side is not None for side in sides)
     own = errors[0] if sides[0] is not None else None
     if own is not None and response is not None:
         own = np.maximum(own, response)
@@ -500,15 +500,15 @@ def measure_output(
     if both:
         within = within and bound.allows_exact(np.abs(sides[0] - sides[1]))  # type: ignore[operator]
     between = float(np.abs(a - b).max())
-    sizes = [float(each.max()) for each in errors]
+    sizes = [float(error.max()) for error in errors]
     parity = Parity(name, len(a), between, between / bound.scale, sizes[0], sizes[1], within=within)
     return OutputResult(parity, bound, sides[0] if both else a)
 
 
 def _masked(array: np.ndarray, there: np.ndarray) -> np.ndarray:
     """Return the finite numbers in float64, 0 where A has none."""
-    found = np.asarray(array, np.float64)
-    return np.where(there & np.isfinite(found), found, 0.0)
+    numbers = np.asarray(array, np.float64)
+    return np.where(there & np.isfinite(numbers), numbers, 0.0)
 
 
 _CREDIBLE = 1e-2
@@ -516,13 +516,13 @@ _CREDIBLE = 1e-2
 
 def are_close(plain: Outputs, exact: Outputs) -> bool:
     """Return whether a float64 run computes what the model computes: far more than rounding apart is not."""
-    for name, each in plain.items():
+    for name, array in plain.items():
         other = exact.get(name)
-        if other is None or other.shape != each.shape:
+        if other is None or other.shape != array.shape:
             return False
-        finite = np.isfinite(each) & np.isfinite(other)
+        finite = np.isfinite(array) & np.isfinite(other)
         scale = float(np.abs(other[finite]).max(initial=0.0)) or 1.0
-        apart = np.abs(each[finite].astype(np.float64) - other[finite])
+        apart = np.abs(array[finite].astype(np.float64) - other[finite])
         if float(apart.max(initial=0.0)) > _CREDIBLE * scale:
             return False
     return True
@@ -533,20 +533,20 @@ _REPEATED = 1e-4
 
 def changing_outputs(first: Outputs, again: Outputs) -> list[str]:
     """Return the outputs that a second call with the same inputs changes by more than rounding."""
-    found = []
-    for name, each in first.items():
+    names = []
+    for name, array in first.items():
         other = again.get(name)
         if (
             other is None
-            or other.shape != each.shape
-            or not np.array_equal(np.isfinite(each), np.isfinite(other))
+            or other.shape != array.shape
+            or not np.array_equal(np.isfinite(array), np.isfinite(other))
         ):
-            found.append(name)
+            names.append(name)
             continue
-        scale = float(np.abs(_finite(each)).max(initial=0.0))
-        if float(np.abs(_finite(each) - _finite(other)).max(initial=0.0)) > _REPEATED * scale:
-            found.append(name)
-    return found
+        scale = float(np.abs(_finite(array)).max(initial=0.0))
+        if float(np.abs(_finite(array) - _finite(other)).max(initial=0.0)) > _REPEATED * scale:
+            names.append(name)
+    return names
 
 
 _SHAKEN = 0.1
@@ -555,14 +555,14 @@ _SHAKEN = 0.1
 def shake_inputs(arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
     """Return inputs of another order of rows, and near the given ones for floats."""
     generator = np.random.default_rng(1)
-    found = []
-    for each in arrays:
-        if each.dtype.kind == "f":
-            noise = generator.standard_normal(each.shape)
-            found.append((each * (1 + _SHAKEN * noise)).astype(each.dtype))
+    shaken = []
+    for array in arrays:
+        if array.dtype.kind == "f":
+            noise = generator.standard_normal(array.shape)
+            shaken.append((array * (1 + _SHAKEN * noise)).astype(array.dtype))
         else:
-            found.append(np.roll(each, 1, axis=0 if len(each) > 1 else -1))
-    return found
+            shaken.append(np.roll(array, 1, axis=0 if len(array) > 1 else -1))
+    return shaken
 
 
 def change_last_bits(arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
@@ -595,18 +595,18 @@ class ComparisonRound:
     @property
     def parities(self) -> tuple[Parity, ...]:
         """The outputs' rows."""
-        return (*(each.parity for each in self.results), *map(failed_parity, self.missing))
+        return (*(result.parity for result in self.results), *map(failed_parity, self.missing))
 
     @property
     def failed(self) -> bool:
         """Whether an output differs, or B lacks it."""
-        return not all(each.within for each in self.parities)
+        return not all(parity.within for parity in self.parities)
 
     def values(self) -> tuple[np.ndarray, np.ndarray]:
         """Return the first output that differs, else the first, in A's order of axes."""
         rows = zip(self.names, self.results, strict=True)
-        each = next((name for name, result in rows if not result.parity.within), self.names[0])
+        name = next((name for name, result in rows if not result.parity.within), self.names[0])
         a, b = self.exact if self.exact_on_both else self.made
         assert a is not None  # noqa: S101 - both sides ran in float64
         assert b is not None  # noqa: S101
-        return a[each.a], move_channels(b[each.b], each.how)
+        return a[name.a], move_channels(b[name.b], name.how)

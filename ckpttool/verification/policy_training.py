@@ -66,8 +66,8 @@ class LearnerReader:
         self._agent, self._settings = agent, settings
         self._tree: Tree = canonical_tree(agent.checkpoint.tree, agent.binding.moves)
         self._stated = optimizer_settings.sidecar_settings(agent.sidecar)
-        place = optimizer_settings.epsilon_placement(agent.sidecar, agent.binding.layout)
-        self._corrected = place == optimizer_settings.CORRECTED
+        placement = optimizer_settings.epsilon_placement(agent.sidecar, agent.binding.layout)
+        self._corrected = placement == optimizer_settings.CORRECTED
         self._parts = {part.title: part for part in agent.binding.parts}
         self.assumed: list[str] = []
         self.notes: list[str] = []
@@ -77,9 +77,10 @@ class LearnerReader:
         critics = tuple(title for title, part in self._parts.items() if part.component == "critic")
         actor = self._agent.runnable("actor") or self._parts.get("actor")
         if critics and actor is None:
-            found = ", ".join(self._parts)
+            titles = ", ".join(self._parts)
             raise self._refused(
-                "critics without an actor choose discrete actions, which training steps do not support", found
+                "critics without an actor choose discrete actions, which training steps do not support",
+                titles,
             )
         if actor is None or not (critics or "value" in self._parts):
             raise UsageError(
@@ -163,7 +164,7 @@ class LearnerReader:
         else:
             trained = {JOINT: (*policy, "value")}
         setups = {name: self._optimizer(name, titles) for name, titles in trained.items()}
-        algorithm = A2C if any(each.family == "RMSprop" for each in setups.values()) else PPO
+        algorithm = A2C if any(setup.family == "RMSprop" for setup in setups.values()) else PPO
         self.assumed.append(f"the algorithm is {algorithm}, by its optimizer; no file names it")
         bounds = np.zeros(width)
         return Learner(algorithm, networks, vectors, (), {}, setups, bounds, bounds)
@@ -186,7 +187,7 @@ class LearnerReader:
         last = max(n for n, node in enumerate(network.nodes) if isinstance(node.layer, Dense))
         tensors = [self._tree.get((*part.prefix, attr("log_std"), attr(name))) for name in ("kernel", "bias")]
         kernel, bias = (
-            each.array().astype(np.float32) if isinstance(each, Leaf) else None for each in tensors
+            leaf.array().astype(np.float32) if isinstance(leaf, Leaf) else None for leaf in tensors
         )
         if kernel is None:
             raise self._refused("the policy's deviation has no kernel")
@@ -239,9 +240,9 @@ class LearnerReader:
     def _assume(self, name: str, known: CanonicalOptimizer, family: str) -> None:
         if any(path[0] == attr(name) for path in self._tree):
             missing = [
-                each
-                for each in _list_settings(known.family)
-                if not known.has(each) and each in known.defaults
+                setting
+                for setting in _list_settings(known.family)
+                if not known.has(setting) and setting in known.defaults
             ]
             self.assumed += [known.assumed(setting) for setting in missing]
         else:
@@ -275,7 +276,7 @@ class LearnerReader:
         self, known: CanonicalOptimizer, slot: str, weights: Sequence[Path], factor: float = 1.0
     ) -> tuple[np.ndarray, ...]:
         arrays = known.slot_arrays(slot, weights, self._agent.checkpoint.path, factor)
-        return tuple(np.atleast_1d(each) for each in arrays)
+        return tuple(np.atleast_1d(array) for array in arrays)
 
     def _buffer(
         self, known: CanonicalOptimizer, rate: float, weights: Sequence[Path]
@@ -285,8 +286,8 @@ class LearnerReader:
             return self._slot(known, VELOCITY, weights, known.family.folded / rate)
         return self._slot(known, BUFFER, weights)
 
-    def _refused(self, reason: str, found: str | None = None) -> UnsupportedError:
-        return UnsupportedError(reason, file=self._agent.checkpoint.path, found=found, hint=INSTEAD)
+    def _refused(self, reason: str, description: str | None = None) -> UnsupportedError:
+        return UnsupportedError(reason, file=self._agent.checkpoint.path, found=description, hint=INSTEAD)
 
 
 def make_batches(
@@ -307,22 +308,24 @@ def make_batches(
     draw = generator.standard_normal
 
     def observations() -> np.ndarray:
-        found: np.ndarray = mean + deviation * draw((BATCH, obs_dim))
-        return found
+        observations: np.ndarray = mean + deviation * draw((BATCH, obs_dim))
+        return observations
 
-    made = []
+    batches = []
     for _ in range(steps):
         if learner.critics:
-            made.append(_off_policy_batch(double, observations, generator))
+            batches.append(_off_policy_batch(double, observations, generator))
         else:
             obs = observations()
-            made.append(_on_policy_batch(double, engine, obs, generator))
+            batches.append(_on_policy_batch(double, engine, obs, generator))
     if learner.critics:
-        first = made[0].arrays
+        first = batches[0].arrays
         values = engine.forward(learner.critics[0], first["obs"], first["action"])
         scale = (1 - DISCOUNT) * float(np.sqrt(np.square(values).mean())) or 1.0
-        made = [TrainingBatch({**each.arrays, "reward": each.arrays["reward"] * scale}) for each in made]
-    return [each.cast("float32") for each in made]
+        batches = [
+            TrainingBatch({**batch.arrays, "reward": batch.arrays["reward"] * scale}) for batch in batches
+        ]
+    return [batch.cast("float32") for batch in batches]
 
 
 def _off_policy_batch(learner: Learner, observations: Any, generator: np.random.Generator) -> TrainingBatch:
@@ -371,11 +374,11 @@ class TensorState(NamedTuple):
 def compare_states(a: Learner, b: Learner) -> tuple[str, ...]:
     """Return a sentence for every kind of state and network that differs, with its first tensor."""
     one, other = _list_states(a), _list_states(b)
-    found: dict[tuple[str, str], str] = {}
+    sentences: dict[tuple[str, str], str] = {}
     for name in one.keys() & other.keys():
         for kind, sentence in _differences(name, one[name], other[name]):
-            found.setdefault((name.rpartition("/")[0].rpartition("/")[0], kind), sentence)
-    return tuple(found[key] for key in sorted(found))
+            sentences.setdefault((name.rpartition("/")[0].rpartition("/")[0], kind), sentence)
+    return tuple(sentences[key] for key in sorted(sentences))
 
 
 def _differences(name: str, one: TensorState, other: TensorState) -> Iterator[tuple[str, str]]:
@@ -395,15 +398,19 @@ def _differences(name: str, one: TensorState, other: TensorState) -> Iterator[tu
 
 def _list_states(learner: Learner) -> dict[str, TensorState]:
     """Return the state of every trained tensor by name."""
-    found: dict[str, TensorState] = {}
-    for each in learner.optimizers.values():
-        names = [name for title in each.titles for name in _tensor_names(learner, title)]
-        step = each.step if each.family == "Adam" else 0
+    states: dict[str, TensorState] = {}
+    for optimizer in learner.optimizers.values():
+        names = [name for title in optimizer.titles for name in _tensor_names(learner, title)]
+        step = optimizer.step if optimizer.family == "Adam" else 0
         for n, name in enumerate(names):
-            settings = {**each.settings, "l2": each.l2[n], "amsgrad": float("vhat" in each.slots)}
-            slots = {slot: arrays[n] for slot, arrays in each.slots.items() if arrays}
-            found[name] = TensorState(settings, step, slots)
-    return found
+            settings = {
+                **optimizer.settings,
+                "l2": optimizer.l2[n],
+                "amsgrad": float("vhat" in optimizer.slots),
+            }
+            slots = {slot: arrays[n] for slot, arrays in optimizer.slots.items() if arrays}
+            states[name] = TensorState(settings, step, slots)
+    return states
 
 
 def _tensor_names(learner: Learner, title: str) -> Iterator[str]:

@@ -84,18 +84,22 @@ class ModelProof:
     @property
     def notes(self) -> tuple[str, ...]:
         """What the comparison does not show."""
-        found = self.comparison
-        return () if found is None else tuple(_SIDES + each for each in (*found.not_compared, *found.notes))
+        comparison = self.comparison
+        return (
+            ()
+            if comparison is None
+            else tuple(_SIDES + note for note in (*comparison.not_compared, *comparison.notes))
+        )
 
     @property
     def assumed(self) -> tuple[str, ...]:
         """What the comparison assumes, e.g. the order of axes."""
-        return () if self.comparison is None else tuple(_SIDES + each for each in self.comparison.assumed)
+        return () if self.comparison is None else tuple(_SIDES + note for note in self.comparison.assumed)
 
     @property
     def within(self) -> bool:
         """Whether no output differs; also true if none was compared."""
-        return all(each.within for each in self.outputs)
+        return all(output.within for output in self.outputs)
 
     @property
     def outputs(self) -> tuple[Parity, ...]:
@@ -114,7 +118,7 @@ class ModelProof:
         if not self.within:
             return f"the outputs differ: source in {one}, target in {other}"
         rows = format_count(self.outputs[0].n, "input") if self.outputs else "no input"
-        worst = max((each.max_rel for each in self.outputs), default=0.0)
+        worst = max((output.max_rel for output in self.outputs), default=0.0)
         return (
             f"verified: source ({one}) and target ({other}) give the same outputs for {rows}, "
             f"difference at most {worst:.1e} of the output's scale"
@@ -122,14 +126,14 @@ class ModelProof:
 
     def document(self, *, whole: bool = True) -> dict[str, Any]:
         """Return the JSON object; the receipt's has no layers."""
-        found: dict[str, Any] = {"verified": self.verified, "reason": self.reason}
+        document: dict[str, Any] = {"verified": self.verified, "reason": self.reason}
         if self.comparison is None:
-            return {**found, "command": self.command} if self.command is not None else found
+            return {**document, "command": self.command} if self.command is not None else document
         models = self.comparison.document()
         kept = models if whole else {name: models[name] for name in ("engines", "inputs", "float64")}
         return {
-            **found,
-            "outputs": [each.document() for each in self.outputs],
+            **document,
+            "outputs": [output.document() for output in self.outputs],
             "tolerance": _TOLERANCE + ("" if self.rounded is None else f", in {self.rounded}"),
             "seed": _SEED,
             **({} if self.rounded is None else {"rounded": self.rounded}),
@@ -168,10 +172,10 @@ def common_rounding(
         filled: the tensors that it fills.
         merged: tensors of the source were merged before.
     """
-    names = {each.dtype for each in filled if isinstance(each, Leaf) and same_family(each.dtype, "float32")}
+    names = {leaf.dtype for leaf in filled if isinstance(leaf, Leaf) and same_family(leaf.dtype, "float32")}
     if len(names) != 1:
         return None, f"values are rounded to several types: {', '.join(sorted(names)) or 'no numbers'}"
-    sums = (each for move in moves for each in rule_steps(move.rule) if isinstance(each, SumTerm | Scale))
+    sums = (step for move in moves for step in rule_steps(move.rule) if isinstance(step, SumTerm | Scale))
     if merged or next(sums, None) is not None:
         return None, "values that are computed from others are rounded"
     return names.pop(), None
@@ -220,17 +224,17 @@ def prove_outputs(
     python = sys.executable if like is None else like.python
     source = ModelSide("A", checkpoint.path, like, python, part=request.part, rounded=request.rounded)
     shapes = () if target.like is None else target.like.shapes
-    given = () if like is None else tuple(",".join(map(str, shape)) for shape in like.shapes)
-    options = ModelComparisonOptions(given, run_code=request.run_code, shapes_b=shapes)
+    shape_texts = () if like is None else tuple(",".join(map(str, shape)) for shape in like.shapes)
+    options = ModelComparisonOptions(shape_texts, run_code=request.run_code, shapes_b=shapes)
     try:
-        found = compare_models(source, target, options, progress)
+        comparison = compare_models(source, target, options, progress)
     except CkpttoolError as error:
         if request.incomplete:
             return ModelProof(f"{_INCOMPLETE}; {_reason(error)}", command)
         if like is not None and _is_of_own_code(error):
             raise
         return ModelProof(_reason(error), command)
-    proof = ModelProof(comparison=found, rounded=request.rounded)
+    proof = ModelProof(comparison=comparison, rounded=request.rounded)
     if proof.within:
         return proof
     if request.incomplete:
@@ -248,7 +252,7 @@ def _is_of_own_code(error: CkpttoolError) -> bool:
 def _reason(error: CkpttoolError) -> str:
     """Return an error as the reason for which nothing was compared."""
     sides = {"A: ": "the source: ", "B: ": "the target: "}
-    start = next((each for each in sides if error.message.startswith(each)), "")
+    start = next((side for side in sides if error.message.startswith(side)), "")
     return f"{sides.get(start, '')}{error.message.removeprefix(start)}"
 
 
@@ -306,9 +310,9 @@ def preserve_state(model: Any) -> Iterator[None]:
             undo.callback(torch.set_rng_state, torch.get_rng_state())
             _preserve_modules(model, undo)
         else:
-            for each in getattr(model, "non_trainable_variables", ()):
-                if hasattr(each, "numpy"):
-                    undo.callback(set_value, each, to_array(each))
+            for variable in getattr(model, "non_trainable_variables", ()):
+                if hasattr(variable, "numpy"):
+                    undo.callback(set_value, variable, to_array(variable))
         undo.callback(random.setstate, random.getstate())
         undo.callback(np.random.set_state, np.random.get_state())
         yield
@@ -342,9 +346,9 @@ def prove_live(
     like = ModelSpec("the model in memory", shapes=tuple(shapes))
     if (reason := prevented(checkpoint, request)) is not None:
         return ModelProof(reason)
-    for each in model.parameters() if model_framework(model) == "torch" else ():
-        if each.device.type != "cpu":
-            return ModelProof(f"the model is on {each.device}, not on the CPU")
+    for parameter in model.parameters() if model_framework(model) == "torch" else ():
+        if parameter.device.type != "cpu":
+            return ModelProof(f"the model is on {parameter.device}, not on the CPU")
     with tempfile.TemporaryDirectory(prefix="ckpttool-") as folder, preserve_state(model):
         return prove_outputs(
             checkpoint, ModelSide("B", "", like, process=LiveHost(Path(folder), model)), request

@@ -15,8 +15,8 @@ from ckpttool.verification.two_models import ModelSide
 
 def model_sides(first: str, second: str, options: VerificationOptions) -> tuple[ModelSide, ModelSide]:
     """Return both sides, each with its factory and its interpreter; nothing is opened yet."""
-    likes = [None if each is None else as_model_spec(each) for each in (options.like_a, options.like_b)]
-    pythons = [each or options.python or sys.executable for each in (options.python_a, options.python_b)]
+    likes = [None if spec is None else as_model_spec(spec) for spec in (options.like_a, options.like_b)]
+    pythons = [python or options.python or sys.executable for python in (options.python_a, options.python_b)]
     return ModelSide("A", first, likes[0], pythons[0]), ModelSide("B", second, likes[1], pythons[1])
 
 
@@ -32,7 +32,7 @@ def are_models(sides: tuple[ModelSide, ModelSide], *, train: bool, given: bool) 
     if all(run) and any(_has_other_outputs(side) or (not given and _is_partly_read(side)) for side in sides):
         return True
     parts = [() if side.agent is None else side.agent.parts for side in sides]
-    actors = all(part.component.startswith("actor") for each in parts for part in each)
+    actors = all(part.component.startswith("actor") for binding_parts in parts for part in binding_parts)
     return any(run) and (not all(parts) or (train and all(run) and actors))
 
 
@@ -65,12 +65,12 @@ def restore_side(
         if layout is not None or options.facts or known or side.own_kind is not None:
             raise
         bare = [
-            each.word.lower()
-            for each in sides
-            if each.own_kind is None and (each.agent is None or (computed and each is side))
+            model_side.word.lower()
+            for model_side in sides
+            if model_side.own_kind is None and (model_side.agent is None or (computed and model_side is side))
         ]
         factories = (word for name in bare for word in (f"--like-{name}", "MODULE:FACTORY"))
-        hint = shlex.join(("ckpttool", "verify", *(each.path for each in sides), *factories))
+        hint = shlex.join(("ckpttool", "verify", *(model_side.path for model_side in sides), *factories))
         if side.agent is not None:
             error.hint = hint
             raise

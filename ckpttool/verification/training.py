@@ -119,8 +119,8 @@ def _value_orders(x: np.ndarray, y: np.ndarray) -> Iterator[np.ndarray]:
     for axes in itertools.permutations(range(y.ndim)):
         turned = y.transpose(axes)
         for axis in range(x.ndim if turned.shape == x.shape else 0):
-            rows, others = (_slice_keys(each, axis) for each in (x, turned))
-            places = {key: place for place, key in enumerate(others)}
+            rows, others = (_slice_keys(array, axis) for array in (x, turned))
+            places = {key: index for index, key in enumerate(others)}
             if len(places) == len(rows) and places.keys() == {*rows}:
                 yield _positions(y.shape).transpose(axes).take([places[key] for key in rows], axis)
     if np.unique(x).size == x.size:
@@ -131,7 +131,7 @@ def _value_orders(x: np.ndarray, y: np.ndarray) -> Iterator[np.ndarray]:
 
 def _slice_keys(array: np.ndarray, axis: int) -> list[bytes]:
     moved = np.moveaxis(array, axis, 0) + 0.0
-    return [hashlib.sha256(np.ascontiguousarray(each).tobytes()).digest() for each in moved]
+    return [hashlib.sha256(np.ascontiguousarray(row).tobytes()).digest() for row in moved]
 
 
 class TensorMatcher:
@@ -159,7 +159,7 @@ class TensorMatcher:
                 self._take(one, list(self._right), two)
         for name in list(self._left):
             self._take(name, list(self._right))
-        rank = {name: place for place, name in enumerate(self._a)}
+        rank = {name: index for index, name in enumerate(self._a)}
         pairs = tuple(sorted(self._found, key=lambda pair: rank[pair.a]))
         return TensorPairs(pairs, tuple(self._left), tuple(self._right), tuple(self._ordered))
 
@@ -175,8 +175,8 @@ class TensorMatcher:
                 equal = keys_b.get(keys_a[name], [])
                 if alone != (counts[keys_a[name]] == 1 == len(equal)):
                     continue
-                candidates = [each for each in equal if each in self._right]
-                near = [each for each in candidates if _layer(each) == self._layers.get(_layer(name))]
+                candidates = [name for name in equal if name in self._right]
+                near = [item for item in candidates if _layer(item) == self._layers.get(_layer(name))]
                 if len(candidates) > 1 and not near:
                     self._ordered.append(name)
                 any(self._pair(name, other) for other in near or candidates)
@@ -205,8 +205,8 @@ class TensorMatcher:
             return False
         self._found.append(TensorPair(name, other, at_a, at_b.reshape(-1)[at], more))
         self._layers.setdefault(_layer(name), _layer(other))
-        self._left = [each for each in self._left if each not in (name, more)]
-        self._right = [each for each in self._right if each != other]
+        self._left = [left_name for left_name in self._left if left_name not in (name, more)]
+        self._right = [name for name in self._right if name != other]
         return True
 
     def _split(
@@ -331,7 +331,7 @@ class OptimizerState:
     @property
     def step(self) -> int:
         """The number of updates of most tensors."""
-        steps = Counter(int(each["step"]) for each in self.counts.values() if "step" in each)
+        steps = Counter(int(count["step"]) for count in self.counts.values() if "step" in count)
         return steps.most_common(1)[0][0] if steps else 0
 
     @property
@@ -386,15 +386,15 @@ class ModelTraining:
         """Whether every trained tensor has a counterpart that moved alike, and settings and state agree."""
         placed = self.epsilon is None or self.epsilon.worst.within
         alone = self.only_a or self.only_b or self.hidden
-        return placed and not alone and all(each.within for each in self.updates)
+        return placed and not alone and all(update.within for update in self.updates)
 
     @property
     def worst(self) -> TensorUpdate | None:
         """The update that differs most, None if all agree."""
-        wrong = [each for each in self.updates if not each.within]
+        wrong = [update for update in self.updates if not update.within]
         if not wrong and self.epsilon is not None and not self.epsilon.worst.within:
             return self.epsilon.worst
-        return max(wrong, key=lambda each: each.relative, default=None)
+        return max(wrong, key=lambda update: update.relative, default=None)
 
     def document(self) -> dict[str, Any]:
         """Return the JSON object."""
@@ -403,8 +403,8 @@ class ModelTraining:
             "loss": self.loss,
             "steps": self.steps,
             "bounds": dict(BOUNDS),
-            "optimizers": [each.document() for each in self.optimizers],
-            "updates": [each.document() for each in self.updates],
+            "optimizers": [optimizer.document() for optimizer in self.optimizers],
+            "updates": [update.document() for update in self.updates],
             "only_a": list(self.only_a),
             "only_b": list(self.only_b),
             "epsilon": None if self.epsilon is None else self.epsilon.document(),
@@ -440,15 +440,15 @@ class _TrainedModel:
         """Restore the file's optimizer by the framework's own loader; return whether there is one."""
         file = os.path.abspath(self.path)
         _require_plain(self.process.request("optimizer_config", file=file)["config"], self.path)
-        found = self._prepare(self.process.request("optimizer", file=file, spec=None, wanted=self._chosen))
-        other = found or self.framework == "torch"
+        text = self._prepare(self.process.request("optimizer", file=file, spec=None, wanted=self._chosen))
+        other = text or self.framework == "torch"
         described = None if other else describe_keras_optimizer(self.path, self._chosen)
         if described is not None:
             self.assumed += described[1]
-            found = self._prepare(
+            text = self._prepare(
                 self.process.request("optimizer", file=file, spec=described[0], wanted=self._chosen)
             )
-        return found
+        return text
 
     def create(self, cls: str, settings: Mapping[str, Any]) -> None:
         """Create an optimizer without state."""
@@ -457,8 +457,8 @@ class _TrainedModel:
 
     def _prepare(self, answer: Mapping[str, Any]) -> bool:
         self.tensors = list(answer["tensors"])
-        self.assumed += [each for each in answer["assumed"] if each not in self.assumed]
-        self.notes += [each for each in answer["notes"] if each not in self.notes]
+        self.assumed += [note for note in answer["assumed"] if note not in self.assumed]
+        self.notes += [note for note in answer["notes"] if note not in self.notes]
         if answer["optimizer"] is not None:
             self.optimizer = OptimizerState(**answer["optimizer"])
         return bool(answer["found"])
@@ -479,21 +479,21 @@ class _TrainedModel:
         return self._read("trained")
 
     def _read(self, stem: str) -> _Arrays:
-        return {name: self.process.read(f"{stem}-{place}.npy") for place, name in enumerate(self.tensors)}
+        return {name: self.process.read(f"{stem}-{index}.npy") for index, name in enumerate(self.tensors)}
 
     def slots(self) -> dict[str, _Arrays]:
         """Return the optimizer's state by kind and tensor."""
-        found = self.process.request("slots")["slots"]
+        slots = self.process.request("slots")["slots"]
         return {
             kind: {self.tensors[at]: self.process.read(f"slot-{kind}-{at}.npy") for at in places}
-            for kind, places in found.items()
+            for kind, places in slots.items()
         }
 
     def give(self, outputs: Sequence[str], targets: Sequence[np.ndarray]) -> None:
         """Write the targets of the loss."""
         self.outputs = list(outputs)
-        for place, target in enumerate(targets):
-            self.process.write(f"target-{place}.npy", target)
+        for index, target in enumerate(targets):
+            self.process.write(f"target-{index}.npy", target)
 
     def gradients(self) -> _Arrays:
         """Return the gradients before the first update of the last run."""
@@ -558,22 +558,22 @@ def _make_targets(outputs: Sequence[OutputTarget]) -> tuple[list[np.ndarray], li
     """Return seeded targets for both sides: normal, as large as A's outputs."""
     generator = np.random.default_rng(1)
     a, b = [], []
-    for each in outputs:
-        size = float(np.sqrt(np.mean(np.square(each.values.astype(np.float64))))) or 1.0
-        drawn = (size * generator.standard_normal(each.values.shape)).astype(np.float32)
+    for output in outputs:
+        size = float(np.sqrt(np.mean(np.square(output.values.astype(np.float64))))) or 1.0
+        drawn = (size * generator.standard_normal(output.values.shape)).astype(np.float32)
         a.append(drawn)
-        b.append(each.to_b(drawn))
+        b.append(output.to_b(drawn))
     return a, b
 
 
 def _require_plain(config: object, file: str) -> None:
     """Raise UnsupportedError unless a configuration of Keras names only what computes."""
-    found = audit_document(config, file)
-    if found:
+    audit = audit_document(config, file)
+    if audit:
         raise UnsupportedError(
             "the model's optimizer is not one of Keras's own",
             file=file,
-            found=abbreviate_list([each.name for each in found], 3),
+            found=abbreviate_list([reference.name for reference in audit], 3),
         )
 
 
@@ -602,11 +602,11 @@ class _TrainingComparison:
             named = abbreviate_list(list(self.pairs.by_order), 3)
             self.assumed.append(f"tensors with equal values are paired by order: {named}")
         targets = _make_targets(outputs)
-        self.a.give([each.a for each in outputs], targets[0])
-        self.b.give([each.b for each in outputs], targets[1])
+        self.a.give([output.a for output in outputs], targets[0])
+        self.b.give([output.b for output in outputs], targets[1])
         for model in (self.a, self.b):
-            self.assumed += [f"{model.word}: {each}" for each in model.assumed]
-            self.notes += [f"{model.word}: {each}" for each in model.notes]
+            self.assumed += [f"{model.word}: {note}" for note in model.assumed]
+            self.notes += [f"{model.word}: {note}" for note in model.notes]
         a, b = self.a.state, self.b.state
         self.rounded = _rounded_settings(a, b)
         if a.corrected != b.corrected and a.family == b.family and a.settings.get("epsilon"):
@@ -615,15 +615,15 @@ class _TrainingComparison:
             elif a.family in _PLACES and is_equal(a.settings["epsilon"], b.settings["epsilon"]):
                 self.tiny = {"epsilon": _TINY}
 
-    def _complete(self, found: Sequence[bool]) -> None:
+    def _complete(self, has_optimizer: Sequence[bool]) -> None:
         """Create the optimizer of a side whose file contains none."""
-        if not any(found):
+        if not any(has_optimizer):
             cls, settings = _DEFAULT
             for model in (self.a, self.b):
                 model.create(cls, settings)
             self.assumed.append("neither file contains an optimizer: both train with SGD, learning rate 0.01")
             return
-        for model, other, own in ((self.a, self.b, found[0]), (self.b, self.a, found[1])):
+        for model, other, own in ((self.a, self.b, has_optimizer[0]), (self.b, self.a, has_optimizer[1])):
             if not own:
                 model.create(*_translated(other.state, model.framework))
                 self.assumed.append(
@@ -676,20 +676,20 @@ class _TrainingComparison:
             effect,
             cause,
             hidden,
-            (*MISSING, *(each.text for each in self._lone_settings())),
+            (*MISSING, *(cause.text for cause in self._lone_settings())),
             tuple(self.assumed),
             tuple(self.notes),
         )
 
     def _gradients(self) -> _Both:
         """Return both gradients before the first update; raise UsageError if all are zero."""
-        found = self.a.gradients(), self.b.gradients()
-        if not any(each.any() for side in found for each in side.values()):
+        gradients = self.a.gradients(), self.b.gradients()
+        if not any(gradient.any() for side in gradients for gradient in side.values()):
             raise UsageError(
                 "the gradients of all weights are 0 in A and B, so that their training steps show nothing",
                 hint="use other inputs (--inputs FILE.npz) or your own loss (--loss MODULE:FUNCTION)",
             )
-        return found
+        return gradients
 
     def _own_errors(self, update: _Arrays, reference: _Arrays | None) -> list[float | None]:
         """Return A's own rounding error of each pair, None without a reference in float64."""
@@ -702,13 +702,13 @@ class _TrainingComparison:
         self, dtype: str, step: int, updates: _Updates, noise: frozenset[int], errors: Sequence[float | None]
     ) -> Iterator[TensorUpdate]:
         """Yield how differently the pairs moved; rounding grows, and spreads between the tensors."""
-        judged = [own for place, own in enumerate(errors) if own is not None and place not in noise]
+        judged = [own for index, own in enumerate(errors) if own is not None and index not in noise]
         both = self.a.process.exact and self.b.process.exact
         most = _MOST_ROUNDING if both else _ROUNDING_ALONE
         allowed = max(BOUNDS[dtype], min(OWN_ERROR * max(judged, default=0.0), most))
-        for place, (pair, own) in enumerate(zip(self.pairs.pairs, errors, strict=True)):
+        for index, (pair, own) in enumerate(zip(self.pairs.pairs, errors, strict=True)):
             relative = relative_distance(pair.of_a(updates[0][step]), pair.of_b(updates[1][step]))
-            rounding = relative > allowed and place in noise
+            rounding = relative > allowed and index in noise
             within = relative <= allowed or rounding
             yield TensorUpdate(pair.title, pair.b, dtype, step, relative, own, within, rounding)
 
@@ -743,9 +743,9 @@ class _TrainingComparison:
         Raise UsageError if there is none and no weight moves.
         """
         causes = itertools.chain(self._different_settings(), self._different_counts())
-        found = next((cause for cause, _ in causes), None) or self._state_cause()
-        if found is not None:
-            return replace(found, confirmed=True)
+        cause = next((cause for cause, _ in causes), None) or self._state_cause()
+        if cause is not None:
+            return replace(cause, confirmed=True)
         if still:
             raise UsageError(
                 "no weight of A or B moves, so that their training steps show nothing",
@@ -772,7 +772,7 @@ class _TrainingComparison:
                 f"only {word} trains {abbreviate_list(list(names), 3)}" for word, names in alone if names
             ]
             return Cause("; ".join(texts), confirmed=True)
-        row = min(wrong, key=lambda each: (each.step, each.dtype == "float32"))
+        row = min(wrong, key=lambda pair: (pair.step, pair.dtype == "float32"))
         return (
             self._gradient_cause(gradients)
             or self._family_cause()
@@ -784,7 +784,7 @@ class _TrainingComparison:
     def _gradient_cause(self, gradients: Mapping[str, _Both]) -> Cause | None:
         for dtype, (one, other) in gradients.items():
             noise = _noise(self.pairs.pairs, (one, other), _NOISE[dtype])
-            judged = [pair for place, pair in enumerate(self.pairs.pairs) if place not in noise]
+            judged = [pair for index, pair in enumerate(self.pairs.pairs) if index not in noise]
             errors = {pair.title: relative_distance(*_gradient_pair(pair, one, other)) for pair in judged}
             name = max(errors, key=errors.__getitem__, default=None)
             if name is not None and errors[name] > _GRADIENTS[dtype]:
@@ -863,7 +863,7 @@ class _TrainingComparison:
             if name == "nesterov" and not (a.settings.get("momentum") or b.settings.get("momentum")):
                 continue  # without momentum it changes nothing
             values = [(a.own[pair.a].get(name), b.own[pair.b].get(name)) for pair in self.pairs.pairs]
-            apart = [place for place, row in enumerate(values) if not is_equal(*row)]
+            apart = [index for index, row in enumerate(values) if not is_equal(*row)]
             if not apart:
                 continue
             one, other = values[apart[0]]
@@ -874,17 +874,17 @@ class _TrainingComparison:
             else:
                 title = self.pairs.pairs[apart[0]].title
                 yield Cause(f"{name} of {title} is {one} in A and {other} in B"), None
-        if any(each.get("weight_decay") for each in a.own.values()) and a.decoupled != b.decoupled:
+        if any(settings.get("weight_decay") for settings in a.own.values()) and a.decoupled != b.decoupled:
             yield Cause("weight decay is decoupled from the gradient on one side only"), None
 
     def _lone_settings(self) -> Iterator[Cause]:
         """Yield the settings of one side that the other side's optimizer does not have."""
         a, b = self.a.state, self.b.state
-        for word, other, own, theirs in (("A", "B", a, b), ("B", "A", b, a)):
-            for name in sorted(set(own.settings) - set(theirs.settings)):
-                if own.family == theirs.family and own.settings[name]:
+        for word, other, own, lacking in (("A", "B", a, b), ("B", "A", b, a)):
+            for name in sorted(set(own.settings) - set(lacking.settings)):
+                if own.family == lacking.family and own.settings[name]:
                     yield Cause(
-                        f"{name} is {own.settings[name]} in {word}; {other}'s {theirs.title} has none"
+                        f"{name} is {own.settings[name]} in {word}; {other}'s {lacking.title} has none"
                     )
 
     def _state_cause(self) -> Cause | None:
@@ -892,10 +892,10 @@ class _TrainingComparison:
         one, other = self.a.slots(), self.b.slots()
         a, b = self.a.state, self.b.state
         unread = {"vhat"} if not (a.settings.get("amsgrad") or b.settings.get("amsgrad")) else set()
-        for kind in [each for each in dict.fromkeys((*one, *other)) if each not in unread]:
+        for kind in [name for name in dict.fromkeys((*one, *other)) if name not in unread]:
             for pair in self.pairs.pairs:
                 x, y = one.get(kind, {}).get(pair.a), other.get(kind, {}).get(pair.b)
-                if pair.more is not None or not any(each is not None and each.any() for each in (x, y)):
+                if pair.more is not None or not any(array is not None and array.any() for array in (x, y)):
                     continue
                 if x is None or y is None:
                     word = "A" if y is None else "B"
@@ -923,7 +923,7 @@ def _gradient_pair(pair: TensorPair, one: _Arrays, other: _Arrays) -> tuple[np.n
 
 def is_equal(one: Any, other: Any) -> bool:
     """Return whether two settings are equal up to the rounding of float32."""
-    if any(not isinstance(each, int | float) or isinstance(each, bool) for each in (one, other)):
+    if any(not isinstance(value, int | float) or isinstance(value, bool) for value in (one, other)):
         return bool(one == other) or (not one and not other)
     return math.isclose(float(one), float(other), rel_tol=2e-7, abs_tol=0)
 
@@ -933,22 +933,22 @@ def _rounded_settings(a: OptimizerState, b: OptimizerState) -> dict[str, Any]:
 
     Keras stores the learning rate as a float32 variable.
     """
-    found = {}
+    rounded = {}
     for name in (set(a.settings) & set(b.settings)) - {"weight_decay"}:
         one, other = a.settings[name], b.settings[name]
         if isinstance(one, float) and isinstance(other, float) and one != other and is_equal(one, other):
-            found[name] = one if float(np.float32(one)) != one else other
-    return found
+            rounded[name] = one if float(np.float32(one)) != one else other
+    return rounded
 
 
 def _noise(pairs: Sequence[TensorPair], gradients: tuple[_Arrays, _Arrays], limit: float) -> frozenset[int]:
     """Return the places of pairs whose gradients are tiny on both sides, relative to the largest one."""
     sizes = [
-        max(float(np.sqrt(np.mean(np.square(each)))) for each in _gradient_pair(pair, *gradients))
+        max(float(np.sqrt(np.mean(np.square(array)))) for array in _gradient_pair(pair, *gradients))
         for pair in pairs
     ]
     largest = max(sizes, default=0.0)
-    return frozenset(place for place, size in enumerate(sizes) if size <= limit * largest)
+    return frozenset(index for index, size in enumerate(sizes) if size <= limit * largest)
 
 
 def _moves(pair: TensorPair, updates: _Updates, step: int) -> bool:
@@ -967,7 +967,7 @@ def relative_distance(right: np.ndarray, other: np.ndarray) -> float:
 def _translated(state: OptimizerState, framework: str) -> tuple[str, dict[str, Any]]:
     """Return class and settings of an equal optimizer in another framework."""
     settings = dict(state.settings)
-    if len({each.get("weight_decay") for each in state.own.values()}) > 1:
+    if len({settings.get("weight_decay") for settings in state.own.values()}) > 1:
         del settings["weight_decay"]
     if framework == "torch":
         decoupled = state.family == "Adam" and state.decoupled and settings.get("weight_decay")

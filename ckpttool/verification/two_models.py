@@ -142,16 +142,16 @@ class ModelSide:
         """How the model runs; raise UsageError for weights without a model."""
         if self.like is not None:
             return "factory"
-        found = self.own_kind
-        if found is None and self.agent is not None:
+        model_kind = self.own_kind
+        if model_kind is None and self.agent is not None:
             return "agent"
-        if found is None:
+        if model_kind is None:
             raise UsageError(
                 f"{self.word} contains weights without the model that uses them",
                 file=self.path,
                 hint=f"name the code that builds the model: --like-{self.word.lower()} MODULE:FACTORY",
             )
-        return found
+        return model_kind
 
 
 def find_model_kind(checkpoint: Checkpoint) -> str | None:
@@ -159,7 +159,7 @@ def find_model_kind(checkpoint: Checkpoint) -> str | None:
     if urls.is_url(checkpoint.path):
         return None
     if checkpoint.format == torch_zip.NAME:
-        script = any(each.by == "torchscript" for each in checkpoint.code_references)
+        script = any(reference.by == "torchscript" for reference in checkpoint.code_references)
         return "torchscript" if script and os.path.isfile(checkpoint.path) else None
     if checkpoint.format == keras_h5.NAME:
         # Weights without the model's configuration do not run, and Keras goes by the suffix.
@@ -197,7 +197,7 @@ def _sandbox_settings(side: ModelSide) -> str:
     if side.kind == "factory":
         return sandbox.settings(None, most + _FILE_COPIES * _size(side.path), now=False)
     checkpoint = side.checkpoint
-    files = [os.path.abspath(each.path) for each in checkpoint.files]
+    files = [os.path.abspath(file.path) for file in checkpoint.files]
     if side.kind == "saved_model":
         files += sandbox.iter_saved_model_files(os.path.abspath(checkpoint.path))
     return sandbox.settings(files, most + _FILE_COPIES * checkpoint.stored_nbytes, now=True)
@@ -205,11 +205,13 @@ def _sandbox_settings(side: ModelSide) -> str:
 
 def _restriction_hint(message: str) -> str | None:
     """Return the restriction of a process that may be the reason of its error, None if none is."""
-    if any(each in message for each in ("Operation not permitted", "Permission denied", "PermissionDenied")):
+    if any(
+        phrase in message for phrase in ("Operation not permitted", "Permission denied", "PermissionDenied")
+    ):
         return (
             "the process of a model has no network, starts no programs and opens no other files than its own"
         )
-    if any(each in message for each in ("MemoryError", "bad_alloc", "can't allocate memory")):
+    if any(phrase in message for phrase in ("MemoryError", "bad_alloc", "can't allocate memory")):
         return "raise the limit of the model's process: ckpttool --limit model_memory=64G ..."
     return None
 
@@ -217,7 +219,7 @@ def _restriction_hint(message: str) -> str | None:
 def _size(path: str) -> int:
     """Return the size of a checkpoint's files, those of a TensorFlow prefix included."""
     parts = [path] if os.path.isfile(path) else glob.glob(glob.escape(path) + ".*")
-    return sum(os.path.getsize(each) for each in parts if os.path.isfile(each))
+    return sum(os.path.getsize(part) for part in parts if os.path.isfile(part))
 
 
 class AgentHost:
@@ -246,14 +248,14 @@ class AgentHost:
 
     def _run(self, names: Sequence[str], *, exact: bool) -> dict[str, Any]:
         """Write the action; in float64 from NumPy."""
-        arrays = [np.load(self.folder / f"input-{place}.npy") for place in range(len(names))]
-        given: Observation = dict(zip(names, arrays, strict=True)) if len(names) > 1 else arrays[0]
+        arrays = [np.load(self.folder / f"input-{index}.npy") for index in range(len(names))]
+        observation: Observation = dict(zip(names, arrays, strict=True)) if len(names) > 1 else arrays[0]
         if exact:
             policy: Policy = numpy_backend.build(self._network.cast("float64"))
-            given = to_float64(given)
+            observation = to_float64(observation)
         else:
             policy = self._worker.build(self._network)
-        np.save(self.folder / "output-0.npy", run_network(policy, given), allow_pickle=False)
+        np.save(self.folder / "output-0.npy", run_network(policy, observation), allow_pickle=False)
         return {"outputs": ["output"], "calls": []}
 
 
@@ -307,7 +309,7 @@ class ModelClient:
         """Open the model; return its inputs, the order of its axes, and its libraries."""
         side, like = self.side, self.side.like
         running = like is not None or side.process is not None
-        found = self.request(
+        answer = self.request(
             "open",
             kind=kind,
             file=os.path.abspath(side.path if running else side.checkpoint.path),
@@ -316,8 +318,8 @@ class ModelClient:
             arguments=like.arguments if like else None,
             run_code=run_code,
         )
-        self.inputs = found["inputs"]
-        return found
+        self.inputs = answer["inputs"]
+        return answer
 
     def write(self, name: str, array: np.ndarray) -> None:
         """Write an array for the process."""
@@ -325,25 +327,25 @@ class ModelClient:
 
     def read(self, name: str) -> np.ndarray:
         """Read an array that the process wrote."""
-        found: np.ndarray = np.load(self._process.folder / name, allow_pickle=False)
-        return found
+        array: np.ndarray = np.load(self._process.folder / name, allow_pickle=False)
+        return array
 
     def give(self, arrays: Sequence[np.ndarray]) -> None:
         """Write the model's inputs, each in the dtype that the model accepts."""
         self._captured = (False, {})
-        for place, (name, array) in enumerate(zip(self.names, arrays, strict=True)):
-            self.write(f"input-{place}.npy", array.astype(self.dtypes.get(name, array.dtype), copy=False))
+        for index, (name, array) in enumerate(zip(self.names, arrays, strict=True)):
+            self.write(f"input-{index}.npy", array.astype(self.dtypes.get(name, array.dtype), copy=False))
 
     def run(self, *, exact: bool, observe: bool) -> tuple[dict[str, np.ndarray], list[dict[str, Any]]]:
         """Return the outputs by name, and the calls of layers."""
         answer = self.request("run", names=self.names, exact=exact, observe=observe)
-        outputs = {name: self.read(f"output-{place}.npy") for place, name in enumerate(answer["outputs"])}
+        outputs = {name: self.read(f"output-{index}.npy") for index, name in enumerate(answer["outputs"])}
         return outputs, list(answer["calls"])
 
     def results(self) -> tuple[dict[str, np.ndarray], np.ndarray]:
         """Return the outputs by name, and the numbers that describe each result of a layer (see tracing)."""
         names = self.request("results", names=self.names)["outputs"]
-        outputs = {name: self.read(f"output-{place}.npy") for place, name in enumerate(names)}
+        outputs = {name: self.read(f"output-{index}.npy") for index, name in enumerate(names)}
         return outputs, self.read("results.npy")
 
     def make_exact(self, *, copied: bool) -> dict[str, Any]:
@@ -368,20 +370,20 @@ class ModelClient:
         return self._capture(wanted, exact=exact, outputs=True)
 
     def _capture(
-        self, wanted: Sequence[tuple[str, int]], *, exact: bool, outputs: bool
+        self, keys: Sequence[tuple[str, int]], *, exact: bool, outputs: bool
     ) -> tuple[dict[str, np.ndarray], dict[tuple[str, int], CapturedCall]]:
         self._captured = (False, {})
-        rows = [list(each) for each in wanted]
+        rows = [list(key) for key in keys]
         answer = self.request("capture", names=self.names, exact=exact, wanted=rows, outputs=outputs)
         calls = {
-            (each["path"], each["number"]): CapturedCall(
-                *(tuple(self._rows(each.get(what, ()))) for what in ("given", "before", "made"))
+            (call["path"], call["number"]): CapturedCall(
+                *(tuple(self._rows(call.get(what, ()))) for what in ("given", "before", "made"))
             )
-            for each in answer["calls"]
+            for call in answer["calls"]
         }
         self._captured = exact, calls
-        made = {name: self.read(f"output-{place}.npy") for place, name in enumerate(answer["outputs"])}
-        return made, calls
+        arrays = {name: self.read(f"output-{index}.npy") for index, name in enumerate(answer["outputs"])}
+        return arrays, calls
 
     def _rows(self, rows: Sequence[Mapping[str, Any]]) -> Iterator[np.ndarray]:
         for row in rows:
@@ -397,7 +399,7 @@ class ModelClient:
     def tensors(self, path: str, *, parts: bool = False) -> dict[str, np.ndarray]:
         """Return the tensors of one layer, on request with those of its parts as `part/name`."""
         names = self.request("tensors", path=path, parts=parts)["names"]
-        return {name: self.read(f"tensor-{place}.npy") for place, name in enumerate(names)}
+        return {name: self.read(f"tensor-{index}.npy") for index, name in enumerate(names)}
 
     def repeat(
         self,
@@ -420,8 +422,8 @@ class ModelClient:
         if given is not None:
             self.write("change-given.npy", given)
         files = {}
-        for place, (name, array) in enumerate(tensors.items()):
-            files[name] = f"change-{place}.npy"
+        for index, (name, array) in enumerate(tensors.items()):
+            files[name] = f"change-{index}.npy"
             self.write(files[name], array)
         answer = self.request(
             "repeat",
@@ -432,7 +434,7 @@ class ModelClient:
             exact=exact,
             given=None if given is None else "change-given.npy",
         )
-        return tuple(self.read(f"repeated-{place}.npy") for place in range(max(answer["made"], 0)))
+        return tuple(self.read(f"repeated-{index}.npy") for index in range(max(answer["made"], 0)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -461,9 +463,9 @@ class ModelComparison:
         """Return the JSON object."""
         return {
             "engines": list(self.engines),
-            "inputs": [each.document() for each in self.inputs],
+            "inputs": [input_.document() for input_ in self.inputs],
             "float64": self.exact,
-            "layers": [each.document() for each in self.layers],
+            "layers": [layer.document() for layer in self.layers],
             "first_difference": None if self.first is None else self.first.document(),
             **({} if self.training is None else {"training": self.training.document()}),
         }
@@ -491,9 +493,9 @@ class ComparedModels:
     def cut(self, rows: int) -> int:
         """Give both sides the last rows only, unless a model's batch is fixed; return how many."""
         known = len(self.arrays[0])
-        if self.fixed or rows >= known or any(len(each) != known for each in self.arrays):
+        if self.fixed or rows >= known or any(len(array) != known for array in self.arrays):
             return known
-        self.give([each[-rows:] for each in self.arrays])
+        self.give([array[-rows:] for array in self.arrays])
         return rows
 
     def prepare(
@@ -506,8 +508,8 @@ class ComparedModels:
         kinds: list[dict[str, tuple[str, int | None]]] = []
         sizes = []
         notes = []
-        for place, side in enumerate(self.sides):
-            by_name = {(pair.a, pair.b)[place]: (pair.shape_a, pair.shape_b)[place] for pair in self.pairs}
+        for index, side in enumerate(self.sides):
+            by_name = {(pair.a, pair.b)[index]: (pair.shape_a, pair.shape_b)[index] for pair in self.pairs}
             declared = {row["name"]: row["dtype"] for row in side.inputs}
             side.names = [name for name in declared if name in by_name] or list(by_name)
             # The model in memory has its values already.
@@ -531,7 +533,7 @@ class ComparedModels:
         self.notes += notes
         self.size = max(sizes)
         limits = [(kinds[0][pair.a], kinds[1][pair.b]) for pair in self.pairs]
-        self.pairs = [_with_dtype(pair, *each) for pair, each in zip(self.pairs, limits, strict=True)]
+        self.pairs = [_with_dtype(pair, *limit) for pair, limit in zip(self.pairs, limits, strict=True)]
         return limits
 
     def give(self, arrays: Sequence[np.ndarray]) -> None:
@@ -601,19 +603,19 @@ def _prepare(session: ComparedModels, opened: list[dict[str, Any]], options: Mod
     """Pair the inputs, load the files of factories, and write the inputs."""
     resolver = InputResolver(opened, options.transpose)
     shapes = parse_named_shapes(options.shapes)
-    given = None
+    input_file = None
     if options.inputs is not None:
         names = [row["name"] for row in opened[0]["inputs"]] or input_names(shapes)
-        given = InputFile(options.inputs, names)
-        shapes = shapes or given.shapes
+        input_file = InputFile(options.inputs, names)
+        shapes = shapes or input_file.shapes
     session.pairs = resolver.pairs(shapes, options.shapes_b)
     session.assumed += resolver.assumed
     session.assumed += [
         f"{side.side.word}: {note}"
-        for side, each in zip(session.sides, opened, strict=True)
-        for note in each.get("notes", ())
+        for side, reply in zip(session.sides, opened, strict=True)
+        for note in reply.get("notes", ())
     ]
-    batch = next((row["batch"] for each in opened for row in each["inputs"] if row["batch"]), None)
+    batch = next((row["batch"] for reply in opened for row in reply["inputs"] if row["batch"]), None)
     try:
         limits = session.prepare(batch, run_code=options.run_code)
     except UsageError as error:
@@ -628,7 +630,7 @@ def _prepare(session: ComparedModels, opened: list[dict[str, Any]], options: Mod
             limits = session.prepare(batch, run_code=options.run_code)
         except UsageError:
             raise error from None
-        session.assumed[:] = [each for each in session.assumed if each not in resolver.assumed]
+        session.assumed[:] = [sentence for sentence in session.assumed if sentence not in resolver.assumed]
         session.assumed.append(
             "B's inputs have A's order of axes: a model cannot be called with channels moved"
         )
@@ -637,20 +639,20 @@ def _prepare(session: ComparedModels, opened: list[dict[str, Any]], options: Mod
         for pair, ((_, a), (_, b)) in zip(session.pairs, limits, strict=True)
         if a is not None and b is not None and a != b
     ]
-    if given is None:
+    if input_file is None:
         arrays = draw_inputs(session.pairs, batch, session.size)
         session.further = further_inputs(session.pairs, batch, arrays, session.size)
     else:
         session.drawn = False
-        arrays = given.inputs(session.pairs, batch)
-        session.assumed += given.notes
+        arrays = input_file.inputs(session.pairs, batch)
+        session.assumed += input_file.notes
     session.fixed, session.arrays = batch is not None, arrays
     session.give(arrays)
 
 
 def _with_dtype(pair: InputPair, a: tuple[str, int | None], b: tuple[str, int | None]) -> InputPair:
     """Return the pair with the dtype that both sides accept: integers if one looks them up, short floats."""
-    limits = [each for _, each in (a, b) if each is not None]
+    limits = [row for _, row in (a, b) if row is not None]
     whole = [dtype for dtype, _ in (a, b) if not dtype.startswith("float")]
     short = "float16" if "float16" in (a[0], b[0]) else a[0]
     return replace(pair, dtype=whole[0] if whole else short, below=min(limits, default=None))
@@ -665,64 +667,66 @@ class _Rounds:
         self._session, self._tolerance = session, tolerance
         self._rounded = session.sides[0].side.rounded
         self._observable = [bool(row["observable"]) for row in opened]
-        self._layouts = [str(each.get("channels", "")) for each in opened]
+        self._layouts = [str(host.get("channels", "")) for host in opened]
         self._exact: list[bool] | None = None
         self.unstable: list[str] = []
 
     def first(self) -> ComparisonRound:
         """Compare on the first inputs; an output that changes from call to call differs."""
-        found = self.run(observe=True)
+        main = self.run(observe=True)
         changing: list[list[str]] = []
-        for side, made, exact in zip(self._session.sides, found.made, found.exact, strict=True):
+        for side, outputs, exact in zip(self._session.sides, main.made, main.exact, strict=True):
             # Of a huge model the float64 run is the second one.
             second = exact if self._session.size >= HUGE_MODEL else None
-            if second is not None and not changing_outputs(made, second):
+            if second is not None and not changing_outputs(outputs, second):
                 changing.append([])
                 continue
             again, _ = side.run(exact=False, observe=False)
-            changing.append(changing_outputs(made, again))
+            changing.append(changing_outputs(outputs, again))
             if changing[-1]:
                 self.unstable.append(side.side.word)
-        for place, names in enumerate(found.names):
+        for index, names in enumerate(main.names):
             if names.a in changing[0] or names.b in changing[1]:
-                parity = replace(found.results[place].parity, within=False)
-                found.results[place] = replace(found.results[place], parity=parity)
-        return found
+                parity = replace(main.results[index].parity, within=False)
+                main.results[index] = replace(main.results[index], parity=parity)
+        return main
 
     def run(self, *, observe: bool = False) -> ComparisonRound:
         """Compare on the inputs that the sides have."""
         a, b = self._session.sides
         ran = [
-            side.run(exact=False, observe=observe and seen)
-            for side, seen in zip((a, b), self._observable, strict=True)
+            side.run(exact=False, observe=observe and observable)
+            for side, observable in zip((a, b), self._observable, strict=True)
         ]
-        made, calls = (ran[0][0], ran[1][0]), (ran[0][1], ran[1][1])
-        for side, each in zip((a, b), made, strict=True):
-            if not each:
+        outputs, calls = (ran[0][0], ran[1][0]), (ran[0][1], ran[1][1])
+        for side, values in zip((a, b), outputs, strict=True):
+            if not values:
                 raise UsageError(f"{side.side.word} returns no tensors", file=side.side.path)
         if observe:
             layers = max(a.layers(), b.layers(), key=len)
             self._bound = RoundingBound.of((*calls[0], *calls[1]), layers, self._rounded)
         if self._exact is None:
             self._exact = _make_exact(self._session)
-        wanted = self._few_calls(calls) if observe and all((*self._exact, *self._observable)) else ([], [])
+        exact_keys = (
+            self._few_calls(calls) if observe and all((*self._exact, *self._observable)) else ([], [])
+        )
         exact = [
-            _exact_outputs(side, self._session, each, keys) if there else None
-            for side, each, there, keys in zip((a, b), made, self._exact, wanted, strict=True)
+            _exact_outputs(side, self._session, values, keys) if there else None
+            for side, values, there, keys in zip((a, b), outputs, self._exact, exact_keys, strict=True)
         ]
-        self._exact = [each is not None for each in exact]
+        self._exact = [values is not None for values in exact]
         moves = {pair.transposed for pair in self._session.pairs} - {""}
-        names, missing = pair_outputs(*made, moves, self._layouts, self._session.assumed)
-        found = ComparisonRound(made, (exact[0], exact[1]), calls, names, missing, [])
-        found.results += [self._measure(found, each) for each in names]
+        names, missing = pair_outputs(*outputs, moves, self._layouts, self._session.assumed)
+        comparison = ComparisonRound(outputs, (exact[0], exact[1]), calls, names, missing, [])
+        comparison.results += [self._measure(comparison, name) for name in names]
         if (
-            found.exact_on_both
-            and found.failed
-            and max(each.parity.max_rel for each in found.results) < _SMALL
+            comparison.exact_on_both
+            and comparison.failed
+            and max(each.parity.max_rel for each in comparison.results) < _SMALL
         ):
-            response = self._response(found)
-            found.results[:] = [self._measure(found, each, response.get(each.a)) for each in names]
-        return found
+            response = self._response(comparison)
+            comparison.results[:] = [self._measure(comparison, name, response.get(name.a)) for name in names]
+        return comparison
 
     def _response(self, found: ComparisonRound) -> dict[str, np.ndarray]:
         """Return how far A's float64 outputs move with the last bits of float inputs."""
@@ -747,7 +751,7 @@ class _Rounds:
         """Return the calls of both sides' layers, none if their arrays are large: a run may capture them."""
         sides = self._session.sides
         keys = tuple(
-            {each.key for each in causes.called_layers(side.layers(), rows)}
+            {layer.key for layer in causes.called_layers(side.layers(), rows)}
             for side, rows in zip(sides, calls, strict=True)
         )
         size = sum(
@@ -759,14 +763,14 @@ class _Rounds:
         return ([*keys[0]], [*keys[1]]) if size <= _MOST_BYTES else ([], [])
 
     def _measure(
-        self, found: ComparisonRound, names: OutputNames, response: np.ndarray | None = None
+        self, comparison: ComparisonRound, names: OutputNames, response: np.ndarray | None = None
     ) -> OutputResult:
         exact = [
-            None if each is None else each.get(key)
-            for each, key in zip(found.exact, (names.a, names.b), strict=True)
+            None if values is None else values.get(key)
+            for values, key in zip(comparison.exact, (names.a, names.b), strict=True)
         ]
         other = None if exact[1] is None else move_channels(exact[1], names.how)
-        outputs = found.made[0][names.a], move_channels(found.made[1][names.b], names.how)
+        outputs = comparison.made[0][names.a], move_channels(comparison.made[1][names.b], names.how)
         bounds = self._bound, self._tolerance, response
         return measure_output(names.a, outputs, (exact[0], other), *bounds)
 
@@ -774,18 +778,18 @@ class _Rounds:
         """Compare on further inputs; return the first round that differs, which the sides then have."""
         if not self._session.further:
             return main
-        seen = self._session.assumed, self._session.notes
+        sentences = self._session.assumed, self._session.notes
         notes, assumed = list(self._session.notes), list(self._session.assumed)
         for title, arrays in self._session.further:
             self._session.give(arrays)
             try:
-                found = self.run()
+                comparison = self.run()
             except CkpttoolError:
                 continue  # the model does not accept numbers of this size
             finally:
-                seen[0][:], seen[1][:] = assumed, notes
-            lost = [x is not None and y is None for x, y in zip(main.exact, found.exact, strict=True)]
-            if found.failed and not any(lost):
+                sentences[0][:], sentences[1][:] = assumed, notes
+            lost = [x is not None and y is None for x, y in zip(main.exact, comparison.exact, strict=True)]
+            if comparison.failed and not any(lost):
                 self._session.notes.append(f"the outputs differ on {title}, not on the first inputs")
                 self._session.arrays = arrays
                 return self.run(observe=True)
@@ -797,8 +801,8 @@ class _Rounds:
         a = self._session.sides[0]
         silent = [
             names.a
-            for names, each in zip(found.names, found.results, strict=True)
-            if not each.differs_by_row(len(self._session.arrays[0]), exact=found.exact_on_both)
+            for names, result in zip(found.names, found.results, strict=True)
+            if not result.differs_by_row(len(self._session.arrays[0]), exact=found.exact_on_both)
         ]
         if not silent:
             return
@@ -806,12 +810,12 @@ class _Rounds:
         for arrays in (shake_inputs(self._session.arrays), *others):
             self._session.give(arrays)
             try:
-                made, _ = a.run(exact=found.exact_on_both, observe=False)
+                values, _ = a.run(exact=found.exact_on_both, observe=False)
             except CkpttoolError:
                 continue
             rows = zip(found.names, found.results, strict=True)
             answers = {
-                names.a: each.responds(made[names.a], exact=found.exact_on_both) for names, each in rows
+                names.a: result.responds(values[names.a], exact=found.exact_on_both) for names, result in rows
             }
             silent = [name for name in silent if not answers[name]]
             if not silent:
@@ -821,7 +825,7 @@ class _Rounds:
             raise UsageError(
                 "the comparison shows nothing: A's outputs do not depend on these inputs",
                 file=a.side.path,
-                found=abbreviate_list([_describe_values(each) for each in found.results], 3),
+                found=abbreviate_list([_describe_values(result) for result in found.results], 3),
                 hint="pass inputs from your data: --inputs FILE.npz",
             )
         if silent:
@@ -847,10 +851,10 @@ def _compare(
         session.further = [*session.further, *_reaching_inputs(session, tables)]
         main = rounds.further(main)
     if not main.failed:
-        session.notes += [each.sentence for each in tables]
+        session.notes += [table.sentence for table in tables]
     if not main.failed:
         rounds.require_response(main)
-    found = ModelComparison(
+    result = ModelComparison(
         (_engine(opened[0]), _engine(opened[1])),
         tuple(session.pairs),
         main.parities,
@@ -858,53 +862,53 @@ def _compare(
         assumed=tuple(session.assumed),
     )
     if observable:
-        finder = _LayerFinder(session, main.calls, exact=found.exact, unstable=rounds.unstable)
+        finder = _LayerFinder(session, main.calls, exact=result.exact, unstable=rounds.unstable)
         layers, first = finder.find(main.values(), failed=main.failed)
         if first is None or first.cause is None or first.a == "outputs":
             first = _shape_difference(main) or _exchanged_outputs(main, finder.bound) or first
         if not main.failed:
             session.notes += _hidden_differences(layers, finder.bound)
         none = () if layers else ("layers: no layer of A has a counterpart in B",)
-        found = replace(found, layers=layers, first=first, not_compared=none)
+        result = replace(result, layers=layers, first=first, not_compared=none)
     else:
         words = [
             side.side.word for side, row in zip(session.sides, opened, strict=True) if not row["observable"]
         ]
-        found = replace(found, not_compared=(f"layers: those of {' and '.join(words)} cannot be observed",))
-    extra = [name for name in main.made[1] if name not in {each.b for each in main.names}]
+        result = replace(result, not_compared=(f"layers: those of {' and '.join(words)} cannot be observed",))
+    extra = [name for name in main.made[1] if name not in {name.b for name in main.names}]
     session.notes += [f"only B has output {name}" for name in extra]
     if options.training is not None:
-        found = replace(found, training=_train(session, opened, main, options.training))
+        result = replace(result, training=_train(session, opened, main, options.training))
     progress(_STEPS, _STEPS)
-    return replace(found, notes=tuple(session.notes))
+    return replace(result, notes=tuple(session.notes))
 
 
-def _shape_difference(found: ComparisonRound) -> Divergence | None:
+def _shape_difference(main: ComparisonRound) -> Divergence | None:
     """Return the first output that B lacks or gives in another shape, None if there is none."""
-    for each in found.names:
+    for names in main.names:
         shapes = [
             list(array.shape)
-            for array in (found.made[0][each.a], move_channels(found.made[1][each.b], each.how))
+            for array in (main.made[0][names.a], move_channels(main.made[1][names.b], names.how))
         ]
         if shapes[0] != shapes[1]:
-            cause = Cause(f"output {each.a} has shape {shapes[0]} in A and {shapes[1]} in B", confirmed=True)
-            return _divergence(each.a, each.b, BETWEEN, None, cause, None)
-    if not found.missing:
+            cause = Cause(f"output {names.a} has shape {shapes[0]} in A and {shapes[1]} in B", confirmed=True)
+            return _divergence(names.a, names.b, BETWEEN, None, cause, None)
+    if not main.missing:
         return None
-    cause = Cause(f"B has no counterpart of A's output {found.missing[0]}", confirmed=True)
-    return _divergence(found.missing[0], "outputs", BETWEEN, None, cause, None)
+    cause = Cause(f"B has no counterpart of A's output {main.missing[0]}", confirmed=True)
+    return _divergence(main.missing[0], "outputs", BETWEEN, None, cause, None)
 
 
-def _exchanged_outputs(found: ComparisonRound, bound: float) -> Divergence | None:
+def _exchanged_outputs(main: ComparisonRound, bound: float) -> Divergence | None:
     """Return an output that differs if its numbers are those of another output of B, else None."""
-    a, b = (each or {} for each in (found.exact if found.exact_on_both else found.made))
-    for each, result in zip(found.names, found.results, strict=True):
-        for other in () if result.parity.within else found.names:
+    a, b = (outputs or {} for outputs in (main.exact if main.exact_on_both else main.made))
+    for names, result in zip(main.names, main.results, strict=True):
+        for other in () if result.parity.within else main.names:
             array = move_channels(b[other.b], other.how)
-            same = other.b != each.b and array.shape == a[each.a].shape
-            if same and align_arrays(a[each.a], array)[0] <= bound:
-                cause = Cause(f"B's output {other.b} is A's output {each.a}: another order", confirmed=True)
-                return _divergence(each.a, each.b, BETWEEN, None, cause, None)
+            same = other.b != names.b and array.shape == a[names.a].shape
+            if same and align_arrays(a[names.a], array)[0] <= bound:
+                cause = Cause(f"B's output {other.b} is A's output {names.a}: another order", confirmed=True)
+                return _divergence(names.a, names.b, BETWEEN, None, cause, None)
     return None
 
 
@@ -924,11 +928,11 @@ class _UnequalTable(NamedTuple):
 
 def _unequal_tables(session: ComparedModels) -> list[_UnequalTable]:
     """Return the tables in which A and B differ: those with as many rows as an integer input allows."""
-    found = []
-    for place, pair in enumerate(session.pairs):
+    unequal = []
+    for index, pair in enumerate(session.pairs):
         tables = [_tables(side, pair.below) for side in session.sides]
         equal = tables[0].keys() & tables[1].keys()
-        a, b = ([where for values, where in each.items() if values not in equal] for each in tables)
+        a, b = ([where for values, where in table.items() if values not in equal] for table in tables)
         for one, other in zip(a, b, strict=True) if len(a) == len(b) else ():
             arrays = [
                 side.tensors(path)[name].astype(np.float64)
@@ -937,8 +941,8 @@ def _unequal_tables(session: ComparedModels) -> list[_UnequalTable]:
             if arrays[0].shape == arrays[1].shape:
                 bound = EXACT_BOUND * np.abs(arrays[0]).max()
                 rows = np.flatnonzero((np.abs(arrays[0] - arrays[1]) > bound).any(1))
-                found += [_UnequalTable(place, one[0], rows, len(arrays[0]))] if len(rows) else []
-    return found
+                unequal += [_UnequalTable(index, one[0], rows, len(arrays[0]))] if len(rows) else []
+    return unequal
 
 
 def _tables(side: ModelClient, rows: int | None) -> dict[str, tuple[str, str]]:
@@ -956,21 +960,21 @@ def _reaching_inputs(
 ) -> Iterator[tuple[str, list[np.ndarray]]]:
     """Yield inputs that look up the rows of tables that differ, with their titles."""
     for table in tables if session.drawn else ():
-        given = session.arrays[table.place]
-        for start in range(0, min(len(table.rows), _MOST_ROUNDS * given.size), given.size):
-            rows = np.resize(table.rows[start : start + given.size], given.shape).astype(given.dtype)
-            arrays = [rows if n == table.place else each for n, each in enumerate(session.arrays)]
+        indices = session.arrays[table.place]
+        for start in range(0, min(len(table.rows), _MOST_ROUNDS * indices.size), indices.size):
+            rows = np.resize(table.rows[start : start + indices.size], indices.shape).astype(indices.dtype)
+            arrays = [rows if n == table.place else array for n, array in enumerate(session.arrays)]
             yield f"rows {rows.min()} to {rows.max()} of {table.name}", arrays
 
 
 def _hidden_differences(layers: Sequence[LayerComparison], bound: float) -> Iterator[str]:
     """Yield a note for the first layer that differs although the outputs agree."""
-    for each in layers:
-        counterparts = each.by == "weights" or {*map(find_family, each.classes)} <= {*causes.COMPOSITE}
-        if counterparts and each.inputs <= bound and each.outputs > _AMPLIFIED * bound:
+    for layer in layers:
+        counterparts = layer.by == "weights" or {*map(find_family, layer.classes)} <= {*causes.COMPOSITE}
+        if counterparts and layer.inputs <= bound and layer.outputs > _AMPLIFIED * bound:
             yield (
-                f"the outputs agree, but on equal inputs {each.b} of B differs from {each.a} of A by "
-                f"{each.outputs:.1e} of its largest number: these inputs do not show all of it"
+                f"the outputs agree, but on equal inputs {layer.b} of B differs from {layer.a} of A by "
+                f"{layer.outputs:.1e} of its largest number: these inputs do not show all of it"
             )
             return
 
@@ -990,9 +994,9 @@ def _train(
             if not answer["made"]:
                 session.notes.append(f"{side.side.word} is not trained in float64: {answer['reason']}")
     targets = [
-        OutputTarget(each.a, each.b, main.made[0][each.a], partial(move_channels, how=OPPOSITE[each.how]))
-        for each in main.names
-        if main.made[0][each.a].dtype.kind == "f"
+        OutputTarget(names.a, names.b, main.made[0][names.a], partial(move_channels, how=OPPOSITE[names.how]))
+        for names in main.names
+        if main.made[0][names.a].dtype.kind == "f"
     ]
     frameworks = [str(row.get("framework", "agent")) for row in opened]
     return compare_training(session.sides, frameworks, targets, chosen)
@@ -1004,43 +1008,43 @@ def _engine(opened: Mapping[str, Any]) -> str:
 
 def _make_exact(session: ComparedModels) -> list[bool]:
     """Create the models in float64; return for each side whether that exists."""
-    found = []
+    exact = []
     for side in session.sides:
         answer = side.make_exact(copied=False)
         if not answer["made"]:
             session.notes.append(f"{side.side.word} has no float64 run: {answer['reason']}")
-        found.append(bool(answer["made"]))
-    return found
+        exact.append(bool(answer["made"]))
+    return exact
 
 
 def _exact_outputs(
-    side: ModelClient, session: ComparedModels, plain: Outputs, wanted: Sequence[tuple[str, int]]
+    side: ModelClient, session: ComparedModels, plain: Outputs, keys: Sequence[tuple[str, int]]
 ) -> dict[str, np.ndarray] | None:
     """Return the outputs in float64, None if the model has no such form, or another one than `plain`.
 
     The `wanted` calls of layers are captured in the same run.
     """
     try:
-        if wanted:
-            made, _ = side.run_and_capture(wanted, exact=True)
+        if keys:
+            outputs, _ = side.run_and_capture(keys, exact=True)
         else:
-            made, _ = side.run(exact=True, observe=False)
+            outputs, _ = side.run(exact=True, observe=False)
     except CkpttoolError as error:
         reason = error.message
     else:
-        if all(each.dtype not in (np.float64, np.complex128) for each in made.values()):
+        if all(array.dtype not in (np.float64, np.complex128) for array in outputs.values()):
             reason = "its outputs stay in float32"
-        elif not are_close(plain, made):
+        elif not are_close(plain, outputs):
             reason = "its outputs in float64 are others"
         else:
             side.exact = True
-            return made
+            return outputs
     if not side.copied:
         # Layers of own classes may have variables that are not cast.
         answer = side.make_exact(copied=True)
         reason = answer["reason"] or reason
         if answer["made"]:
-            return _exact_outputs(side, session, plain, wanted)
+            return _exact_outputs(side, session, plain, keys)
     session.notes.append(f"{side.side.word} has no float64 run: {reason}")
     return None
 
@@ -1082,10 +1086,12 @@ class _LayerFinder:
         total = sum(map(self._nbytes, pairs))
         used = self._session.cut(max(_FEWEST_ROWS, known * _MOST_BYTES // max(total, 1)))
         if used < known:
-            outputs = [each[-used:] if len(each) == known else each for each in outputs]
-            self._sizes = [{key: size * used // known for key, size in each.items()} for each in self._sizes]
+            outputs = [array[-used:] if len(array) == known else array for array in outputs]
+            self._sizes = [
+                {key: size * used // known for key, size in sizes.items()} for sizes in self._sizes
+            ]
         rows: dict[int, LayerComparison] = {}
-        places = {id(pair): place for place, pair in enumerate(pairs)}
+        places = {id(pair): index for index, pair in enumerate(pairs)}
         for chunk in self._chunks(pairs):
             captured = self._capture(chunk)
             for pair in chunk:
@@ -1102,8 +1108,8 @@ class _LayerFinder:
         The order in which a model calls a layer on several inputs is free.
         """
         groups: dict[tuple[str, str], list[int]] = {}
-        for place, pair in enumerate(pairs):
-            groups.setdefault((pair.a.path, pair.b.path), []).append(place)
+        for index, pair in enumerate(pairs):
+            groups.setdefault((pair.a.path, pair.b.path), []).append(index)
         for places in groups.values():
             if (
                 not 1 < len(places) <= _MOST_CALLS
@@ -1113,12 +1119,12 @@ class _LayerFinder:
             captured = self._capture([pairs[place] for place in places])
             free = [pairs[place].b for place in places]
             for place in places:
-                given = captured[0][pairs[place].a.key].given
+                arrays = captured[0][pairs[place].a.key].given
                 errors = [
-                    causes.input_error(given[0], other[0])
-                    if given and (other := captured[1][each.key].given)
+                    causes.input_error(arrays[0], other[0])
+                    if arrays and (other := captured[1][layer.key].given)
                     else 0.0
-                    for each in free
+                    for layer in free
                 ]
                 nearest = int(np.argmin(errors)) if min(errors) <= self._bound else 0
                 pairs[place] = replace(pairs[place], b=free.pop(nearest))
@@ -1143,8 +1149,8 @@ class _LayerFinder:
     def _capture(self, pairs: Sequence[LayerCallPair]) -> list[dict[tuple[str, int], CapturedCall]]:
         keys = ([pair.a.key for pair in pairs], [pair.b.key for pair in pairs])
         return [
-            side.capture(list(dict.fromkeys(wanted)), exact=self._exact)
-            for side, wanted in zip(self._session.sides, keys, strict=True)
+            side.capture(list(dict.fromkeys(calls)), exact=self._exact)
+            for side, calls in zip(self._session.sides, keys, strict=True)
         ]
 
     def _explain(
@@ -1155,7 +1161,7 @@ class _LayerFinder:
             return self._find_randomness(pairs)
         compared = sorted(rows)
         at = self._first_failure(pairs, rows)
-        agreeing = [place for place in compared if rows[place].within and (at is None or place < at)]
+        agreeing = [index for index in compared if rows[index].within and (at is None or index < at)]
         before = pairs[agreeing[-1]] if agreeing else None
         if at is None:
             return None if before is None else self._after_last(before, outputs)
@@ -1175,20 +1181,24 @@ class _LayerFinder:
         them is merged with another layer, e.g. a convolution with its batch norm. A layer before a
         reshape may have its outputs in another order.
         """
-        for place in [place for place in sorted(rows) if not rows[place].within]:
-            path = pairs[place].a.path
+        for index in [index for index in sorted(rows) if not rows[index].within]:
+            path = pairs[index].a.path
             # A layer that contains this one ends later, and began before.
-            rest = [each for each in sorted(rows) if each > place and not is_inside(path, pairs[each].a.path)]
+            rest = [
+                following
+                for following in sorted(rows)
+                if following > index and not is_inside(path, pairs[following].a.path)
+            ]
             after = rest[0] if rest else None
             if after is None or rows[after].inputs > self._bound:
-                return place
-            captured, other = self._capture([pairs[place], pairs[after]])
-            here, later = captured[pairs[place].a.key], captured[pairs[after].a.key]
-            made = other[pairs[place].b.key].made[0]
-            if pairs[place].by == "weights" and not causes.is_reordered(here.made[0], made, self._bound):
-                return place
+                return index
+            captured, other = self._capture([pairs[index], pairs[after]])
+            here, later = captured[pairs[index].a.key], captured[pairs[after].a.key]
+            output = other[pairs[index].b.key].made[0]
+            if pairs[index].by == "weights" and not causes.is_reordered(here.made[0], output, self._bound):
+                return index
             if not here.given or not later.given or np.array_equal(here.given[0], later.given[0]):
-                return place
+                return index
         return None
 
     def _explain_pair(
@@ -1201,7 +1211,7 @@ class _LayerFinder:
     ) -> Divergence:
         captured = self._capture([pair] if before is None else [before, pair])
         calls = (captured[0][pair.a.key], captured[1][pair.b.key])
-        inside = any(each is not pair and is_inside(each.a.path, pair.a.path) for each in pairs)
+        inside = any(other is not pair and is_inside(other.a.path, pair.a.path) for other in pairs)
         title = None if before is None else before.a.path
         if row.inputs <= self._bound and not inside:
             where = LAYER
@@ -1209,7 +1219,7 @@ class _LayerFinder:
             cause = self._with_origin(pair, cause)
         else:
             where = BETWEEN
-            after = tuple(each.made[0] for each in calls) if inside else self._differing_input(calls)
+            after = tuple(call.made[0] for call in calls) if inside else self._differing_input(calls)
             cause = None if inside else self._reordered(pair, calls)
             if cause is None and before is not None:
                 prior = captured[0][before.a.key], captured[1][before.b.key]
@@ -1218,28 +1228,28 @@ class _LayerFinder:
                 if owner is not None:
                     return _divergence(before.a.path, owner, LAYER, None, activation, title)
                 cause = activation
-        found = None if cause is not None else self._called_instead(pairs, pair, calls[0])
-        if cause is None and found is None:
-            found = self._exchanged(pairs, outputs)
-            if where == BETWEEN and (found is None or found[1] is None):
+        called = None if cause is not None else self._called_instead(pairs, pair, calls[0])
+        if cause is None and called is None:
+            called = self._exchanged(pairs, outputs)
+            if where == BETWEEN and (called is None or called[1] is None):
                 cause = self._computed(pair, (after[0], after[1])) or self._between((after[0], after[1]))
-        if cause is None and found is not None:
-            return _divergence(found[0].a.path, found[0].b.path, LAYER, None, found[1], title)
+        if cause is None and called is not None:
+            return _divergence(called[0].a.path, called[0].b.path, LAYER, None, called[1], title)
         return _divergence(row.a, row.b, where, row.inputs, cause, title)
 
     def _differing_input(self, calls: tuple[CapturedCall, CapturedCall]) -> tuple[np.ndarray, ...]:
         """Return both sides' first input that differs, e.g. the values of an attention."""
-        pairs = list(zip(*(each.given or each.made for each in calls), strict=False))
-        apart = (each for each in pairs if align_arrays(*each)[0] > self._bound)
+        pairs = list(zip(*(call.given or call.made for call in calls), strict=False))
+        apart = (pair for pair in pairs if align_arrays(*pair)[0] > self._bound)
         return next(apart, pairs[0])
 
     def _activation_layer(self, before: LayerCallPair, pair: LayerCallPair, call: CapturedCall) -> str | None:
         """Return B's layer that applies the activation between two pairs, None if no layer does."""
         if call.before:
             return before.b.path
-        keys = [each.key for each in self._layers[1]]
+        keys = [layer.key for layer in self._layers[1]]
         between = self._layers[1][keys.index(before.b.key) + 1 : keys.index(pair.b.key)]
-        return next((each.path for each in between if each.family == "activation"), None)
+        return next((layer.path for layer in between if layer.family == "activation"), None)
 
     def _after_last(self, before: LayerCallPair, outputs: Sequence[np.ndarray]) -> Divergence:
         captured = self._capture([before])
@@ -1260,16 +1270,16 @@ class _LayerFinder:
         after = _by_batch(after[0]), _by_batch(after[1])
         earlier = list(self._layers[0])
         if until is not None:
-            earlier = earlier[: next(n for n, each in enumerate(earlier) if each.key == until.a.key)]
+            earlier = earlier[: next(n for n, layer in enumerate(earlier) if layer.key == until.a.key)]
         # Layers without tensors are what is to be named.
-        earlier = [each for each in earlier if each.tensors and not each.composed][-_MOST_OPERANDS:]
+        earlier = [layer for layer in earlier if layer.tensors and not layer.composed][-_MOST_OPERANDS:]
         a = self._session.sides[0]
-        calls = a.capture([(ROOT, 0), *(each.key for each in earlier)], exact=self._exact)
+        calls = a.capture([(ROOT, 0), *(layer.key for layer in earlier)], exact=self._exact)
         operands = [
-            Term(each.title, array)
-            for each in reversed(earlier)
-            if each.key in calls
-            for array in (calls[each.key].before or calls[each.key].made)[:1]
+            Term(layer.title, array)
+            for layer in reversed(earlier)
+            if layer.key in calls
+            for array in (calls[layer.key].before or calls[layer.key].made)[:1]
         ]
         operands += self._scaled(operands)
         operands += [
@@ -1280,10 +1290,10 @@ class _LayerFinder:
             if len(_by_batch(x)) == len(after[0])  # not those of several layers or directions
         ]
         operands += [
-            Term(f"the input of {each.title}", x)
-            for each in reversed(earlier)
-            if each.key in calls
-            for x in calls[each.key].given[:1]
+            Term(f"the input of {layer.title}", x)
+            for layer in reversed(earlier)
+            if layer.key in calls
+            for x in calls[layer.key].given[:1]
             if x.dtype.kind == "f" and not any(np.array_equal(x, known) for _, known in operands)
         ]
         if (ROOT, 0) in calls:
@@ -1319,32 +1329,32 @@ class _LayerFinder:
         size = 0.0 if apart is None else float(np.abs(apart).max(initial=0.0))
         if apart is None or size <= self._bound:
             return None
-        for layer in {each.path: each for each in self._layers[0]}.values():
-            named = [each.name for each in layer.tensors if math.prod(each.shape) == apart.size]
+        for layer in {layer.path: layer for layer in self._layers[0]}.values():
+            named = [tensor.name for tensor in layer.tensors if math.prod(tensor.shape) == apart.size]
             if not named:
                 continue
-            for name, held in self._session.sides[0].tensors(layer.path).items():
-                if held.size != apart.size:
+            for name, tensor in self._session.sides[0].tensors(layer.path).items():
+                if tensor.size != apart.size:
                     continue
-                if align_arrays(held.reshape(apart.shape), apart)[0] <= self._bound:
+                if align_arrays(tensor.reshape(apart.shape), apart)[0] <= self._bound:
                     return Cause(f"A adds {name} of {layer.path}, B does not", confirmed=True)
                 for title, there in self._tensors_of_size(1, apart.size):
-                    sides = (each.reshape(apart.shape).astype(np.float64) for each in (held, there))
+                    sides = (array.reshape(apart.shape).astype(np.float64) for array in (tensor, there))
                     if align_arrays(np.subtract(*sides), apart)[0] <= self._bound:
                         text = f"A adds {name} of {layer.path}, B adds {title}, which has other numbers"
                         return Cause(text, confirmed=True)
         return None
 
     def _tensors_of_size(self, side: int, size: int) -> Iterator[tuple[str, np.ndarray]]:
-        for layer in {each.path: each for each in self._layers[side]}.values():
-            if any(math.prod(each.shape) == size for each in layer.tensors):
-                for name, held in self._session.sides[side].tensors(layer.path).items():
-                    if held.size == size:
-                        yield f"{name} of {layer.path}", held
+        for layer in {layer.path: layer for layer in self._layers[side]}.values():
+            if any(math.prod(tensor.shape) == size for tensor in layer.tensors):
+                for name, tensor in self._session.sides[side].tensors(layer.path).items():
+                    if tensor.size == size:
+                        yield f"{name} of {layer.path}", tensor
 
     def _reordered(self, pair: LayerCallPair, calls: tuple[CapturedCall, CapturedCall]) -> Cause | None:
         """Return the cause if B's layer is right with its weights in the order of its inputs."""
-        a, b = (each.given[0] for each in calls)
+        a, b = (call.given[0] for call in calls)
         order = causes.find_order(a, b, self._bound)
         if order is None:
             return None
@@ -1354,14 +1364,16 @@ class _LayerFinder:
             f"{pair.b.path} of B receives A's numbers in another order, its weights have A's order: {what}",
             None if image is None else f"convert A again with --flatten '{pair.b.path}={image}'",
         )
-        for name, held in program.tensors(pair.b.path).items():
+        for name, tensor in program.tensors(pair.b.path).items():
             for axis in [
-                axis for axis in range(held.ndim) if held.ndim > 1 and held.shape[axis] == len(order)
+                axis for axis in range(tensor.ndim) if tensor.ndim > 1 and tensor.shape[axis] == len(order)
             ]:
-                turned = np.moveaxis(np.empty_like(held), axis, 0)
-                turned[order] = np.moveaxis(held, axis, 0)
-                made = program.repeat(pair.b.key, {name: np.moveaxis(turned, 0, axis)}, {}, exact=self._exact)
-                if made and causes.output_error(calls[0], CapturedCall((), (), made)) <= self._bound:
+                turned = np.moveaxis(np.empty_like(tensor), axis, 0)
+                turned[order] = np.moveaxis(tensor, axis, 0)
+                outputs = program.repeat(
+                    pair.b.key, {name: np.moveaxis(turned, 0, axis)}, {}, exact=self._exact
+                )
+                if outputs and causes.output_error(calls[0], CapturedCall((), (), outputs)) <= self._bound:
                     return replace(cause, confirmed=True)
         return None
 
@@ -1369,14 +1381,14 @@ class _LayerFinder:
         self, pairs: Sequence[LayerCallPair], failed: LayerCallPair, call: CapturedCall
     ) -> tuple[LayerCallPair, Cause | None] | None:
         """Return a later layer that B calls with the inputs of A's layer, and the cause."""
-        at_b = {each.key: place for place, each in enumerate(self._layers[1])}
-        later = [each for each in pairs[pairs.index(failed) + 1 :] if each.by == "weights"]
-        for other in [each for each in later if at_b[each.b.key] < at_b[failed.b.key]]:
+        at_b = {layer.key: index for index, layer in enumerate(self._layers[1])}
+        later = [pair for pair in pairs[pairs.index(failed) + 1 :] if pair.by == "weights"]
+        for other in [pair for pair in later if at_b[pair.b.key] < at_b[failed.b.key]]:
             a, b = self._capture([other])
-            ours, given = a[other.a.key].given, b[other.b.key].given
-            if not call.given or not ours or not given or np.array_equal(ours[0], call.given[0]):
+            ours, arrays = a[other.a.key].given, b[other.b.key].given
+            if not call.given or not ours or not arrays or np.array_equal(ours[0], call.given[0]):
                 continue  # A, too, calls both layers on these inputs, e.g. parallel ones
-            if causes.input_error(call.given[0], given[0]) <= self._bound:
+            if causes.input_error(call.given[0], arrays[0]) <= self._bound:
                 text = (
                     f"B's {other.b.path}, called in the place of A's {failed.a.path}, has the weights of "
                     f"A's {other.a.path}"
@@ -1396,28 +1408,28 @@ class _LayerFinder:
         B is repeated as a whole with the tensors of A's names; if that is impossible, there is no cause.
         """
         b = self._session.sides[1]
-        named = {(each.a.path, each.b.path): each for each in pairs if each.by == "weights"}
-        for one, other in [each for each in named if each[0] < each[1] and each[::-1] in named]:
+        named = {(pair.a.path, pair.b.path): pair for pair in pairs if pair.by == "weights"}
+        for one, other in [paths for paths in named if paths[0] < paths[1] and paths[::-1] in named]:
             tensors = [{f"{path}/{name}": x for name, x in b.tensors(path).items()} for path in (one, other)]
             right = {
-                name.replace(path, place, 1): array
-                for held, path, place in zip(tensors, (one, other), (other, one), strict=True)
-                for name, array in held.items()
+                name.replace(path, replacement, 1): array
+                for arrays, path, replacement in zip(tensors, (one, other), (other, one), strict=True)
+                for name, array in arrays.items()
             }
             whole = (ROOT, 0)
             called = whole in b.capture([whole], exact=self._exact)  # a graph is no layer of itself
-            made = b.repeat(whole, right, {}, exact=self._exact) if called else ()
-            if not made:
+            results = b.repeat(whole, right, {}, exact=self._exact) if called else ()
+            if not results:
                 return named[one, other], None
-            if align_arrays(outputs[0], made[0])[0] <= self._bound:
+            if align_arrays(outputs[0], results[0])[0] <= self._bound:
                 text = f"B's {one} has the weights of A's {other}, and B's {other} those of A's {one}"
                 return named[one, other], Cause(text, confirmed=True)
         return None
 
     def _with_origin(self, pair: LayerCallPair, cause: Cause | None) -> Cause | None:
         """Return the cause with the other layer of A that has B's tensors, or shares A's."""
-        own = {each.values for each in pair.a.tensors if not each.constant}
-        theirs = {each.values for each in pair.b.tensors if not each.constant}
+        own = {tensor.values for tensor in pair.a.tensors if not tensor.constant}
+        digests_of_b = {tensor.values for tensor in pair.b.tensors if not tensor.constant}
         path = pair.a.path
         others = [
             layer
@@ -1427,17 +1439,17 @@ class _LayerFinder:
         if cause is None:
             return None
         every = [
-            {each.values for layer in side for each in layer.tensors if not each.constant}
+            {tensor.values for layer in side for tensor in layer.tensors if not tensor.constant}
             for side in self._layers
         ]
         if cause.other_numbers and len(every[0]) > 1 and not every[0] & every[1]:
             text = "no tensor of A occurs in B: the weights of another step, or averaged ones (EMA)"
             return replace(cause, text=f"{cause.text}; {text}")
         for layer in others:
-            values = {each.values for each in layer.tensors}
-            if values & (theirs - own):
+            values = {tensor.values for tensor in layer.tensors}
+            if values & (digests_of_b - own):
                 return replace(cause, text=f"B's {pair.b.path} has the weights of A's {layer.path}")
-            if values & (own - theirs):
+            if values & (own - digests_of_b):
                 return replace(cause, text=f"{cause.text}; in A it is tied to {layer.path}")
         return cause
 
@@ -1446,7 +1458,7 @@ class _LayerFinder:
         word = self._unstable[0]
         side = "AB".index(word)
         program, layers = self._session.sides[side], self._layers[side]
-        keys = [each.key for each in layers]
+        keys = [layer.key for layer in layers]
         first, again = (program.run_and_capture(keys, exact=self._exact)[1] for _ in range(2))
         cause = Cause(
             f"{word} gives other outputs at every call: dropout or noise is active in evaluation, or calls "
@@ -1459,7 +1471,7 @@ class _LayerFinder:
             if all(np.array_equal(x, y) for x, y in zip(one.made, other.made, strict=True)):
                 continue
             same = all(np.array_equal(x, y) for x, y in zip(one.given, other.given, strict=True))
-            pair = next((each for each in pairs if (each.a, each.b)[side].key == layer.key), None)
+            pair = next((pair for pair in pairs if (pair.a, pair.b)[side].key == layer.key), None)
             a, b = (layer.path, layer.path) if pair is None else (pair.a.path, pair.b.path)
             return _divergence(a, b, LAYER if same else BETWEEN, None, cause, None)
         return _divergence("outputs", "outputs", BETWEEN, None, cause, layers[-1].path if layers else None)
@@ -1468,8 +1480,10 @@ class _LayerFinder:
 def _divergence(
     a: str, b: str, where: str, inputs: float | None, cause: Cause | None, after: str | None
 ) -> Divergence:
-    found = cause or Cause("")
-    return Divergence(a, b, where, inputs, found.text or None, found.confirmed, found.fix, after)
+    known_cause = cause or Cause("")
+    return Divergence(
+        a, b, where, inputs, known_cause.text or None, known_cause.confirmed, known_cause.fix, after
+    )
 
 
 def _by_batch(array: np.ndarray) -> np.ndarray:

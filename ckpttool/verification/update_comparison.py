@@ -63,7 +63,7 @@ class TrainStepComparison:
     @property
     def within(self) -> bool:
         """Return whether every network moved as in A, and settings and state of the optimizers agree."""
-        return all(each.within for each in self.moved) and not self.differences
+        return all(update.within for update in self.moved) and not self.differences
 
     def document(self) -> dict[str, Any]:
         """Return the JSON object."""
@@ -72,7 +72,7 @@ class TrainStepComparison:
             "steps": self.steps,
             "batch": policy_training.BATCH,
             "bounds": dict(BOUNDS),
-            "updates": [each.document() for each in self.moved],
+            "updates": [update.document() for update in self.moved],
             "differences": list(self.differences),
             "missing": list(self.missing),
         }
@@ -84,17 +84,19 @@ def compare_train_steps(
     """Train both sides on the batches, each in its worker and both float types, and A in float64."""
     first = learners[0]
     double = first.cast("float64")
-    reference = train_learner(numpy_backend.learn(double), double, [each.cast("float64") for each in batches])
+    reference = train_learner(
+        numpy_backend.learn(double), double, [batch.cast("float64") for batch in batches]
+    )
     exact = _updates(first, reference)
     moved: list[UpdateComparison] = []
     for dtype, bound in BOUNDS.items():
-        given = [each.cast(dtype) for each in batches]
+        typed = [batch.cast(dtype) for batch in batches]
         sides = zip(learners, workers, strict=True)
-        a, b = (_updates(each, worker.train(each.cast(dtype), given)) for each, worker in sides)
+        a, b = (_updates(learner, worker.train(learner.cast(dtype), typed)) for learner, worker in sides)
         moved += [_compare_updates(key, dtype, bound, (a, b, exact)) for key in sorted(a.keys() | b.keys())]
     slow = {*first.slow.values()}
     trained = [array for (title, _), arrays in exact.items() if title not in slow for array in arrays]
-    if all(each.within for each in moved) and not any(each.any() for each in trained):
+    if all(update.within for update in moved) and not any(array.any() for array in trained):
         raise UsageError(
             "the optimizers of A and B move no weight, so that their training steps show nothing",
             hint="compare checkpoints from before the learning rate reached 0",
@@ -108,20 +110,20 @@ _Updates = dict[tuple[str, int], list[np.ndarray]]
 
 
 def _updates(learner: Learner, after: TrainedWeights) -> _Updates:
-    found: _Updates = {}
+    updates: _Updates = {}
     for title, step in after.moved.items():
         start = learner.arrays(title)
         # With only one step, the first update is the last one.
         for number, weights in ((step, after.first[title]), (after.steps, after.last[title])):
             pairs = zip(weights, start, strict=True)
-            found[title, number] = [there.astype(np.float64) - here for there, here in pairs]
-    return found
+            updates[title, number] = [there.astype(np.float64) - here for there, here in pairs]
+    return updates
 
 
 def _compare_updates(
     key: tuple[str, int], dtype: Dtype, bound: float, updates: tuple[_Updates, _Updates, _Updates]
 ) -> UpdateComparison:
-    a, b, exact = (each.get(key) for each in updates)
+    a, b, exact = (update.get(key) for update in updates)
     if a is None or b is None or exact is None or [x.shape for x in a] != [x.shape for x in b]:
         return UpdateComparison(key[0], dtype, key[1], np.inf, np.inf, np.inf, (), within=False)
     relative, error_a, error_b = (
@@ -161,7 +163,7 @@ def compare_training(
         prepared.append(reader.learner())
         assumed += [f"{side}: {sentence}" for sentence in reader.assumed]
         notes += [f"{side}: {note}" for note in reader.notes]
-        if any(each.family == "Adam" for each in prepared[-1].optimizers.values()):
+        if any(optimizer.family == "Adam" for optimizer in prepared[-1].optimizers.values()):
             notes += _epsilon_notes(side, agent)
     if prepared[0].algorithm != prepared[1].algorithm:
         raise UnsupportedError(
@@ -170,8 +172,8 @@ def compare_training(
             expected=prepared[0].algorithm,
             found=prepared[1].algorithm,
         )
-    given = policy_training.make_batches(prepared[0], steps, a.known.obs_norm)
-    return compare_train_steps((prepared[0], prepared[1]), given, workers), notes
+    batches = policy_training.make_batches(prepared[0], steps, a.known.obs_norm)
+    return compare_train_steps((prepared[0], prepared[1]), batches, workers), notes
 
 
 def _epsilon_notes(side: str, agent: Agent) -> Iterator[str]:
