@@ -37,11 +37,11 @@ def choose_weights(tree: Tree, which: str) -> tuple[Tree, tuple[str, ...]]:
         return select_entries(tree, kept), (f"left out: {display((average.top,))} (averaged weights)",)
     owners = {path for path, leaf in tree.tensors() if leaf.slot is not None}
     states = {path[0] for path in owners if path[0] != raw.top}
-    found: dict[Path, Leaf | ValueLeaf] = {
+    entries: dict[Path, Leaf | ValueLeaf] = {
         path: leaf for path, leaf in tree.items() if path[0] not in (raw.top, *states)
     }
     gone = ", ".join(display((top,)) for top in (raw.top, *sorted(states, key=str)))
-    return select_entries(tree, found), (
+    return select_entries(tree, entries), (
         f"left out: {gone}; {display((average.top,))} contains the averaged weights",
     )
 
@@ -71,7 +71,7 @@ def _find_averaged_pair(tree: Tree) -> tuple[_AveragedNetwork, _AveragedNetwork]
     ]
     if len(pairs) == 1:
         return pairs[0]
-    names = sorted({display((each.top,)) for each in networks})
+    names = sorted({display((network.top,)) for network in networks})
     if not pairs:
         raise UsageError(
             "no averaged weights found beside a network",

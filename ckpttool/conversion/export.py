@@ -86,7 +86,7 @@ def build_export_report(
         if part.program is None and rule == FOLDED and not _is_folded_leaf(move.target, agent, part, facts):
             continue
         before, after = tree[move.source], agent.tree.get(move.target)
-        shape_in, shape_out = (each.shape if isinstance(each, Leaf) else () for each in (before, after))
+        shape_in, shape_out = (leaf.shape if isinstance(leaf, Leaf) else () for leaf in (before, after))
         lines.append(MappingEntry(tree.names[move.source], display(move.target), rule, shape_in, shape_out))
         used.add(move.source)
     left = dict.fromkeys(
@@ -216,8 +216,8 @@ def _environment_spec(agent: Agent, requested: str | None, target: str) -> EnvSp
             hint=f"add --bounds LOW HIGH, or {hint}" if hint.startswith("--env ") else hint,
         )
     # gymnasium imports the module before a colon; an id from a file must not trigger that.
-    with environments.make_vector_env(requested or str(known), trusted=requested is not None) as made:
-        return made.spec
+    with environments.make_vector_env(requested or str(known), trusted=requested is not None) as env:
+        return env.spec
 
 
 def _with_environment_bounds(facts: Sidecar, wiring: NetworkSettings, bounds: ActionBounds) -> Sidecar:
@@ -319,18 +319,18 @@ def export(
         return done
     front = image_encoder(agent, title)
     built = build_part_network(agent, part, wiring, front)
-    made = _receipt(agent, title, built, recorded, done.report)
+    record = _receipt(agent, title, built, recorded, done.report)
     chooses = wiring.choices is not None and part.acts
     acting = policy_network(agent.tree, part, wiring, front) if chooses else built
-    model = _encode_model(acting, part, agent.tree, made)
+    model = _encode_model(acting, part, agent.tree, record)
     parity, engine = _compare_outputs(agent, title, built, model)
     notes = (*done.report.notes, f"the exported model was run with {engine}")
     done = replace(done, report=replace(done.report, notes=notes), parity=(parity,))
     if not parity.within:
         return done
     sha256 = hashlib.sha256(model).hexdigest()
-    made = replace(made, target_sha256=sha256, parity=OutputVerification((parity,)).entry())
-    _write(target, model, made, agent.checkpoint.files, options)
+    record = replace(record, target_sha256=sha256, parity=OutputVerification((parity,)).entry())
+    _write(target, model, record, agent.checkpoint.files, options)
     return replace(done, digest=sha256, written=True)
 
 
@@ -355,30 +355,28 @@ def _require_library() -> None:
         )
 
 
-def _encode_model(network: Network, part: AgentNetwork, agent: Tree, made: Sidecar) -> bytes:
+def _encode_model(network: Network, part: AgentNetwork, agent: Tree, record: Sidecar) -> bytes:
     from ckpttool.networks import onnx_export
 
     output = "action" if part.acts else "value"
     discrete = any(isinstance(node.layer, ArgMax) for node in network.nodes)
     scores = ("q_values" if part.chooses else "logits") if discrete else None
     names = name_nodes(network, part, agent)
-    return onnx_export.encode_model(network, names, output, build_metadata(made), scores)
+    return onnx_export.encode_model(network, names, output, build_metadata(record), scores)
 
 
 def _compare_outputs(agent: Agent, title: str, network: Network, model: bytes) -> tuple[Parity, str]:
     """Compare the model's outputs with the network's; return the result and the engine that ran the model."""
     from ckpttool.networks import onnx_backend
 
-    given = _make_inputs(network)
-    ours = run_network(numpy_backend.build(network), given)
-    if not np.isfinite(ours).all():
+    obs = _make_inputs(network)
+    expected = run_network(numpy_backend.build(network), obs)
+    if not np.isfinite(expected).all():
         raise UnsupportedError(
             f"{title} outputs NaN or infinite values, which cannot be compared", file=agent.checkpoint.path
         )
-    found = onnx_backend.run_model(
-        model, given if isinstance(given, Mapping) else {network.inputs[0][0]: given}
-    )
-    return measure_parity(title, network, given, (ours, found), own=OWN_ERROR), onnx_backend.onnx_engine()
+    outputs = onnx_backend.run_model(model, obs if isinstance(obs, Mapping) else {network.inputs[0][0]: obs})
+    return measure_parity(title, network, obs, (expected, outputs), own=OWN_ERROR), onnx_backend.onnx_engine()
 
 
 def _make_inputs(network: Network) -> Observation:
@@ -386,15 +384,15 @@ def _make_inputs(network: Network) -> Observation:
     shapes = [*network.input_shapes.values()]
     if all(len(shape) < 2 for shape in shapes):
         return make_observations(network)
-    given = np.asarray(make_observations(network, IMAGES))
-    pixels: np.ndarray = np.clip(np.rint(abs(given) * 128), 0, 255)
+    observations = np.asarray(make_observations(network, IMAGES))
+    pixels: np.ndarray = np.clip(np.rint(abs(observations) * 128), 0, 255)
     return pixels
 
 
 def _choose_part(agent: Agent, title: str) -> AgentNetwork:
     part = agent.runnable(title) if image_encoder(agent, title) is None else agent.playable(title)
     if part is None:
-        known = ", ".join(each.title for each in agent.binding.parts)
+        known = ", ".join(part.title for part in agent.binding.parts)
         raise UsageError(
             f"no network named {title} in the checkpoint",
             file=agent.checkpoint.path,

@@ -59,15 +59,15 @@ from ckpttool.verification.two_models import ModelSide
 
 def parse_match_options(lines: Sequence[str]) -> tuple[tuple[str, str], ...]:
     """Return the pairs of `--match SOURCE=TARGET`; raise UsageError for invalid text."""
-    found = []
+    pairs = []
     for text in lines:
         source, sign, target = text.partition("=")
         if not (source and sign and target):
             raise UsageError(
                 "invalid --match; use SOURCE=TARGET with two names of layers or modules", found=text
             )
-        found.append((source, target))
-    return tuple(found)
+        pairs.append((source, target))
+    return tuple(pairs)
 
 
 def observed_options(checkpoint: Checkpoint, request: ConversionRequest) -> tuple[LayerOption, ...]:
@@ -77,20 +77,20 @@ def observed_options(checkpoint: Checkpoint, request: ConversionRequest) -> tupl
     source = model_source(checkpoint, options.part, options.preparation, source=options.from_)
     if source.framework == target:
         return ()
-    seen = observe_source(source, options.like_source, (), request.given).tree
+    observed = observe_source(source, options.like_source, (), request.given).tree
     able = {
         layer.title: list(_options_of_orders(layer, source.framework, target))
-        for layer in find_layers(seen, source.framework)
+        for layer in find_layers(observed, source.framework)
     }
     texts: tuple[list[str], list[str]] = ([], [])
     while True:
-        made = parse_layer_options((), *texts)
-        given = (*made, *request.given)
-        found = find_layers(source.tree, source.framework, given, source.fills.described)
-        unknown = list_open_orders(source.tree, found)
-        more = [able[layer.title].pop(0) for layer in found if layer.title in unknown and able[layer.title]]
+        layer_options = parse_layer_options((), *texts)
+        choices = (*layer_options, *request.given)
+        layers = find_layers(source.tree, source.framework, choices, source.fills.described)
+        unknown = list_open_orders(source.tree, layers)
+        more = [able[layer.title].pop(0) for layer in layers if layer.title in unknown and able[layer.title]]
         if not more:
-            return made
+            return layer_options
         for side, text in more:
             texts[side].append(text)
 
@@ -99,7 +99,7 @@ def _options_of_orders(layer: Layer, source: str, target: str) -> Iterator[tuple
     """Yield the values of --flatten (0) and --unflatten (1) for a layer's orders, those of images first."""
     sides = list(enumerate((layer.facts.takes, layer.facts.makes)))
     known = [(side, order) for side, order in sides if order is not None and order != UNKNOWN]
-    for side, order in sorted(known, key=lambda each: each[1].is_plain):
+    for side, order in sorted(known, key=lambda option: option[1].is_plain):
         if order.is_plain or order == framework_order(order.parts, target):
             yield side, f"{layer.title}=no"
         elif order == framework_order(order.parts, source):
@@ -138,10 +138,10 @@ def convert_into_model(
     own = read_verified_sidecar(checkpoint)
     # Rules for every tensor cover all of their axes.
     axes = options.from_ or ("torch" if rules is not None and rules.rest != "kinds" else None)
-    given = model_source(checkpoint, options.part, options.preparation, own.sidecar, axes, model.shapes)
+    model_input = model_source(checkpoint, options.part, options.preparation, own.sidecar, axes, model.shapes)
     with TargetModel(model, form, target) as beside:
         plan = plan_fill(
-            beside, checkpoint, given, matching, options.like_source, options.allow_unused, options.part
+            beside, checkpoint, model_input, matching, options.like_source, options.allow_unused, options.part
         )
         plan = _with_optimizers(plan, _convert_optimizers(plan, form, options, own.sidecar))
         plan = plan.account(checkpoint, options.part, options.allow_unused, "--allow-unused ")
@@ -226,7 +226,7 @@ class _ModelWriter:
             request = replace(request, skipped=f"--cast: {request.skipped}")
         # The input shapes that the source's first layer shows, if it takes vectors.
         guessed = plan.source.guessed()
-        vectors = guessed if all(len(each) == 1 for each in guessed) else ()
+        vectors = guessed if all(len(kinds) == 1 for kinds in guessed) else ()
         named = replace(model, shapes=model.shapes or vectors)
         built = named if request.like is not None else model
         staged = ModelSide("B", self.beside.staged(found), built, model.python, self.beside.process)
@@ -238,7 +238,7 @@ class _ModelWriter:
         more: dict[str, Any] = {"cast": True} if options.cast else {}
         more |= {"allow_unused": list(options.allow_unused)} if options.allow_unused else {}
         ready, moved = plan.given, self.moved.plan
-        made = ConversionPlan(
+        conversion = ConversionPlan(
             ready,
             self.moved.tree,
             plan.report,
@@ -246,7 +246,9 @@ class _ModelWriter:
             moves=(*_placed_moves(plan, self.moved), *moved.moves),
             kept=tuple(ready.names[path] for path in moved.kept),
         )
-        done = receipt.conversion_receipt(checkpoint, made, known, written, self.back, options.part, more)
+        done = receipt.conversion_receipt(
+            checkpoint, conversion, known, written, self.back, options.part, more
+        )
         return replace(
             done,
             residue=(*done.residue, *plan.ledger.residue()),
@@ -281,13 +283,13 @@ def _placed_moves(plan: ModelFillPlan, moved: ConvertedOptimizers) -> tuple[Move
     return tuple(replace(move, target=(*cut, *move.target)) for move in plan.filling.moves)
 
 
-def _with_optimizers(made: ModelFillPlan, moved: ConvertedOptimizers) -> ModelFillPlan:
+def _with_optimizers(fill_plan: ModelFillPlan, moved: ConvertedOptimizers) -> ModelFillPlan:
     """Return the plan with the optimizers' part."""
-    ready, plan, report = made.given, moved.plan, made.report
+    ready, plan, report = fill_plan.given, moved.plan, fill_plan.report
     if not plan.moves and not plan.added:
         report = replace(report, notes=(*report.notes, *moved.reasons))
-        return made._replace(optimizers=moved, report=report)
-    places = _placed_moves(made, moved)
+        return fill_plan._replace(optimizers=moved, report=report)
+    places = _placed_moves(fill_plan, moved)
     mapped = (
         replace(line, target=display(move.target)) for line, move in zip(report.mapped, places, strict=True)
     )
@@ -301,7 +303,7 @@ def _with_optimizers(made: ModelFillPlan, moved: ConvertedOptimizers) -> ModelFi
         assumed=(*report.assumed, *plan.assumed),
         notes=(*notes, *left_out_notes(ready, used), *plan.notes),
     )
-    return made._replace(optimizers=moved, report=report)
+    return fill_plan._replace(optimizers=moved, report=report)
 
 
 def _optimizer_entries(ready: PreparedTree, moved: ConvertedOptimizers) -> Iterator[LedgerEntry]:

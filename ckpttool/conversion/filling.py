@@ -95,15 +95,15 @@ _FRAMEWORKS = {"torch": "torch", "keras": "tensorflow", "tensorflow": "tensorflo
 
 def choose_model_form(kind: TargetKind) -> str:
     """Return the form in which a model loads a target of the kind; raise UsageError without one."""
-    found = next((form for form in FORMS if TARGETS[form] == kind), None)
-    if found is None:
+    form = next((form for form in FORMS if TARGETS[form] == kind), None)
+    if form is None:
         words = ", ".join(FORMS)
         raise UsageError(
             f"--like writes only formats that a framework's own model can load: {words}",
             found=kind.format,
             hint="choose a target such as model.pt, or convert without --like",
         )
-    return found
+    return form
 
 
 class TargetModel:
@@ -142,7 +142,7 @@ class TargetModel:
                 f"{self._wanted.factory} creates a {framework} model, which cannot load {self._form}",
                 hint=targets.suggest_targets(self._target, built["forms"]),
             )
-        shapes, guesses = ([*map(list, each)] for each in (self._wanted.shapes, guessed))
+        shapes, guesses = ([*map(list, shapes)] for shapes in (self._wanted.shapes, guessed))
         modules = self.process.request("describe", shapes=shapes, guessed=guesses)["modules"]
         tree = open_checkpoint(self._save("first")).tree
         if self._form == "keras" and all("vars/" not in leaf.key for _, leaf in tree.tensors()):
@@ -210,14 +210,14 @@ class TargetModel:
         """
         file, optimizers = self.staged(written), list(moved.documents)
         self.process.request("load", file=file, form=self._form, optimizers=optimizers)
-        held = dict(open_checkpoint(self._save("again")).tree.tensors())
+        stored = dict(open_checkpoint(self._save("again")).tree.tensors())
         cut = len(moved.prefix)
-        for place, leaf in written.tree.tensors():
-            path = place[cut:]
-            if leaf.role == "counter" or display(place[:1]) in moved.names:
+        for location, leaf in written.tree.tensors():
+            path = location[cut:]
+            if leaf.role == "counter" or display(location[:1]) in moved.names:
                 continue  # TensorFlow counts its saves; the model itself has no optimizer
-            if path not in held or bytes(leaf.read()) != bytes(held[path].read()):
-                name = written.tree.names[place]
+            if path not in stored or bytes(leaf.read()) != bytes(stored[path].read()):
+                name = written.tree.names[location]
                 raise MappingError("the model's values differ from the written ones", path=name)
 
     def staged(self, written: Checkpoint) -> str:
@@ -270,7 +270,7 @@ def _numbered_weights(first: Tree, second: Tree) -> Iterator[tuple[int, Path]]:
 
 def known_shapes(rows: Iterable[Mapping[str, Any]]) -> tuple[Shape, ...]:
     """Return the shapes of a model's inputs, () if an extent is open."""
-    shapes = tuple(tuple(each["shape"] or ()) for each in rows)
+    shapes = tuple(tuple(row["shape"] or ()) for row in rows)
     return shapes if all(shape and None not in shape for shape in shapes) else ()
 
 
@@ -344,7 +344,7 @@ class LiveModel:
         """Store the model; raise UsageError if it is not one."""
         self.model, self.framework = model, model_child.require_model(model, "not a model")
         self.runner = model_child.wrap_model(model)
-        self.shapes = tuple(tuple(each) for each in shapes)
+        self.shapes = tuple(tuple(shape) for shape in shapes)
         self.tensors: dict[Path, Any] = {}
 
     @property
@@ -384,7 +384,7 @@ class LiveModel:
     @contextlib.contextmanager
     def running(self) -> Iterator[ModelHost]:
         """Yield what calls the model, whose state is restored; raise UnsupportedError except on the CPU."""
-        if self.framework == "torch" and any(each.device.type != "cpu" for each in self.model.parameters()):
+        if self.framework == "torch" and any(param.device.type != "cpu" for param in self.model.parameters()):
             raise UnsupportedError("the model is not on the CPU")
         with tempfile.TemporaryDirectory(prefix="ckpttool-") as folder, preserve_state(self.model):
             yield LiveHost(pathlib.Path(folder), self.model)
@@ -482,13 +482,13 @@ class ModelSource(NamedTuple):
         """Return input shapes from the source's model, a configuration, or a dense first layer."""
         if self.shapes:
             return self.shapes
-        found = find_layers(self.tree, self.framework)
-        kinds = [{kind.name for kind in layer.kinds} for layer in found]
+        layers = find_layers(self.tree, self.framework)
+        kinds = [{kind.name for kind in layer.kinds} for layer in layers]
         # The first layer that a file lists need not be the one that is called first.
         if kinds[:1] != [{"dense"}] or any(not names <= _OF_VECTORS for names in kinds):
             return ()
-        kind = found[0].kinds[0]
-        group = found[0].group(self.tree)
+        kind = layers[0].kinds[0]
+        group = layers[0].group(self.tree)
         row = next(row for row in kind.read(group).rows if row.canonical == "kernel")
         shape = getattr(row.rule.leaf(group[row.stored]), "shape", ())
         return ((shape[0],),) if shape else ()
@@ -535,9 +535,9 @@ def model_source(
         by_graph = checkpoint.format in _OF_GRAPHS and tf_names.has_named_variables(ready.tree)
         fills = FillSource(ready.tree, framework, in_order, by_graph, described)
         return ModelSource(ready, fills, shapes=_recorded_shapes(checkpoint))
-    names = {place: ready.names[path] for place, path in rows.sources.items()}
-    rules = {place: ready.rules[path] for place, path in rows.sources.items() if path in ready.rules}
-    rules |= {place: rule.name for place, rule in rows.rules.items()}
+    names = {name: ready.names[path] for name, path in rows.sources.items()}
+    rules = {name: ready.rules[path] for name, path in rows.sources.items() if path in ready.rules}
+    rules |= {target: rule.name for target, rule in rows.rules.items()}
     ready = ready._replace(tree=rows.tree, names=names, rules=rules, notes=(*ready.notes, *rows.assumed))
     return ModelSource(ready, FillSource(ready.tree, framework))
 
@@ -549,7 +549,7 @@ def _recorded_shapes(checkpoint: Checkpoint) -> tuple[Shape, ...]:
     with contextlib.suppress(CkpttoolError):
         graph = read_graph(checkpoint)
         shapes = [(value.shape or ("",))[1:] for value in graph.inputs] if graph is not None else []
-        fixed = [tuple(each for each in shape if isinstance(each, int)) for shape in shapes]
+        fixed = [tuple(extent for extent in shape if isinstance(extent, int)) for shape in shapes]
         if all(shape and len(known) == len(shape) for shape, known in zip(shapes, fixed, strict=True)):
             return tuple(fixed)
     return ()
@@ -606,8 +606,8 @@ def _probe_nodes(graph: Graph, owner: Path, tensors: Mapping[str, Leaf]) -> dict
 
     def call(x: np.ndarray) -> np.ndarray:
         moved = np.moveaxis(x, -1, 1) if x.ndim > 3 else x
-        made = evaluate(module, {module.inputs[0].name: moved})[module.outputs[0].name]
-        return np.moveaxis(made, 1, -1) if x.ndim > 3 else made
+        output = evaluate(module, {module.inputs[0].name: moved})[module.outputs[0].name]
+        return np.moveaxis(output, 1, -1) if x.ndim > 3 else output
 
     for outer in _PROBED_SHAPES:
         with contextlib.suppress(CkpttoolError, ValueError):
@@ -640,16 +640,16 @@ def observe_source(
     cannot be called.
     """
     tree, framework = given.tree, given.framework
-    found = find_layers(tree, framework, choices, given.fills.described)
-    if given.agent or not list_open_orders(tree, found):
+    layers = find_layers(tree, framework, choices, given.fills.described)
+    if given.agent or not list_open_orders(tree, layers):
         return given
-    wanted = as_model_spec(like)
-    with TargetModel(wanted) as model:
+    spec = as_model_spec(like)
+    with TargetModel(spec) as model:
         stated = model.inputs()
         skeleton = model.skeleton(stated or shapes)
     if skeleton.framework != framework:
         raise UsageError(
-            f"{wanted.factory} builds a model of {skeleton.framework}",
+            f"{spec.factory} builds a model of {skeleton.framework}",
             expected=f"the source's, of {framework}",
         )
     modules = {path: part for part in skeleton.parts for path in part.tensors.values()}
@@ -659,25 +659,25 @@ def observe_source(
     }
     if not any(use.takes or use.makes for use in orders.values()):
         raise UsageError(
-            f"{wanted.factory} was not called, so the order of its flattened images is unknown"
+            f"{spec.factory} was not called, so the order of its flattened images is unknown"
             if pairs
-            else f"{wanted.factory} has none of the source's layers",
+            else f"{spec.factory} has none of the source's layers",
             hint=f"add --input-shape {'C,H,W' if framework == 'torch' else 'H,W,C'}" if pairs else None,
         )
     tree = annotate_orders(tree, orders)
     return given._replace(
         ready=given.ready._replace(tree=tree),
         fills=replace(given.fills, tree=tree),
-        shapes=stated or wanted.shapes or tuple(shapes),
+        shapes=stated or spec.shapes or tuple(shapes),
     )
 
 
 def _pair_tensors(source: FillSource, skeleton: Skeleton) -> Mapping[Path, Path]:
     """Return the tensors of the source's model that the source's are: by keys in the file, else by layers."""
     keys = {leaf.key: path for path, leaf in skeleton.tree.tensors()}
-    found = {path: keys[leaf.key] for path, leaf in source.tree.tensors() if leaf.key in keys}
-    if all(path in found for path, leaf in source.tree.tensors() if leaf.role in STATES):
-        return found
+    paths = {path: keys[leaf.key] for path, leaf in source.tree.tensors() if leaf.key in keys}
+    if all(path in paths for path, leaf in source.tree.tensors() if leaf.role in STATES):
+        return paths
     filling = fill_model.fill(source, skeleton, MatchOptions(strict=False))
     return {move.source: move.target for move in filling.moves}
 
@@ -702,7 +702,7 @@ def agent_source(checkpoint: Checkpoint, part: str | None, layout: str | None) -
         try:
             tree = parts.select_part(tree, part)[0]
         except UsageError as error:
-            hint = f"choose one of the agent's networks: {', '.join(each.title for each in binding.parts)}"
+            hint = f"choose one of the agent's networks: {', '.join(part.title for part in binding.parts)}"
             raise UsageError(error.message, file=checkpoint.path, path=part, hint=hint) from None
     start = "" if part is None else f"{part.strip('/')}/"
     own = {path: names[f"{start}{display(path)}"] for path in tree}
@@ -722,8 +722,8 @@ def build_fill_report(ready: PreparedTree, skeleton: Skeleton, filling: FillResu
     many = "layer" if len(filling.matched) == 1 else "layers"
     notes = [f"{len(filling.matched)} {many} matched: {', '.join(counted)}"] if counted else []
     for by, word in _BY.items():
-        found = [f"{m.source} -> {m.target}" for m in filling.matched if m.by == by]
-        notes += [f"{word}: {abbreviate_list(found, _SHOWN)}"] if found else []
+        pairs = [f"{m.source} -> {m.target}" for m in filling.matched if m.by == by]
+        notes += [f"{word}: {abbreviate_list(pairs, _SHOWN)}"] if pairs else []
     notes += left_out_notes(ready)
     names = skeleton.tree.names
     lines = report_moves(ready, filling.tree, filling.moves)
@@ -823,13 +823,13 @@ class ModelLoadResult:
             "loaded": self.loaded,
             "complete": self.complete,
             "filled": self.filled,
-            "matched": [each.document() for each in self.matched],
-            "mapped": [each.document() for each in self.report.mapped],
+            "matched": [match.document() for match in self.matched],
+            "mapped": [entry.document() for entry in self.report.mapped],
             "missing": list(self.report.missing),
             "unused": list(self.report.unused),
-            "left_out": [each.document() for each in self.left_out],
-            "different": [each.document() for each in self.different],
-            "ambiguous": [each.document() for each in self.ambiguous],
+            "left_out": [entry.document() for entry in self.left_out],
+            "different": [entry.document() for entry in self.different],
+            "ambiguous": [entry.document() for entry in self.ambiguous],
             "cast": list(self.cast),
             "assumed": list(self.report.assumed),
             "ledger": sidecar.entries_to_json(self.ledger),
@@ -1029,9 +1029,9 @@ def load_into(
     met = _with_python_arguments(plan_model_fill(target, checkpoint, options))
     if options.strict and not options.dry_run:
         _require_complete(met, checkpoint, options.part)
-    names, held, values = met.skeleton.names, dict(met.skeleton.tensors()), met.values
-    cast = tuple(names[place] for place, leaf in values.items() if held[place].dtype != leaf.dtype)
-    rounded = any(not is_widening(leaf.dtype, held[place].dtype) for place, leaf in values.items())
+    names, tensors, values = met.skeleton.names, dict(met.skeleton.tensors()), met.values
+    cast = tuple(names[path] for path, leaf in values.items() if tensors[path].dtype != leaf.dtype)
+    rounded = any(not is_widening(leaf.dtype, tensors[path].dtype) for path, leaf in values.items())
     proof, report = None, met.report
     if not options.dry_run:
         undo = _assign_values(target, met, options.optimizer)
@@ -1096,10 +1096,10 @@ def plan_model_fill(
 ) -> ModelFillPlan:
     """Return how a checkpoint fills a model, in this process or a separate one; nothing changes."""
     matching = options.matching()
-    given = _select_source(checkpoint, options, target.shapes)
+    source = _select_source(checkpoint, options, target.shapes)
     with TargetModel(target) if isinstance(target, ModelSpec) else contextlib.nullcontext(target) as model:
         met = plan_fill(
-            model, checkpoint, given, matching, options.like_source, options.allow_unused, options.part
+            model, checkpoint, source, matching, options.like_source, options.allow_unused, options.part
         )
     if options.optimizer is not None:
         met = _plan_optimizer(met)
@@ -1110,13 +1110,13 @@ def _plan_optimizer(met: ModelFillPlan) -> ModelFillPlan:
     """Return the plan with the checkpoint's optimizers in the form of the model's framework."""
     form = "torch" if met.target.framework == "torch" else "tf"
     settings = OptimizerSettings(sidecar_settings(None))
-    made = convert_optimizers(met.source.tree, met.filling, met.target, form, settings)
-    plan, report = made.plan, met.report
+    conversion = convert_optimizers(met.source.tree, met.filling, met.target, form, settings)
+    plan, report = conversion.plan, met.report
     if plan.missing:
         raise MappingError("the checkpoint lacks optimizer state", path=abbreviate_list(plan.missing, _SHOWN))
-    notes = (*report.notes, *(plan.notes or made.reasons))
+    notes = (*report.notes, *(plan.notes or conversion.reasons))
     return met._replace(
-        optimizers=made, report=replace(report, assumed=(*report.assumed, *plan.assumed), notes=notes)
+        optimizers=conversion, report=replace(report, assumed=(*report.assumed, *plan.assumed), notes=notes)
     )
 
 
@@ -1126,12 +1126,12 @@ def _assign_values(target: LiveModel, met: ModelFillPlan, optimizer: Any) -> Cal
     Return the function that restores the former values.
     """
     names = met.skeleton.names
-    values = [(names[place], target.tensors[place], leaf) for place, leaf in met.values.items()]
+    values = [(names[path], target.tensors[path], leaf) for path, leaf in met.values.items()]
     if optimizer is None or met.optimizers is None:
         return assign(values)
     if target.framework != "torch":
         return assign([*values, *stage_keras_optimizer(optimizer, target.tensors, met.optimizers)])
-    parameters = {id(each): name for name, each in target.model.named_parameters()}
+    parameters = {id(parameter): name for name, parameter in target.model.named_parameters()}
     state = build_torch_state(optimizer, parameters, _make_torch_tensor, met.optimizers)
     before, undo = optimizer.state_dict(), assign(values)
     optimizer.load_state_dict(state)
@@ -1145,31 +1145,31 @@ def _assign_values(target: LiveModel, met: ModelFillPlan, optimizer: Any) -> Cal
 
 def _make_torch_tensor(leaf: Leaf) -> Any:
     torch: Any = sys.modules["torch"]
-    made = torch.zeros(leaf.shape, dtype=getattr(torch, leaf.dtype))
-    assign([("state", made, leaf)])
-    return made
+    tensor = torch.zeros(leaf.shape, dtype=getattr(torch, leaf.dtype))
+    assign([("state", tensor, leaf)])
+    return tensor
 
 
 def _fill_without(
-    given: ModelSource, skeleton: Skeleton, matching: MatchOptions, patterns: Sequence[str]
+    source: ModelSource, skeleton: Skeleton, matching: MatchOptions, patterns: Sequence[str]
 ) -> FillResult:
     """Fill the skeleton; tensors that the user leaves out do not keep their layers from being recognised.
 
     A layer with a tensor that no kind of layer has, e.g. a low-rank weight beside its kernel, fills nothing.
     """
-    found = fill_model.fill(given.fills, skeleton, matching)
+    filling = fill_model.fill(source.fills, skeleton, matching)
     matches = [compile_glob(pattern) for pattern in patterns]
-    left = {path for path in found.unused if any(each(given.ready.names[path]) for each in matches)}
-    if not left or not found.unfilled:
-        return found
-    tree = given.fills.tree
+    left = {path for path in filling.unused if any(match(source.ready.names[path]) for match in matches)}
+    if not left or not filling.unfilled:
+        return filling
+    tree = source.fills.tree
     kept = Tree(
         {path: leaf for path, leaf in tree.items() if path not in left},
         {path: others for path, others in tree.aliases.items() if path not in left},
         tree.containers,
     )
-    again = fill_model.fill(replace(given.fills, tree=kept), skeleton, matching)
-    return again if len(again.unfilled) < len(found.unfilled) else found
+    again = fill_model.fill(replace(source.fills, tree=kept), skeleton, matching)
+    return again if len(again.unfilled) < len(filling.unfilled) else filling
 
 
 def plan_fill(
@@ -1214,7 +1214,7 @@ def plan_fill(
 def _decide_by_outputs(
     target: TargetModel | LiveModel,
     source: TrialSource,
-    given: ModelSource,
+    model_source: ModelSource,
     skeleton: Skeleton,
     matching: MatchOptions,
     filling: FillResult,
@@ -1226,11 +1226,13 @@ def _decide_by_outputs(
     """
     graph = source.checkpoint.format == onnx.NAME
     spare = tuple(onnx_policies.list_unread_constants(source.checkpoint)[0]) if graph else ()
-    trees = given.fills.tree, skeleton.tree
+    trees = model_source.fills.tree, skeleton.tree
 
     def fill(decided: Choice) -> FillResult:
         options = replace(matching, decided=decided.pairs, part_orders=decided.orders)
-        return fill_model.without_buffers(fill_model.fill(given.fills, skeleton, options), *trees, spare)
+        return fill_model.without_buffers(
+            fill_model.fill(model_source.fills, skeleton, options), *trees, spare
+        )
 
     def assign_values(filling: FillResult) -> Callable[[], None]:
         return target.assign(filling, skeleton)
@@ -1250,8 +1252,8 @@ def _select_source(checkpoint: Checkpoint, options: FillOptions, shapes: Sequenc
     if layout is not None:
         return agent_source(checkpoint, part, None if layout == AUTO else layout)
     try:
-        wanted = PreparationOptions(fold=options.fold_weight_norm)
-        return model_source(checkpoint, part, wanted, source=options.from_, shapes=shapes)
+        preparation = PreparationOptions(fold=options.fold_weight_norm)
+        return model_source(checkpoint, part, preparation, source=options.from_, shapes=shapes)
     except UsageError:
         # A network of an agent has its canonical name, regardless of its codebase's name for it.
         if part is None or recognize_checkpoint(checkpoint) is None:
@@ -1318,12 +1320,12 @@ def _unused_patterns(unused: Sequence[str]) -> str:
     Used tensors that a pattern matches stay used.
     """
     counted, outer = (
-        dict.fromkeys(each.sub(wild, name) for name in unused)
-        for each, wild in ((_NUMBER, "*"), (_INNER_STEPS, "/**"))
+        dict.fromkeys(pattern.sub(wild, name) for name in unused)
+        for pattern, wild in ((_NUMBER, "*"), (_INNER_STEPS, "/**"))
     )
     ways = (unused if len(unused) <= _SHOWN else counted, counted, outer)
     written = (", ".join(map(repr, way)) for way in ways)
-    return next((each for each in written if len(each) <= _MOST_PATTERNS), "'**'")
+    return next((pattern for pattern in written if len(pattern) <= _MOST_PATTERNS), "'**'")
 
 
 _OPTION = deferred.compile(r"--(flatten|unflatten|kind) '([^'=]+)=([^']+)'")
@@ -1345,7 +1347,7 @@ def _as_python_arguments(sentence: str) -> str:
     sentence = sentence.replace("--fold-weight-norm", "fold_weight_norm=True")
     sentence = sentence.replace("--like-source MODULE:FACTORY", "like_source='MODULE:FACTORY'")
     return _OPTION.sub(
-        lambda found: f"{found[1].replace('kind', 'kinds')}={{'{found[2]}': '{found[3]}'}}", sentence
+        lambda match: f"{match[1].replace('kind', 'kinds')}={{'{match[2]}': '{match[3]}'}}", sentence
     )
 
 
@@ -1359,7 +1361,7 @@ def _kind_argument(kind: re.Match[str]) -> str:
 def _agent_networks(checkpoint: Checkpoint, part: str | None) -> str:
     """Return the networks of the agent in a whole checkpoint, "" if there is none."""
     binding = None if part is not None else recognize_checkpoint(checkpoint)
-    return "" if binding is None else abbreviate_list([each.title for each in binding.parts], _SHOWN)
+    return "" if binding is None else abbreviate_list([part.title for part in binding.parts], _SHOWN)
 
 
 def _hint(met: ModelFillPlan, checkpoint: Checkpoint, part: str | None) -> str:

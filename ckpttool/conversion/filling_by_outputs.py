@@ -131,27 +131,27 @@ class _GraphHost:
         used = {name for node in graph.nodes for name in node.inputs}
         self._own = [value.name for value in graph.outputs]
         inner = [Value(name) for node in graph.nodes for name in node.outputs if name in used]
-        others = (each for each in inner if each.name not in self._own)
+        others = (input_ for input_ in inner if input_.name not in self._own)
         self._observed = replace(graph, outputs=(*graph.outputs, *others))
 
     def request(self, do: str, **values: Any) -> dict[str, Any]:
         """Answer a request."""
         if do == "open":
-            rows = [_input_row(each) for each in self._graph.inputs]
+            rows = [_input_row(input_) for input_ in self._graph.inputs]
             known = [] if None in rows else rows
             return {"inputs": known, "channels": "first" if self._framework == "torch" else "last"}
         if do == "prepare":
             if len(values["names"]) != len(self._graph.inputs):
                 raise UsageError("the models have different numbers of inputs")
-            declared = [each or "float32" for each in values["dtypes"]]
-            dtypes = ["float32" if each.startswith("float") else each for each in declared]
+            declared = [dtype or "float32" for dtype in values["dtypes"]]
+            dtypes = ["float32" if dtype.startswith("float") else dtype for dtype in declared]
             return {"dtypes": dtypes, "below": [None] * len(dtypes), "size": 0, "notes": []}
-        own, names = [each.name for each in self._graph.inputs], values["names"]
-        arrays = [np.load(self.folder / f"input-{place}.npy") for place in range(len(names))]
+        own, names = [input_.name for input_ in self._graph.inputs], values["names"]
+        arrays = [np.load(self.folder / f"input-{index}.npy") for index in range(len(names))]
         names = names if {*names} == {*own} else own
         computed = evaluate(self._observed, dict(zip(names, arrays, strict=True)))
-        for place, name in enumerate(self._own):
-            np.save(self.folder / f"output-{place}.npy", np.asarray(computed[name]), allow_pickle=False)
+        for index, name in enumerate(self._own):
+            np.save(self.folder / f"output-{index}.npy", np.asarray(computed[name]), allow_pickle=False)
         described = np.array([*map(describe_numbers, computed.values())])
         np.save(self.folder / "results.npy", described, allow_pickle=False)
         return {"outputs": self._own}
@@ -164,20 +164,20 @@ class _BothModels:
         """Draw the inputs and compute the source's values; raise CkpttoolError if one does not run."""
         by_graph = source.side.like is None
         kinds = "graph" if by_graph else "factory", "factory"
-        opened = [each.open(kind, run_code=False) for each, kind in zip((source, model), kinds, strict=True)]
+        opened = [side.open(kind, run_code=False) for side, kind in zip((source, model), kinds, strict=True)]
         self._source, self._model = source, model
-        self._layouts = [str(each["channels"]) for each in opened]
-        shapes = [() if each.side.like is None else each.side.like.shapes for each in (source, model)]
+        self._layouts = [str(host["channels"]) for host in opened]
+        shapes = [() if side.side.like is None else side.side.like.shapes for side in (source, model)]
         session = self._session = ComparedModels((source, model), kinds)
         session.pairs = _pair_inputs(opened, *shapes)
-        batch = next((row["batch"] for each in opened for row in each["inputs"] if row["batch"]), None)
+        batch = next((row["batch"] for host in opened for row in host["inputs"] if row["batch"]), None)
         session.prepare(batch, run_code=False)
         if by_graph:
             # The graph takes what the model takes, and numbers of words are integers.
             source.dtypes = {pair.a: pair.dtype if pair.below is None else "int64" for pair in session.pairs}
         batches = _BATCHES if batch is None else (batch,)
         for rows in batches:
-            session.give([each[:rows] for each in draw_inputs(session.pairs, rows, session.size)])
+            session.give([inputs[:rows] for inputs in draw_inputs(session.pairs, rows, session.size)])
             try:
                 self._outputs, described = source.results()
                 break
@@ -185,7 +185,7 @@ class _BothModels:
                 if rows == batches[-1]:
                     raise
         self._by_size = {size: described[described[:, 0] == size, 1:] for size in {*described[:, 0]}}
-        largest = max(float(np.abs(each).max(initial=0.0)) for each in self._outputs.values())
+        largest = max(float(np.abs(output).max(initial=0.0)) for output in self._outputs.values())
         self._bound = RoundingBound(largest, RoundingBound.of((), ()).share * _DEPTH)
 
     @property
@@ -212,15 +212,15 @@ class _BothModels:
         names, missing = pair_outputs(self._outputs, outputs, moves, self._layouts, [])
         results = (
             measure_output(
-                each.a,
-                (self._outputs[each.a], move_channels(outputs[each.b], each.how)),
+                name.a,
+                (self._outputs[name.a], move_channels(outputs[name.b], name.how)),
                 (None, None),
                 self._bound,
                 None,
             )
-            for each in names
+            for name in names
         )
-        return not missing and all(each.parity.within for each in results)
+        return not missing and all(result.parity.within for result in results)
 
 
 _MOST_ORDERS = 24
@@ -232,7 +232,7 @@ def _input_row(value: Value) -> dict[str, Any] | None:
     """Return an input of a graph as the process of a model describes it, None without a shape."""
     if value.shape is None or not value.shape:
         return None
-    batch, *extents = (each if isinstance(each, int) else None for each in value.shape)
+    batch, *extents = (extent if isinstance(extent, int) else None for extent in value.shape)
     return {"name": value.name, "shape": extents, "dtype": value.dtype, "batch": batch}
 
 
@@ -244,19 +244,19 @@ def _pair_inputs(
     Raise UsageError if no order or several fit.
     """
     rows = opened[0]["inputs"]
-    given = parse_named_shapes([",".join(map(str, each)) for each in shapes])
+    named_shapes = parse_named_shapes([",".join(map(str, shape)) for shape in shapes])
     fitting = []
-    for place, order in enumerate(itertools.permutations(rows)):
-        if place == _MOST_ORDERS:
+    for index, order in enumerate(itertools.permutations(rows)):
+        if index == _MOST_ORDERS:
             break
         resolver = InputResolver([{**opened[0], "inputs": list(order)}, opened[1]], None)
         try:
-            fitting.append(resolver.pairs(given, shapes_b))
+            fitting.append(resolver.pairs(named_shapes, shapes_b))
         except UsageError:
             if len(rows) < 2:
                 raise
             continue
-        if not place:
+        if not index:
             break  # the order of the file
     if len(fitting) != 1:
         raise UsageError("the inputs of the models do not fit")
@@ -307,7 +307,7 @@ class _Search:
         open_layers += [
             (
                 calls.get(targets.get(parts.layer, ""), -1),
-                [Choice(pairs, (*orders, (parts, each))) for each in parts.orders],
+                [Choice(pairs, (*orders, (parts, order))) for order in parts.orders],
             )
             for parts in known.assumed_parts
         ]
@@ -341,16 +341,16 @@ def _other_choices(decided: Choice, first: FillResult, result: FillResult) -> It
     pairs = {match.target: match.source for match in result.matched if match.target in candidates}
     for target, source in pairs.items():
         for other in candidates[target]:
-            holder = next((name for name, held in pairs.items() if held == other), None)
+            holder = next((name for name, target in pairs.items() if target == other), None)
             if other == source or (holder is not None and holder < target):
                 continue
             changed = {**pairs, target: other, **({holder: source} if holder is not None else {})}
-            yield Choice(tuple((theirs, ours) for ours, theirs in changed.items()), decided.orders)
+            yield Choice(tuple((target, source) for source, target in changed.items()), decided.orders)
     whole = tuple((source, target) for target, source in pairs.items())
-    for place, (parts, order) in enumerate(decided.orders):
+    for number, (parts, order) in enumerate(decided.orders):
         for other_order in parts.orders:
             if other_order != order:
-                orders = (*decided.orders[:place], (parts, other_order), *decided.orders[place + 1 :])
+                orders = (*decided.orders[:number], (parts, other_order), *decided.orders[number + 1 :])
                 yield Choice(whole, orders)
 
 

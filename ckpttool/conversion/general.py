@@ -91,12 +91,12 @@ def to_tensorflow(
     plain, sources, notes = _as_state_dicts(tree, strip=strip)
     described = describe_sources(tree, sources)
     stored = OptimizerSettings(settings, stated)
-    made = _TensorFlowPlanner(plain, given, stored, described, file=file, graph=graph).plan()
-    taken = set(sources.values())
-    left = tuple(path for path in tree if path not in taken)
-    made = relocate_sources(made, sources)
+    plan = _TensorFlowPlanner(plain, given, stored, described, file=file, graph=graph).plan()
+    source_paths = set(sources.values())
+    left = tuple(path for path in tree if path not in source_paths)
+    plan = relocate_sources(plan, sources)
     norms = tuple(wrappers.describe_weight_norm(plain))
-    return replace(made, notes=(*notes, *made.notes, *norms), kept=(*made.kept, *left))
+    return replace(plan, notes=(*notes, *plan.notes, *norms), kept=(*plan.kept, *left))
 
 
 def to_torch(
@@ -131,13 +131,13 @@ def to_objects(
         name: the layout's name for an optimizer without a name in the tree.
         in_order: the layers are in model order, and the file names them by class and number.
     """
-    found = without_copies(tree)
-    plan = _ObjectsPlanner(found, (), OptimizerSettings(settings, stated))
+    bare = without_copies(tree)
+    plan = _ObjectsPlanner(bare, (), OptimizerSettings(settings, stated))
     plan.unnamed, plan.in_order = name or OPTIMIZER, in_order
     plan.exported = is_keras_export(tree)
-    made = plan.objects(file=file)
-    copies = tuple(path for path in tree if path not in found)
-    return replace(made, consumed=(*made.consumed, *copies)) if made is not None else None
+    tree_plan = plan.objects(file=file)
+    copies = tuple(path for path in tree if path not in bare)
+    return replace(tree_plan, consumed=(*tree_plan.consumed, *copies)) if tree_plan is not None else None
 
 
 def _as_state_dicts(tree: Tree, *, strip: bool) -> tuple[Tree, dict[Path, Path], tuple[str, ...]]:
@@ -153,7 +153,12 @@ def _as_state_dicts(tree: Tree, *, strip: bool) -> tuple[Tree, dict[Path, Path],
             bare.tree.containers,
         )
         sources = {new: sources[old] for new, old in bare.moves.items()}
-        words = {segment for each in bare.decorations for one in each.wrapped for segment in one.segments}
+        words = {
+            segment
+            for decoration in bare.decorations
+            for one in decoration.wrapped
+            for segment in one.segments
+        }
         prefixes = ", ".join(f"{word}. ({wrappers.wrapper_title(word)})" for word in sorted(words))
         notes.append(f"wrapper prefixes removed from names: {prefixes}")
     return tree, sources, tuple(notes)
@@ -161,14 +166,14 @@ def _as_state_dicts(tree: Tree, *, strip: bool) -> tuple[Tree, dict[Path, Path],
 
 def read_state_dicts(tree: Tree) -> tuple[Tree, dict[Path, Path]]:
     """Return the tree with whole modules as their state_dicts, and the source of each path."""
-    found = wrappers.plan_state_dicts(tree)
-    if found is None:
+    state_dicts = wrappers.plan_state_dicts(tree)
+    if state_dicts is None:
         return tree, {path: path for path in tree}
-    sources = {move.target: move.source for move in found.moves}
+    sources = {move.target: move.source for move in state_dicts.moves}
     places = {old: new for new, old in sources.items()}
     leaves = {new: _remap_owner(tree[old], places) for new, old in sources.items()}
-    aliases = {path: tuple(map(Alias, others)) for path, others in found.aliases.items()}
-    return Tree(leaves, aliases, found.containers), sources
+    aliases = {path: tuple(map(Alias, others)) for path, others in state_dicts.aliases.items()}
+    return Tree(leaves, aliases, state_dicts.containers), sources
 
 
 def describe_sources(tree: Tree, sources: Mapping[Path, Path]) -> dict[Path, ModuleInfo]:
@@ -223,8 +228,11 @@ class _TreeNetworks:
         """Give numbered layers the names that a Keras Sequential of theirs has in an object graph."""
         shapes: dict[Name, Shape] = {}
         for unit in self.units:
-            made = {**{name: rule.leaf(self.tree[source]) for source, name, rule in unit.moves}, **unit.added}
-            shapes |= {name: leaf.shape if isinstance(leaf, Leaf) else () for name, leaf in made.items()}
+            leaves = {
+                **{name: rule.leaf(self.tree[source]) for source, name, rule in unit.moves},
+                **unit.added,
+            }
+            shapes |= {name: leaf.shape if isinstance(leaf, Leaf) else () for name, leaf in leaves.items()}
         names = sequential_names(shapes)
         self.units = [
             ConversionUnit(
@@ -397,9 +405,9 @@ class _TensorFlowPlanner(TorchStates):
         from ckpttool.mapping import conversion_by_kinds
 
         leaf = self.tree[source]
-        made = conversion_by_kinds.variable_label(name)
+        kind = conversion_by_kinds.variable_label(name)
         buffer = isinstance(leaf, Leaf) and leaf.role == "buffer"
-        return made._replace(role="buffer") if buffer else made
+        return kind._replace(role="buffer") if buffer else kind
 
     def _top(self, top: Path) -> Name:
         if self.file and len(self.tops) == 1:
@@ -465,8 +473,8 @@ class _TorchPlanner(KerasStates):
         for unit in self.networks.units:
             own = [order[source] for source, _, _ in unit.moves if source in order]
             ranks.append(min(own) if own else ranks[-1] if ranks else -1)
-        found = sorted(zip(ranks, range(len(ranks)), strict=True))
-        self.networks.units = [self.networks.units[at] for _, at in found]
+        ranked = sorted(zip(ranks, range(len(ranks)), strict=True))
+        self.networks.units = [self.networks.units[at] for _, at in ranked]
 
     def _inside(self, path: Path) -> bool:
         leaf = self.tree[path]
@@ -494,9 +502,9 @@ class _TorchPlanner(KerasStates):
             if leaf.role == "replay" and dtypes.BY_NAME[leaf.dtype].torch is not None
         ]
         for path in values if nested else ():
-            place = tuple(key(step.value) for step in path)
-            moves.append(Move(path, place, self._value_rule(path)))
-            containers |= {place[:depth]: _DICT for depth in range(1, len(place))}
+            prefix = tuple(key(step.value) for step in path)
+            moves.append(Move(path, prefix, self._value_rule(path)))
+            containers |= {prefix[:depth]: _DICT for depth in range(1, len(prefix))}
         states, notes, _ = self.bind_states(rows)
         self.settings.require({state.name for state in states})
         plans = []
@@ -551,11 +559,11 @@ class _TorchPlanner(KerasStates):
     def _optimizer_place(self, top: Path, containers: Mapping[Path, Container]) -> Path:
         """Return the path of an optimizer: its own name, unless that is inside a network's state_dict."""
         top = top[:-1] if top[:-1] in self.around else top
-        place = tuple(key(str(step.value)) for step in top) or (key(OPTIMIZER),)
-        if len(place) > 1 and (self.root or top[:1] in self.heads):
+        path = tuple(key(str(step.value)) for step in top) or (key(OPTIMIZER),)
+        if len(path) > 1 and (self.root or top[:1] in self.heads):
             alone = len(self.tops) == 1 and (key(OPTIMIZER),) not in containers
-            place = (key(OPTIMIZER if alone else "_".join(str(step.value) for step in top)),)
-        return place
+            path = (key(OPTIMIZER if alone else "_".join(str(step.value) for step in top)),)
+        return path
 
 
 class _ObjectsPlanner(_TorchPlanner):
@@ -615,9 +623,9 @@ class _ObjectsPlanner(_TorchPlanner):
     def _sequential_edges(self) -> dict[Path, Name]:
         """Return the steps from each Sequential to its layers, of which the input layer is number 0."""
         listed: dict[Path, list[Path]] = {}
-        for path, held in self.tree.containers.items():
+        for path, container in self.tree.containers.items():
             above = self.tree.containers.get(path[:-1]) if path else None
-            if above is not None and above.name == "Sequential" and held.name != "InputLayer":
+            if above is not None and above.name == "Sequential" and container.name != "InputLayer":
                 listed.setdefault(path[:-1], []).append(path)
         return {
             path: (*SEQUENTIAL_EDGES, str(number))
@@ -628,8 +636,8 @@ class _ObjectsPlanner(_TorchPlanner):
     def _numbers(self, paths: Sequence[Path], cut: int) -> dict[Path, Name]:
         """Give numbers to the layers of a model whose file names them by class, in model order."""
         weights = [path[cut:] for path in paths]
-        held = self.tree.containers.get(())
-        listed = held is not None and held.name in _LISTED
+        root = self.tree.containers.get(())
+        listed = root is not None and root.name in _LISTED
         inner = all(_NUMBERED.fullmatch(str(path[0].value)) for path in weights)
         plain = all(len(path) == 2 and str(path[-1].value).lstrip("_") in _BY_CLASS for path in weights)
         if not plain or not (listed or inner or self.in_order or self.exported):

@@ -82,7 +82,9 @@ def write_graph_code(
         text += f"\n\n# The size of each state.\nSTATES = {calls.states!r}\n{STATES.replace('COUNT', count)}"
         observed = "with_states(observations)"
     if any(calls.encodings):
-        spaces = [each and (each.counts, each.starts, each.single) for each in calls.encodings]
+        spaces = [
+            encoding and (encoding.counts, encoding.starts, encoding.single) for encoding in calls.encodings
+        ]
         text += f"\n\n# Counts and first numbers of discrete observations.\nSPACES = {spaces!r}\n{ONE_HOT}"
         observed = f"encoded({observed})"
     return text + language.act.replace("END", calls.result).replace("OBSERVED", observed)
@@ -429,8 +431,8 @@ def _expression(text: Pair, defaults: Mapping[str, Any]) -> Emit:
 def _gemm(writer: _GraphWriter, node: OperatorNode, arguments: Arguments) -> str:
     get = node.attributes.get
     left, right = (
-        writer.write(_TURNED, each) if get(flag, 0) else each
-        for each, flag in zip(arguments, ("transA", "transB"), strict=False)
+        writer.write(_TURNED, argument) if get(flag, 0) else argument
+        for argument, flag in zip(arguments, ("transA", "transB"), strict=False)
     )
     product = writer.write(_PRODUCT, left, right)
     product = product if get("alpha", 1.0) == 1 else f"{get('alpha')!r} * ({product})"
@@ -457,8 +459,8 @@ def _convolution(writer: _GraphWriter, node: OperatorNode, arguments: Arguments)
     strides, dilations = tuple(get("strides", ones)), tuple(get("dilations", ones))
     if get("auto_pad") == "SAME_UPPER" and strides == ones:
         # More at the end, as in both frameworks.
-        wide = [(each - 1) * step for each, step in zip((kernel.shape or ())[2:], dilations, strict=True)]
-        pads = [(each // 2, each - each // 2) for each in wide]
+        wide = [(extent - 1) * step for extent, step in zip((kernel.shape or ())[2:], dilations, strict=True)]
+        pads = [(extent // 2, extent - extent // 2) for extent in wide]
     else:
         pads = _padding(node, axes)
     bias, groups = (arguments[2] if len(arguments) > 2 and arguments[2] else "None"), get("group", 1)
@@ -483,7 +485,7 @@ def _pool(kind: str) -> Emit:
         size = tuple(node.attributes["kernel_shape"])
         pads = _padding(node, len(size))
         steps, counted = tuple(get("strides", (1,) * len(size))), bool(get("count_include_pad", 0))
-        if get("ceil_mode", 0) or any(each != 1 for each in get("dilations", ())):
+        if get("ceil_mode", 0) or any(dilation != 1 for dilation in get("dilations", ())):
             raise _refusal(f"{node.op} with this window", node.title)
         if writer.language.keras:
             writer.helpers.add("pool")
@@ -594,7 +596,7 @@ def _batch_norm(writer: _GraphWriter, node: OperatorNode, arguments: Arguments) 
     if not writer.language.keras:
         return f"F.batch_norm({source}, {mean}, {variance}, {scale}, {bias}, eps={epsilon!r})"
     writer.helpers.add("by_channel")
-    scale, bias, mean, variance = (f"by_channel({source}, {each})" for each in (scale, bias, mean, variance))
+    scale, bias, mean, variance = (f"by_channel({source}, {name})" for name in (scale, bias, mean, variance))
     return f"({source} - {mean}) / ops.sqrt({variance} + {epsilon!r}) * {scale} + {bias}"
 
 
@@ -637,7 +639,7 @@ def _recurrent(writer: _GraphWriter, node: OperatorNode, arguments: Arguments) -
     # The usual functions have neither alpha nor beta.
     _require(node, input_forget=0)
     x, w, r, bias, *rest = (*arguments, "", "", "", "", "")[:8]
-    states = [each for each in rest[1:] if each]
+    states = [name for name in rest[1:] if name]
     if rest[0] or arguments[7:] or len(states) not in (0, 1 + lstm):
         raise _refusal(f"{node.op} with lengths, peepholes or one state", node.title)
     reset_first = node.op == "GRU" and not get("linear_before_reset", 0)
@@ -647,7 +649,7 @@ def _recurrent(writer: _GraphWriter, node: OperatorNode, arguments: Arguments) -
     zeros = ("torch.zeros({0}, 2 * {1}.shape[1])", "ops.zeros(({0}, 2 * {1}.shape[1]))")
     bias = bias or writer.write(zeros, len(directions), w)
     if batch_first:
-        x, *states = (writer.write(_SWAPPED, each) for each in (x, *states))
+        x, *states = (writer.write(_SWAPPED, name) for name in (x, *states))
     call = f"run_cell({cell}, {x}, {w}, {r}, {bias}, [{', '.join(states)}], {directions})"
     return f"{f'batch_first({call})' if batch_first else call}[:{len(node.outputs)}]"
 
@@ -661,11 +663,11 @@ def _attention(writer: _GraphWriter, node: OperatorNode, arguments: Arguments) -
     causal, scale, parts = bool(get("is_causal", 0)), get("scale"), arguments[:3]
     if writer.language.keras:
         writer.helpers |= {"attend", *(["split_heads", "join_heads"] if heads else [])}
-        q, k, v = (f"split_heads({each}, {heads})" if heads else each for each in parts)
+        q, k, v = (f"split_heads({part}, {heads})" if heads else part for part in parts)
         call = f"attend({q}, {k}, {v}, {mask or None}, {causal}, {scale})"
         return f"join_heads({call})" if heads else call
     split = f".unflatten(-1, ({heads}, -1)).transpose(1, 2)" if heads else ""
-    q, k, v = (f"{each}{split}" for each in parts)
+    q, k, v = (f"{part}{split}" for part in parts)
     joined = ".transpose(1, 2).flatten(2)" if heads else ""
     more = f"{mask or None}, is_causal={causal}, scale={scale}"
     return f"F.scaled_dot_product_attention({q}, {k}, {v}, {more}){joined}"

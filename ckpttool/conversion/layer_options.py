@@ -74,44 +74,44 @@ def _format_order(order: AxisOrder) -> str:
 def _parse_kinds(lines: Sequence[str]) -> Iterator[LayerOption]:
     known = list(dict.fromkeys(kind.option for kind in KINDS if kind.refused is None))
     for text in lines:
-        pattern, wanted = _split_option(text, "--kind", "PATTERN=KIND")
-        match = _KIND.fullmatch(wanted)
+        pattern, kind = _split_option(text, "--kind", "PATTERN=KIND")
+        match = _KIND.fullmatch(kind)
         if match is None or match["name"] not in known:
-            raise UsageError(f"unknown layer kind '{wanted}'", hint=suggest_choice(wanted, known))
+            raise UsageError(f"unknown layer kind '{kind}'", hint=suggest_choice(kind, known))
         number = int(match["number"]) if match["number"] else None
         yield LayerOption(pattern, compile_glob(pattern), match["name"], LayerFacts(number))
 
 
 def _parse_shapes(lines: Sequence[str], option: str) -> Iterator[LayerOption]:
     for text in lines:
-        pattern, wanted = _split_option(text, option, "PATTERN=H,W,C")
+        pattern, order = _split_option(text, option, "PATTERN=H,W,C")
         if option == "--unflatten":
             from ckpttool.core.activations import NO_IMAGE
 
-            facts = LayerFacts(makes=NO_IMAGE if wanted == _NO else _parse_order(wanted, option))
-        elif wanted == _NO or _SHAPE.fullmatch(wanted):
-            shape = () if wanted == _NO else tuple(int(extent) for extent in wanted.split(","))
+            facts = LayerFacts(makes=NO_IMAGE if order == _NO else _parse_order(order, option))
+        elif order == _NO or _SHAPE.fullmatch(order):
+            shape = () if order == _NO else tuple(int(extent) for extent in order.split(","))
             facts = LayerFacts(flatten=shape)
         else:
-            facts = LayerFacts(takes=_parse_order(wanted, option))
+            facts = LayerFacts(takes=_parse_order(order, option))
         yield LayerOption(pattern, compile_glob(pattern), None, facts)
 
 
-def _parse_order(wanted: str, option: str) -> AxisOrder:
+def _parse_order(text: str, option: str) -> AxisOrder:
     """Return the parts of a shape like `7,7,64+5`, in the source's own order."""
-    if not _PARTS.fullmatch(wanted):
+    if not _PARTS.fullmatch(text):
         raise UsageError(
-            f"invalid image shape '{wanted}'",
+            f"invalid image shape '{text}'",
             hint=f"use {option} 'PATTERN=H,W,C', or 'PATTERN=no' if it is not an image",
         )
     from ckpttool.core.activations import AxisOrder
 
-    shapes = [tuple(int(extent) for extent in part.split(",")) for part in wanted.split("+")]
+    shapes = [tuple(int(extent) for extent in part.split(",")) for part in text.split("+")]
     return AxisOrder(tuple((prod(shape[:-1]), shape[-1]) for shape in shapes), ())
 
 
 def _split_option(text: str, option: str, form: str) -> tuple[str, str]:
-    pattern, sign, wanted = text.rpartition("=")
+    pattern, sign, value = text.rpartition("=")
     if not sign or not pattern:
         raise UsageError(f"invalid {option} '{text}'; use {form}")
-    return pattern, wanted
+    return pattern, value

@@ -51,10 +51,10 @@ class ModelLedger:
 
     def notes(self) -> Iterator[str]:
         """Yield a sentence per kind of unused tensors, and one on what is left out."""
-        yield from (f"unused {each}" for each in self.kinds())
+        yield from (f"unused {kind}" for kind in self.kinds())
         counts: dict[str, list[str]] = {}
-        for each in self.left_out:
-            counts.setdefault(each.reason, []).append(each.path)
+        for tensor in self.left_out:
+            counts.setdefault(tensor.reason, []).append(tensor.path)
         known = {*_BY_ROLE.values()} - {"counter"}
         rows = [
             f"{format_count(len(names), 'tensor')} ({reason})"
@@ -67,10 +67,10 @@ class ModelLedger:
     def settle(self, *entries: Iterable[LedgerEntry]) -> LedgerEntries:
         """Return all entries; those of tensors that the user leaves out do not affect the exit status."""
         return tuple(
-            replace(each, decides=False, origin=self.allowed[each.where])
-            if each.where in self.allowed
-            else each
-            for each in merge_entries(*entries)
+            replace(entry, decides=False, origin=self.allowed[entry.where])
+            if entry.where in self.allowed
+            else entry
+            for entry in merge_entries(*entries)
         )
 
     def without(self, constants: Collection[str]) -> ModelLedger:
@@ -81,7 +81,7 @@ class ModelLedger:
 
     def residue(self) -> list[dict[str, str]]:
         """Return the tensors that the user leaves out, for the receipt."""
-        return [each.document() for each in self.left_out if each.path in self.allowed]
+        return [tensor.document() for tensor in self.left_out if tensor.path in self.allowed]
 
 
 def account_for_tensors(
@@ -120,8 +120,8 @@ def account_for_tensors(
     else:
         known = {*ready.names.values(), *ready.lost, *_merged_names(ready)}
         left |= dict(_outside(checkpoint, known, part, agent=agent))
-    found = [name for path, name in ready.names.items() if path in reached]
-    allowed = _match_patterns(patterns, (*unused, *left), found, option)
+    names_of_targets = [name for path, name in ready.names.items() if path in reached]
+    allowed = _match_patterns(patterns, (*unused, *left), names_of_targets, option)
     left |= allowed
     return ModelLedger(
         tuple(name for name in unused if name not in allowed),
@@ -165,19 +165,19 @@ def _match_patterns(
 
     Raise UsageError for a pattern that matches none.
     """
-    found: dict[str, str] = {}
+    allowed: dict[str, str] = {}
     for pattern in patterns:
-        matches, given = compile_glob(pattern), f"{option}'{pattern}'"
+        matches, reason = compile_glob(pattern), f"{option}'{pattern}'"
         names = [name for name in candidates if matches(name)]
         if not names and (not candidates or any(map(matches, used))):
             what = (
-                "every tensor of the checkpoint" if not candidates else f"every tensor that {given} matches"
+                "every tensor of the checkpoint" if not candidates else f"every tensor that {reason} matches"
             )
-            raise UsageError(f"{what} is used", hint=f"leave out {given}")
+            raise UsageError(f"{what} is used", hint=f"leave out {reason}")
         if not names:
             error = no_match_error(pattern, [*candidates], option=option)
             meant = suggest_glob(pattern, [*candidates], option=option)
             error.hint = meant or f"unused: {abbreviate_list([*candidates], _SHOWN)}"
             raise error
-        found |= {name: given for name in names if name not in found}
-    return found
+        allowed |= {name: reason for name in names if name not in allowed}
+    return allowed

@@ -224,7 +224,7 @@ def _container_lines(tree: Tree, named: Mapping[str, str], room: int) -> list[st
     lists: list[str] = []
     tops: dict[str, object] = {"model": root}
     if named:
-        tops = {named.get(name, name): each for name, each in root.items()}
+        tops = {named.get(name, name): content for name, content in root.items()}
     waiting = [*tops.items()]
     waiting.reverse()
     while waiting:
@@ -235,7 +235,7 @@ def _container_lines(tree: Tree, named: Mapping[str, str], room: int) -> list[st
             owners.setdefault(_sequential_code(layers), []).append(name)
         elif content and all(step.isdecimal() for step in content):
             lists.append(name)
-        inner = [(f"{name}.{step}", each) for step, each in content.items() if not _EDGE.fullmatch(step)]
+        inner = [(f"{name}.{step}", child) for step, child in content.items() if not _EDGE.fullmatch(step)]
         waiting += reversed(inner)
     lines = [line for code, names in owners.items() for line in _wrap_code(f"# {', '.join(names)}: ", code)]
     lines += [_ARGUMENTS] * bool(owners)
@@ -248,8 +248,8 @@ def _container_lines(tree: Tree, named: Mapping[str, str], room: int) -> list[st
 def _numbered_layers(node: _Objects) -> dict[int, _Objects]:
     """Return the layers of a Sequential by their numbers, none if the object is not one."""
     inner, edge = SEQUENTIAL_EDGES
-    held = node.get(inner, {})
-    layers = held.get(edge, {}) if isinstance(held, dict) else {}
+    children = node.get(inner, {})
+    layers = children.get(edge, {}) if isinstance(children, dict) else {}
     return {int(number): layer for number, layer in layers.items() if number.isdecimal()}
 
 
@@ -270,7 +270,7 @@ def _layer_code(layer: _Objects) -> str:
     """Return the call that makes a layer of these variables."""
     if inner := _numbered_layers(layer):
         return _sequential_code(inner)
-    members = {name: each for name, each in layer.items() if isinstance(each, Leaf)}
+    members = {name: leaf for name, leaf in layer.items() if isinstance(leaf, Leaf)}
     cell = layer.get("cell", {})
     if layer.keys() - members.keys() - {"cell"} or not isinstance(cell, dict):
         return "..."

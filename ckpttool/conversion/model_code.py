@@ -378,7 +378,7 @@ class _AgentModules:
         if not self.root.safe and (self.target != "keras" or self.root.sequential):
             self.wrapper = (_WRAPPER,)
             self.root = _Module({_WRAPPER: self.root})
-            self.places = [place._replace(names=(_WRAPPER, *place.names)) for place in self.places]
+            self.places = [state._replace(names=(_WRAPPER, *state.names)) for state in self.places]
         self._require_names()
         self.parts = self._read_parts()
         for names, module in self.root.walk():
@@ -399,12 +399,12 @@ class _AgentModules:
             return [self._read_objects(paths)]
         tops = list(dict.fromkeys(path[:-1] for path in paths))
         common = _common_prefix(tops) if len(tops) > 1 else tops[0]
-        found: list[_StateDict] = []
+        dicts: list[_StateDict] = []
         for top in tops:
             # The program's own names for the objects that it loads are free.
             names = tuple(str(step.value) for step in top[len(common) :])
             if not all(map(_is_safe, names)):
-                names = (f"network_{len(found)}",)
+                names = (f"network_{len(dicts)}",)
             prefixes: set[str | None] = set()
             for path, leaf in tree.tensors():
                 if path[:-1] == top and leaf.slot is None:
@@ -413,8 +413,8 @@ class _AgentModules:
                     prefixes.add(leaf.key.removesuffix(name) if leaf.key.endswith(name) else None)
             if self.arrays and (len(prefixes) > 1 or None in prefixes):
                 raise self.refuse("names that the file stores in another form", display(top))
-            found.append(_StateDict(top, names, str(next(iter(prefixes)))))
-        return found
+            dicts.append(_StateDict(top, names, str(next(iter(prefixes)))))
+        return dicts
 
     def _read_objects(self, paths: Sequence[Path]) -> _StateDict:
         """Add the variables of an object graph; the names of a Sequential's own edges are left out."""
@@ -460,15 +460,15 @@ class _AgentModules:
     def names(self, move: Move) -> Names:
         """Return the names of the module and the tensor that a move reads."""
         path = move.source
-        for place in self.places:
-            if self.framework.torch and path[:-1] == place.path:
-                return (*place.names, *str(path[-1].value).split("."))
+        for state_dict in self.places:
+            if self.framework.torch and path[:-1] == state_dict.path:
+                return (*state_dict.names, *str(path[-1].value).split("."))
         steps = [str(step.value) for step in path[len(self.places[0].path) :]]
         return (*self.wrapper, *_without_edges(steps))
 
     def _read_parts(self) -> list[_Part]:
         numbered = replace(self.agent, tree=self.numbered.tree)
-        found = []
+        parts = []
         # A dueling network is one with its state value.
         values = [part.state_value for part in self.agent.binding.parts]
         for part in self.agent.binding.parts:
@@ -482,24 +482,24 @@ class _AgentModules:
                     raise
                 self.skipped.append(f"{part.title}: {error.message}")
                 continue
-            found.append(self._bind(part, network, twin))
-        if not found:
+            parts.append(self._bind(part, network, twin))
+        if not parts:
             raise self.refuse("a file without a network that can be run")
-        return found
+        return parts
 
     def _network(self, part: AgentNetwork) -> Callable[[Agent], Network]:
         """Return what builds a network from an agent's tree."""
         agent, settings = self.agent, self.settings
         if not part.acts:
             whole = agent.runnable(part.title) or part
-            return lambda each: build_part_network(each, whole, settings)
+            return lambda agent: build_part_network(agent, whole, settings)
         chosen = agent.playable(part.title) or part
         normed = any(layer.kind == "batch_norm" for layer in chosen.layers)
         if normed or chosen.program is not None or agent.front(part.title) is not None:
             what = "a policy with an encoder, memory, batch norms or a graph in the file"
             raise self.refuse(what, part.title, "use --to onnx, which runs the policy")
         scored = settings if settings.choices is None else settings.scores
-        return lambda each: policy_network(each.tree, chosen, scored)
+        return lambda agent: policy_network(agent.tree, chosen, scored)
 
     def _bind(self, part: AgentNetwork, network: Network, numbered: Network) -> _Part:
         """Return the network with the module of each of its layers."""
@@ -523,8 +523,8 @@ class _AgentModules:
             move = self.numbered.move(value)
             names = () if move is None else self.names(move)
             if move is None or move.rule != array.rule or names[-1].removeprefix("_") != array.name:
-                found = None if move is None else self.agent.checkpoint.tree.names[move.source]
-                raise self.refuse(f"{title}: a layer in another form than the framework's own", found)
+                name = None if move is None else self.agent.checkpoint.tree.names[move.source]
+                raise self.refuse(f"{title}: a layer in another form than the framework's own", name)
             stored.add(names[-1])
             places.add(names[:-1])
         names = places.pop()
@@ -697,7 +697,7 @@ class _Writer(_AgentModules):
         """Return the whole module."""
         classes = self._classes()
         policy = self.agent.binding.policy
-        acting = next((each for each in self.parts if each.part is policy), None)
+        acting = next((part for part in self.parts if part.part is policy), None)
         load = self._load()
         act = [] if acting is None else self._act(acting)
         helpers = [_HELPERS[name] for name in sorted(self.helpers)]
@@ -730,28 +730,30 @@ class _Writer(_AgentModules):
         """Return the text of the classes; those of equal text are one."""
         owners = self._owners()
         root = _Class((), () if owners else tuple(self.parts))
-        found: dict[str, str] = {}
+        classes: dict[str, str] = {}
         for owner in owners:
             (last,) = owner.names
             body = self._class_body(owner)
-            if body not in found:
+            if body not in classes:
                 name = "".join(word.capitalize() for word in last.split("_"))
-                taken = (*found.values(), "Agent", "Group", "Tensors")
-                found[body] = name if is_word(name) and name not in taken else f"{name}Network{len(found)}"
-            self.class_names[owner.names] = found[body]
-        texts = [f"class {name}({self.framework.base}):\n{body}" for body, name in found.items()]
+                used_names = (*classes.values(), "Agent", "Group", "Tensors")
+                classes[body] = (
+                    name if is_word(name) and name not in used_names else f"{name}Network{len(classes)}"
+                )
+            self.class_names[owner.names] = classes[body]
+        texts = [f"class {name}({self.framework.base}):\n{body}" for body, name in classes.items()]
         return [*texts, f"class Agent({self.framework.root}):\n{self._class_body(root)}"]
 
     def _owners(self) -> list[_Class]:
         """Return the modules at the top with a separate class: each network is inside one of them."""
         tops: dict[str, list[_Part]] = {}
         for part in self.parts:
-            names = {each[:1] for each in part.names}
+            names = {name[:1] for name in part.names}
             if len(names) != 1 or () in names:
                 return []
             tops.setdefault(names.pop()[0], []).append(part)
         modules = [self.root.children[name] for name in tops]
-        if len(tops) < 2 or not all(each.safe and each.layer is None for each in modules):
+        if len(tops) < 2 or not all(module.safe and module.layer is None for module in modules):
             return []
         return [_Class((name,), tuple(parts)) for name, parts in tops.items()]
 
@@ -763,9 +765,9 @@ class _Writer(_AgentModules):
         lines = [f'    """The networks of {title.replace("_target", "")}."""', "", "    def __init__(self):"]
         lines.append("        super().__init__()")
         for name, child in module.children.items():
-            made = self._construct((*owner.names, name), child, 8)
-            target = f"self.{name} = {made}" if _is_safe(name) else f"setattr(self, {name!a}, {made})"
-            lines += [f"        {target}"] * bool(made)
+            call = self._construct((*owner.names, name), child, 8)
+            target = f"self.{name} = {call}" if _is_safe(name) else f"setattr(self, {name!a}, {call})"
+            lines += [f"        {target}"] * bool(call)
         for name, leaf in module.tensors.items():
             lines.append(f"        {self._tensor_statement(name, leaf)}")
         if self.framework.torch:
@@ -895,7 +897,7 @@ class _Writer(_AgentModules):
 
     def _method_name(self, part: _Part, owner: _Class) -> str:
         """Return the method of a network: the call of a class's policy or only network, else its own."""
-        first = next((each for each in owner.parts if each.part is self.agent.binding.policy), owner.parts[0])
+        first = next((part for part in owner.parts if part.part is self.agent.binding.policy), owner.parts[0])
         if part is first and (part.part.acts or len(owner.parts) == 1):
             return self.framework.call
         name = re.sub(r"\W", "_", f"{part.part.head or part.part.component}_output", flags=re.ASCII)
@@ -944,7 +946,7 @@ class _Writer(_AgentModules):
 
     def _owner(self, part: _Part) -> _Class:
         names = (part.names[0][0],) if self.class_names else ()
-        inside = [each for each in self.parts if not names or each.names[0][:1] == names]
+        inside = [part for part in self.parts if not names or part.names[0][:1] == names]
         return _Class(names, tuple(inside))
 
     def _call(self, part: _Part) -> str:
@@ -980,27 +982,29 @@ class _Writer(_AgentModules):
         else:
             yield "tensors = np.load(path)"
         tree = self.agent.checkpoint.tree
-        for place in self.places:
-            model = self.access("model", (), place.names)
-            leaves = {path: tree[path] for path in tree if path[: len(place.path)] == place.path}
+        for state_dict in self.places:
+            model = self.access("model", (), state_dict.names)
+            leaves = {path: tree[path] for path in tree if path[: len(state_dict.path)] == state_dict.path}
             own = [
                 path
                 for path, leaf in leaves.items()
-                if path[:-1] == place.path and isinstance(leaf, Leaf) and leaf.slot is None
+                if path[:-1] == state_dict.path and isinstance(leaf, Leaf) and leaf.slot is None
             ]
             inside = any(
-                each.names[: len(place.names)] == place.names for each in self.places if each != place
+                other.names[: len(state_dict.names)] == state_dict.names
+                for other in self.places
+                if other != state_dict
             )
             names = f"{model}.state_dict()"
             if inside:
                 # The other objects of the file are modules below this one.
                 names = f"[{', '.join(python_literal(path[-1].value) for path in own)}]"
             if self.target == "torch":
-                state = "checkpoint" + "".join(f"[{python_literal(step.value)}]" for step in place.path)
+                state = "checkpoint" + "".join(f"[{python_literal(step.value)}]" for step in state_dict.path)
                 if inside or len(own) < len(leaves):
                     state = f"{{name: {state}[name] for name in {names}}}"
             else:
-                key = f"{python_literal(place.prefix)} + name" if place.prefix else "name"
+                key = f"{python_literal(state_dict.prefix)} + name" if state_dict.prefix else "name"
                 value = f"tensors[{key}]"
                 if self.target == "npz":
                     kinds = {leaf.dtype for leaf in leaves.values() if isinstance(leaf, Leaf)}
@@ -1032,8 +1036,8 @@ class _Writer(_AgentModules):
                 yield "model.built = True  # its layers are"
             yield f"{model}.load_weights(path)"
             return
-        (place,) = self.places
-        name = str(place.path[0].value) if place.path else None
+        (state_dict,) = self.places
+        name = str(state_dict.path[0].value) if state_dict.path else None
         objects = f"{name}={model}" if name is not None and is_word(name) and name.isascii() else model
         if name is not None and objects == model:
             objects = f"**{{{python_literal(name)}: {model}}}"
@@ -1146,7 +1150,7 @@ class _Statements:
 
     def _normalized(self, own: _Statistics) -> _Expression:
         """Return the observations less their mean, over their deviation, in the precision of the file."""
-        mean, spread = (self.writer.tensor(self.owner.names, each) for each in (own.mean, own.spread))
+        mean, spread = (self.writer.tensor(self.owner.names, tensor) for tensor in (own.mean, own.spread))
         root = self.code["sqrt"].removesuffix("({x})")
         deviation = own.deviation.format(sqrt=root, x=spread)
         x = self._template("double", self.values[0])
@@ -1161,12 +1165,12 @@ class _Statements:
             return self._affine(number, layer, x)
         if isinstance(layer, Clip):
             ends = {name: self._number(number, name, getattr(layer, name)) for name in ("low", "high")}
-            plain = not any(each.isidentifier() or each.startswith("self.") for each in ends.values())
+            plain = not any(end.isidentifier() or end.startswith("self.") for end in ends.values())
             if not plain:
                 ends = {name: self._constant(number, name, getattr(layer, name)) for name in ends}
             return self._template("clip" if plain else "limit", x, **ends)
         if isinstance(layer, Concat):
-            values = ", ".join(self.values[each].text for each in self.nodes[number].inputs)
+            values = ", ".join(self.values[source].text for source in self.nodes[number].inputs)
             return _Expression(self.code["concat"].format(xs=values))
         if isinstance(layer, QuantileMean):
             rows, axis = (-1, -1) if layer.last else (layer.quantiles, 1)
@@ -1197,7 +1201,7 @@ class _Statements:
         joined = self.nodes[self.nodes[number].inputs[0] - self.shift]
         out = layer.kernel.shape[1]
         atoms = layer.kernel.shape[0] - out
-        advantages, value = (self.values[each] for each in joined.inputs)
+        advantages, value = (self.values[number] for number in joined.inputs)
         if atoms == 1:
             mean = self._template("centred", advantages)
             return _Expression(f"{value.inner} + {advantages.inner} - {mean.text}", compound=True)
@@ -1269,7 +1273,7 @@ _HELPERS = {
         super().__init__()
         for name, tensor in tensors.items():
             self.register_buffer(name, tensor)''',
-    **{base: _GROUP.format(base=base, variable=made) for base, made in _VARIABLES.items()},
+    **{base: _GROUP.format(base=base, variable=template) for base, template in _VARIABLES.items()},
 }
 
 

@@ -29,7 +29,7 @@ _COUNT = "step"
 NONE = "none"  # the value of --optimizer that leaves out every optimizer
 _SETTINGS = sorted(list_torch_settings() | {_COUNT})
 # Settings by PyTorch's names: "lr", "eps", "alpha".
-_TORCH = {theirs: ours for family in FAMILIES for theirs, ours in family.torch_settings.items()}
+_TORCH = {name: setting for family in FAMILIES for name, setting in family.torch_settings.items()}
 _L2 = "--l2 'critic/**/kernel=0.01'"
 _OPTIMIZER = "--optimizer NAME/SETTING=VALUE, or --optimizer none to convert without optimizers"
 
@@ -51,23 +51,23 @@ class OptimizerOptions(NamedTuple):
         base = known or Sidecar("")
         if binding is None:
             return self._general(base)
-        found = {name: dict(settings) for name, settings in (base.optimizers or {}).items()}
+        optimizers = {name: dict(settings) for name, settings in (base.optimizers or {}).items()}
         once: set[tuple[str, str]] = set()
         for text in self.optimizer:
             name, key_, value = _parse_setting(text, binding)
             if (name, key_) in once:
                 raise UsageError(f"--optimizer {text}: {name}/{key_} is set twice")
             once.add((name, key_))
-            found.setdefault(name, {})[key_] = value
+            optimizers.setdefault(name, {})[key_] = value
         for text in self.l2:
             for name, key_, value in _penalties(text, binding, tree):
                 # An explicit 0 for weights without a penalty, so that no default is assumed.
-                own = found.setdefault(name, {})
+                own = optimizers.setdefault(name, {})
                 own.setdefault("weight_decay", 0.0)
                 own[key_] = value
         recorded = {"l2": self.l2, "optimizer": self.optimizer}
         provenance = {name: f"given: {', '.join(texts)}" for name, texts in recorded.items() if texts}
-        return replace(base, optimizers=found, provenance={**base.provenance, **provenance})
+        return replace(base, optimizers=optimizers, provenance={**base.provenance, **provenance})
 
     def settings(self) -> tuple[tuple[str, str], ...]:
         """Return the optimizers and settings of `--optimizer NAME/SETTING=VALUE`, without their values."""
@@ -78,18 +78,18 @@ class OptimizerOptions(NamedTuple):
         """Return the sidecar with the options for optimizers that no layout recognises."""
         if self.l2:
             raise UsageError("--l2 needs a checkpoint that a layout recognises", hint="leave it out")
-        found = {name: dict(settings) for name, settings in (base.optimizers or {}).items()}
+        optimizers = {name: dict(settings) for name, settings in (base.optimizers or {}).items()}
         for text, (name, key_) in zip(self.optimizer, self.settings(), strict=True):
             if not name or key_ not in _SETTINGS:
                 raise UsageError(
                     f"--optimizer {text}: unknown setting '{key_}'",
                     hint=suggest_choice(_TORCH.get(key_, key_), _SETTINGS) if name else _OPTIMIZER,
                 )
-            found.setdefault(name, {})[key_] = _parse_setting_value(text, key_)
+            optimizers.setdefault(name, {})[key_] = _parse_setting_value(text, key_)
         if len(set(self.settings())) < len(self.optimizer):
             raise UsageError("--optimizer sets the same setting twice")
         provenance = {**base.provenance, "optimizer": f"given: {', '.join(self.optimizer)}"}
-        return replace(base, optimizers=found, provenance=provenance)
+        return replace(base, optimizers=optimizers, provenance=provenance)
 
     def notes(self, known: Sidecar | None) -> Iterator[str]:
         """Yield the report lines on penalties that were given, or that the file's layers have."""
@@ -127,11 +127,11 @@ def _add_configured_penalties(
     known: Sidecar | None, binding: RecognizedAgent | None, tree: Tree
 ) -> Sidecar | None:
     """Return the sidecar with the penalties in the configurations of the file's layers."""
-    found: dict[str, dict[str, float | bool | str | None]] = {}
+    penalties: dict[str, dict[str, float | bool | str | None]] = {}
     for move in binding.moves.moves if binding is not None else ():
         name = _find_owner(binding, move) if binding is not None else None
-        held = tree.containers.get(move.source[:-1]) if name is not None else None
-        state = held.state if held is not None and held.kind == "module" else None
+        container = tree.containers.get(move.source[:-1]) if name is not None else None
+        state = container.state if container is not None and container.kind == "module" else None
         factor = state.get(f"{move.target[-1].value}_regularizer_l2") if isinstance(state, dict) else None
         if (
             name is not None
@@ -139,13 +139,13 @@ def _add_configured_penalties(
             and binding is not None
             and _optimizer_moves(binding, name)
         ):
-            own = found.setdefault(name, {"weight_decay": 0.0})
+            own = penalties.setdefault(name, {"weight_decay": 0.0})
             own[f"weight_decay/{display(get_optimizer_key(name, move.target))}"] = 2 * factor
-    if not found:
+    if not penalties:
         return known
     base = known or Sidecar("")
     before = base.optimizers or {}
-    fields = {name: {**found.get(name, {}), **before.get(name, {})} for name in (*found, *before)}
+    fields = {name: {**penalties.get(name, {}), **before.get(name, {})} for name in (*penalties, *before)}
     recorded = {"l2": "read from the file's configurations", **base.provenance}
     return replace(base, optimizers=fields, provenance=recorded)
 
@@ -153,7 +153,7 @@ def _add_configured_penalties(
 def _parse_setting(text: str, binding: RecognizedAgent) -> tuple[str, str, float | bool | None]:
     """Return the optimizer, the setting and the value of `NAME/SETTING=VALUE`."""
     name, _, key = text.partition("=")[0].strip().partition("/")
-    present = [each for each in OPTIMIZERS if _optimizer_moves(binding, each)]
+    present = [optimizer for optimizer in OPTIMIZERS if _optimizer_moves(binding, optimizer)]
     if name not in present:
         raise UsageError(
             f"--optimizer {text}: the agent has no {name or 'such optimizer'}",
@@ -214,11 +214,11 @@ def _penalties(text: str, binding: RecognizedAgent, tree: Tree) -> Iterator[tupl
         )
     fits = compile_glob(pattern)
     weights = [move for move in binding.moves.moves if _find_owner(binding, move) is not None]
-    found = [move for move in weights if fits(tree.names[move.source]) or fits(display(move.target))]
-    if not found:
+    moves = [move for move in weights if fits(tree.names[move.source]) or fits(display(move.target))]
+    if not moves:
         names = [tree.names[move.source] for move in weights]
         raise UsageError(f"--l2 {text} matches no trained weight", found=abbreviate_list(names, 3), hint=_L2)
-    for move in found:
+    for move in moves:
         name = _find_owner(binding, move) or JOINT
         _require_plain(name, text, binding, tree)
         # keras/src/regularizers/regularizers.py: the loss has factor * sum(w^2), its gradient 2 * factor * w.

@@ -32,11 +32,11 @@ def takes_options(record: type, moved: Mapping[str, str] | None = None) -> Calla
         code = function.__code__
         positional = code.co_varnames[: code.co_argcount]
         keyword_only = code.co_varnames[code.co_argcount : code.co_argcount + code.co_kwonlyargcount]
-        place = positional.index("options")
+        position = positional.index("options")
 
         @functools.wraps(function)
         def call(*arguments: Any, **keywords: Any) -> Any:
-            names = {each.name for each in fields(record)} - {*positional}
+            names = {field.name for field in fields(record)} - {*positional}
             own = {*positional, *keyword_only} - names
             changes = {name: keywords.pop(name) for name in [*keywords] if name not in own}
             for name in changes.keys() & (moved or {}).keys():
@@ -45,12 +45,12 @@ def takes_options(record: type, moved: Mapping[str, str] | None = None) -> Calla
                 better = f"use ckpttool.{(moved or {})[name]}()"
                 text = f"{name!r} of ckpttool.{function.__name__}() is deprecated; {better}"
                 warnings.warn(text, DeprecationWarning, stacklevel=3)  # the caller of `ckpttool.convert`
-            options = arguments[place] if len(arguments) > place else keywords.pop("options", None)
+            options = arguments[position] if len(arguments) > position else keywords.pop("options", None)
             if not isinstance(options, record | None):
                 raise TypeError(f"options of {function.__name__}() is a {record.__name__}")
             options = with_keywords(record() if options is None else options, changes, function.__name__)
-            if len(arguments) > place:
-                return function(*arguments[:place], options, *arguments[place + 1 :], **keywords)
+            if len(arguments) > position:
+                return function(*arguments[:position], options, *arguments[position + 1 :], **keywords)
             return function(*arguments, options=options, **keywords)
 
         call.record = record  # type: ignore[attr-defined]
@@ -94,7 +94,7 @@ def with_keywords(options: _Options, keywords: Mapping[str, Any], function: str)
 
     Raise TypeError for an unknown keyword, with the most similar field.
     """
-    names = [each.name for each in fields(cast(Any, options)) if each.init]
+    names = [field.name for field in fields(cast(Any, options)) if field.init]
     for name in keywords:
         if name not in names:
             close = difflib.get_close_matches(name, names, 1)

@@ -226,8 +226,8 @@ def require_compatible(options: ConversionOptions, *, exported: bool) -> None:
     for rule in EXCLUSIONS:
         if rule.holds(options, exported):
             for name in rule.options:
-                for given in _given_options(options, name):
-                    raise UsageError(f"--{given} {rule.why}", hint=rule.hint)
+                for option in _given_options(options, name):
+                    raise UsageError(f"--{option} {rule.why}", hint=rule.hint)
 
 
 def _given_options(options: ConversionOptions, name: str) -> Iterator[str]:
@@ -284,7 +284,7 @@ class ConversionRequest(NamedTuple):
     def receipt(self) -> dict[str, str | bool | list[str]]:
         """Return the options that determine the target's contents; `part` and stated facts are separate."""
         kinds, flatten, unflatten = format_layer_options(self.given)
-        found = {
+        contents = {
             "layout": self.options.layout,
             "weights": self.options.weights,
             "kind": kinds,
@@ -297,7 +297,7 @@ class ConversionRequest(NamedTuple):
             "fold_normalizer": self.options.fold_normalizer,
             "no_optimizers": self.no_optimizers,
         }
-        return {name: value for name, value in found.items() if value}
+        return {name: value for name, value in contents.items() if value}
 
     @property
     def by_name(self) -> bool:

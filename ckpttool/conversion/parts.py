@@ -178,12 +178,12 @@ def _count_contents(tree: Tree, below: Path) -> Counter[object]:
 
     A variable's own name is that of both lists, which its path in one of them need not contain.
     """
-    found: Counter[object] = Counter()
+    counts: Counter[object] = Counter()
     for path, leaf in tree.items():
         if path[: len(below)] == below and isinstance(leaf, Leaf):
             name = tree.names[path].partition("/")[2]
             own = "" if name.isdecimal() else name
             if leaf.name and not leaf.name.startswith(str(below[0].value)):
                 own = leaf.name
-            found[own, leaf.dtype, leaf.shape, hashlib.sha256(leaf.read()).digest()] += 1
-    return found
+            counts[own, leaf.dtype, leaf.shape, hashlib.sha256(leaf.read()).digest()] += 1
+    return counts

@@ -148,10 +148,10 @@ class ConversionResult:
 
     def document(self) -> dict[str, Any]:
         """Return the JSON document."""
-        found: dict[str, Any] = {
+        document: dict[str, Any] = {
             "source": self.source,
             "target": self.target,
-            "mapped": [each.document() for each in self.report.mapped],
+            "mapped": [entry.document() for entry in self.report.mapped],
             "unused": list(self.report.unused),
             "missing": list(self.report.missing),
             "assumed": list(self.report.assumed),
@@ -163,14 +163,14 @@ class ConversionResult:
             "load": list(self.load),
         }
         if self.code is not None:
-            found["code"] = self.code
+            document["code"] = self.code
         if self.loaded is not None:
-            found["matched"] = [each.document() for each in self.matched]
-            found["ambiguous"] = [each.document() for each in self.ambiguous]
-            found["loaded"] = self.loaded
-            found["left_out"] = [each.document() for each in self.left_out]
-            found["verification"] = None if self.proof is None else self.proof.document()
-        return found
+            document["matched"] = [match.document() for match in self.matched]
+            document["ambiguous"] = [entry.document() for entry in self.ambiguous]
+            document["loaded"] = self.loaded
+            document["left_out"] = [entry.document() for entry in self.left_out]
+            document["verification"] = None if self.proof is None else self.proof.document()
+        return document
 
 
 def plan_conversion(
@@ -197,11 +197,11 @@ def plan_conversion(
         return _restored(ready, back.tree, back.moves, planner, known)
     planner = replace(planner, known=request.stated.into(known, binding, tree))
     ready = ready._replace(notes=(*ready.notes, *request.stated.notes(planner.known)))
-    made = _chosen(ready, planner, read)
+    plan = _chosen(ready, planner, read)
     # A library's own file has its own optimizers, and its layout decides about them.
-    if made.moves and not (request.kind.agent or any(request.stated) or request.rules is not None):
-        return _without_unfit_optimizers(ready, made, planner, read)
-    return made
+    if plan.moves and not (request.kind.agent or any(request.stated) or request.rules is not None):
+        return _without_unfit_optimizers(ready, plan, planner, read)
+    return plan
 
 
 def _chosen(ready: PreparedTree, planner: _Planner, read: Sequence[str]) -> ConversionPlan:
@@ -211,9 +211,9 @@ def _chosen(ready: PreparedTree, planner: _Planner, read: Sequence[str]) -> Conv
         choice = choice._replace(plan=replace(choice.plan, notes=(*choice.plan.notes, *read)))
     plan, objects = _by_name(planner, choice.plan)
     plan = plan if plan is not None else _state_dicts(ready.tree, request.kind)
-    made = _copied(ready, planner) if plan is None else _mapped(ready, plan, choice, planner)
+    conversion = _copied(ready, planner) if plan is None else _mapped(ready, plan, choice, planner)
     return replace(
-        made,
+        conversion,
         binding=choice.binding if request.rules is None else None,
         objects=objects,
         whole=request.whole and (plan is not None or request.kind.format != checkpoint.format),
@@ -222,13 +222,13 @@ def _chosen(ready: PreparedTree, planner: _Planner, read: Sequence[str]) -> Conv
 
 
 def _without_unfit_optimizers(
-    ready: PreparedTree, made: ConversionPlan, planner: _Planner, read: Sequence[str]
+    ready: PreparedTree, conversion: ConversionPlan, planner: _Planner, read: Sequence[str]
 ) -> ConversionPlan:
     """Return the plan without optimizers of which a part has no place in the target.
 
     A framework may load such an optimizer and fail at its first step. One that only lacks some slots stays.
     """
-    unused, moved = {*made.report.unused}, {move.source for move in made.moves}
+    unused, moved = {*conversion.report.unused}, {move.source for move in conversion.moves}
     unfit: dict[Path, list[Path]] = {}
     gone: set[Path] = set()
     for top, own in optimizer_entries.list_optimizers(ready.tree).items():
@@ -236,25 +236,25 @@ def _without_unfit_optimizers(
         slots = any(path in moved and _is_slot(ready.tree[path]) for path in own)
         whole = slots and all(_is_slot(ready.tree[path]) for path in lost)
         title = display(top) or OPTIMIZER
-        lacks = any(name.startswith(f"{title}/") for name in made.report.missing)
+        lacks = any(name.startswith(f"{title}/") for name in conversion.report.missing)
         if own and (lacks or (lost and not whole)):
             unfit[top] = lost
             gone.update(own)
     if not unfit:
-        return made
+        return conversion
     from ckpttool.conversion import averages
 
     tree = averages.select_entries(ready.tree, {p: leaf for p, leaf in ready.tree.items() if p not in gone})
-    wanted = planner.request.options
+    options = planner.request.options
     try:
-        binding, _ = recognize_source_agent(planner.checkpoint, tree, wanted.layout, wanted.part)
+        binding, _ = recognize_source_agent(planner.checkpoint, tree, options.layout, options.part)
         left = _chosen(ready._replace(tree=tree), replace(planner, tree=tree, binding=binding), read)
     except CkpttoolError:
-        return made
-    if not {*left.report.missing} <= {*made.report.missing}:
-        return made
+        return conversion
+    if not {*left.report.missing} <= {*conversion.report.missing}:
+        return conversion
     notes = [
-        f"{display(top) or OPTIMIZER} is left out: {_why_unfit(top, lost, ready, made)}"
+        f"{display(top) or OPTIMIZER} is left out: {_why_unfit(top, lost, ready, conversion)}"
         for top, lost in unfit.items()
     ]
     # The target alone does not restore the source.
@@ -265,17 +265,17 @@ def _is_slot(leaf: Leaf | ValueLeaf) -> bool:
     return isinstance(leaf, Leaf) and leaf.role == "slot"
 
 
-def _why_unfit(top: Path, lost: Sequence[Path], ready: PreparedTree, made: ConversionPlan) -> str:
+def _why_unfit(top: Path, lost: Sequence[Path], ready: PreparedTree, conversion: ConversionPlan) -> str:
     """Return why an optimizer has no place in the target: the plan's own sentence, or its entries."""
     title = display(top) or OPTIMIZER
-    for note in made.report.notes:
+    for note in conversion.report.notes:
         if note.startswith((f"{title}: ", f"{title} ")) and WITHOUT in note:
             why = note.removeprefix(title).replace(WITHOUT, "").rstrip("; ")
             return why[2:] if why.startswith(": ") else f"it{why}"
     if not lost:
-        lacks = [name for name in made.report.missing if name.startswith(f"{title}/")]
+        lacks = [name for name in conversion.report.missing if name.startswith(f"{title}/")]
         return f"the checkpoint lacks {abbreviate_list(lacks, 3)}"
-    if not any(move.source[: len(top)] == top for move in made.moves) and top:
+    if not any(move.source[: len(top)] == top for move in conversion.moves) and top:
         return "the target has no place for it"
     names = abbreviate_list([ready.names[path] for path in lost], 3)
     return f"the target has no place for {names}"
@@ -437,7 +437,7 @@ def _kept_values(tree: Tree, plan: Plan, agent: RecognizedAgent | None) -> tuple
 def _tensors_beside_networks(tree: Tree, agent: RecognizedAgent) -> list[Path]:
     """Return the tensors that only training needs, which the layout lets the sidecar keep."""
     places = getattr(plugins.find("layouts", agent.layout).load(), "KEPT", ())
-    below = tuple(f"{place}/" for place in places)
+    below = tuple(f"{prefix}/" for prefix in places)
     return [path for path, _ in tree.tensors() if tree.names[path].startswith(below)] if below else []
 
 
@@ -585,10 +585,10 @@ class _Planner:
         # A TensorFlow 1 optimizer cannot be stored in a Keras file unchanged, whatever layout recognises it.
         older = kind.format == _WEIGHTS_FILE and parts.has_older_optimizer(tree)
         objects = (binding is None or older) and _is_rebuilt(self.checkpoint.format, kind, tree)
-        made = self._object_rebuild() if objects else None
-        if made is None or (_open_problems(tree, made) and not older):
+        rebuilt = self._object_rebuild() if objects else None
+        if rebuilt is None or (_open_problems(tree, rebuilt) and not older):
             return _Choice(plan, binding)
-        return _Choice(made)
+        return _Choice(rebuilt)
 
     def _object_rebuild(self) -> Plan | None:
         from ckpttool.conversion import general
@@ -734,21 +734,24 @@ class _Planner:
         from ckpttool.mapping import orientation
 
         request, tree = self.request, self.tree
-        given, stated = request.given, request.stated.settings()
-        ours = self.framework
-        theirs, stated_axes = "torch" if ours == TENSORFLOW else TENSORFLOW, request.options.from_ is not None
+        statements, stated = request.given, request.stated.settings()
+        framework = self.framework
+        other_framework, stated_axes = (
+            "torch" if framework == TENSORFLOW else TENSORFLOW,
+            request.options.from_ is not None,
+        )
         if self.checkpoint.format != targets.ONNX:
             tree = with_orders(tree, self.checkpoint, unknown=False)
         whole, tree = tree, parts.without_copies(tree)
         try:
-            rows = orientation.group_unnamed_arrays(tree, theirs, stated=stated_axes)
+            rows = orientation.group_unnamed_arrays(tree, other_framework, stated=stated_axes)
             original, tree = tree, rows.tree
-            if ours == TENSORFLOW:
+            if framework == TENSORFLOW:
                 file = self.kind.format == _WEIGHTS_FILE
                 graph = self.kind is targets.TARGETS["tf"]
-                plan = general.to_tensorflow(tree, given, self.settings, stated, file=file, graph=graph)
+                plan = general.to_tensorflow(tree, statements, self.settings, stated, file=file, graph=graph)
             else:
-                plan = general.to_torch(tree, given, self.settings, stated)
+                plan = general.to_torch(tree, statements, self.settings, stated)
             plan = plan if tree is original else rows.plan(plan)
             copies = tuple(path for path in whole if path not in original)
             return replace(plan, consumed=(*plan.consumed, *copies))
@@ -764,21 +767,21 @@ class _Planner:
             raise UsageError(
                 f"rules define names, but {self.kind.layout} uses its library's names", file=rules.path
             )
-        found = user_rules.apply_rules(rules, self.tree)
-        plan = user_rules.plan_from_rules(rules, found, objects=self.framework == TENSORFLOW)
-        rest = Tree({path: self.tree[path] for path in found.rest}, {}, self.tree.containers)
+        result = user_rules.apply_rules(rules, self.tree)
+        plan = user_rules.plan_from_rules(rules, result, objects=self.framework == TENSORFLOW)
+        rest = Tree({path: self.tree[path] for path in result.rest}, {}, self.tree.containers)
         if rules.rest == "keep":
             kept = tuple(Move(path, path, KEEP) for path in rest)
             return replace(plan, moves=(*plan.moves, *kept))
-        if rules.rest == "kinds" and found.rest:
+        if rules.rest == "kinds" and result.rest:
             to_tensorflow = self.framework == TENSORFLOW
             make = (
                 conversion_by_kinds.plan_to_tensorflow if to_tensorflow else conversion_by_kinds.plan_to_torch
             )
             more = make(rest, self.request.given)
             if not more.moves and not more.notes:
-                theirs = "torch" if to_tensorflow else TENSORFLOW
-                raise restore.no_layers_error(rest, theirs).located(file=self.checkpoint.path)
+                target_framework = "torch" if to_tensorflow else TENSORFLOW
+                raise restore.no_layers_error(rest, target_framework).located(file=self.checkpoint.path)
             return merge_plans(plan, more)
         return plan
 
@@ -797,7 +800,7 @@ def _open_problems(tree: Tree, plan: Plan, consumed: Collection[Path] = ()) -> l
 
 def _count_weights(tree: Tree, open_: Iterable[Path | str]) -> int:
     """Return how many of a plan's open entries are tensors of networks."""
-    entries = (tree.get(each) for each in open_ if not isinstance(each, str))
+    entries = (tree.get(path) for path in open_ if not isinstance(path, str))
     return sum(isinstance(leaf, Leaf) and leaf.role in ("parameter", "buffer") for leaf in entries)
 
 
@@ -806,8 +809,11 @@ def _is_kept(
 ) -> bool:
     """Return whether a whole checkpoint goes into another format unchanged, under the same paths."""
     source, target = checkpoint.format, request.kind.format
-    native, ours = optimizer_settings.format_framework(source), optimizer_settings.format_framework(target)
-    if source == target or ours == NUMPY:
+    native, target_framework = (
+        optimizer_settings.format_framework(source),
+        optimizer_settings.format_framework(target),
+    )
+    if source == target or target_framework == NUMPY:
         return True
     from ckpttool.mapping import orientation
 
@@ -816,23 +822,28 @@ def _is_kept(
     ):
         return True
     if binding is None:
-        theirs = orientation.checkpoint_orientation(checkpoint, tree, native, request.options.from_, ours)
-        return theirs in (ours, NUMPY)
+        source_framework = orientation.checkpoint_orientation(
+            checkpoint, tree, native, request.options.from_, target_framework
+        )
+        return source_framework in (target_framework, NUMPY)
     if source in orientation.NEUTRAL & CONTAINERS:
-        return optimizer_settings.layout_framework(binding.layout) == ours
-    theirs = native
-    if theirs != NUMPY:
+        return optimizer_settings.layout_framework(binding.layout) == target_framework
+    source_framework = native
+    if source_framework != NUMPY:
         # A program's own data is an agent for others only if a layout recognises it; variables by name and
         # objects are TensorFlow's own.
-        return theirs == ours == TENSORFLOW and source not in PICKLES
+        return source_framework == target_framework == TENSORFLOW and source not in PICKLES
     # Arrays of no framework keep their paths; their names show which program named them.
-    return binding.layout not in ENCLOSED and optimizer_settings.layout_framework(binding.layout) == ours
+    return (
+        binding.layout not in ENCLOSED
+        and optimizer_settings.layout_framework(binding.layout) == target_framework
+    )
 
 
 def axes_note(checkpoint: Checkpoint, tree: Tree, request: ConversionRequest) -> str | None:
     """Return a note on arrays that keep their axes because their framework is unknown."""
-    ours = optimizer_settings.format_framework(request.kind.format)
-    if ours == NUMPY or request.options.from_ is not None:
+    framework = optimizer_settings.format_framework(request.kind.format)
+    if framework == NUMPY or request.options.from_ is not None:
         return None
     from ckpttool.mapping import orientation
 
@@ -840,7 +851,7 @@ def axes_note(checkpoint: Checkpoint, tree: Tree, request: ConversionRequest) ->
         return None
     matrices = [path for path, leaf in tree.tensors() if len(leaf.shape) > 1 and "float" in leaf.dtype]
     native = optimizer_settings.format_framework(checkpoint.format)
-    if not matrices or orientation.checkpoint_orientation(checkpoint, tree, native, None, ours) != NUMPY:
+    if not matrices or orientation.checkpoint_orientation(checkpoint, tree, native, None, framework) != NUMPY:
         return None
     names = abbreviate_list([display(path) or "one array" for path in matrices], 3)
     return (
@@ -887,9 +898,9 @@ def _plan_nested(checkpoint: Checkpoint, tree: Tree, kind: TargetKind, *, stated
     if not clear or all(len(name) == 1 for name in names.values()) or not all(map(all, names.values())):
         return None
     own = {path: _name_kernels(name, frozenset(names.values())) for path, name in names.items()}
-    found = object_graph_paths(own.values())
-    labels = {found[own[path]]: Label(leaf.role, "/".join(own[path])) for path, leaf in tree.tensors()}
-    moves = tuple(Move(rows.sources[path], found[name], KEEP) for path, name in own.items())
+    paths = object_graph_paths(own.values())
+    labels = {paths[own[path]]: Label(leaf.role, "/".join(own[path])) for path, leaf in tree.tensors()}
+    moves = tuple(Move(rows.sources[path], paths[name], KEEP) for path, name in own.items())
     return Plan(moves, labels=labels, assumed=rows.assumed)
 
 
@@ -902,8 +913,8 @@ def _name_kernels(name: tuple[str, ...], others: frozenset[tuple[str, ...]]) -> 
 def _is_rebuilt(source: str, kind: TargetKind, tree: Tree) -> bool:
     """Return whether TensorFlow objects must be rebuilt for the target: Keras files, or a graph."""
     if kind.format == _WEIGHTS_FILE:
-        held = tree.containers.get(())
-        groups = held is not None and isinstance(held.state, dict) and "group" in held.state
+        root = tree.containers.get(())
+        groups = root is not None and isinstance(root.state, dict) and "group" in root.state
         return not groups and optimizer_settings.format_framework(source) == TENSORFLOW
     return bool(kind.options.get("graph")) and (source in KERAS_FORMATS or parts.is_keras_export(tree))
 
@@ -937,7 +948,7 @@ def recognize_source_agent(
         binding = None if whole is None else whole.without_optimizers(tree)
     if part is not None and layout is None and binding is not None:
         # One network of an agent is a separate model.
-        binding = binding if len({each.component for each in binding.parts}) > 1 else None
+        binding = binding if len({part.component for part in binding.parts}) > 1 else None
     if binding is None:
         return None, ()
     binding, notes = restore.with_companions(binding, checkpoint)
@@ -983,22 +994,22 @@ def plan_agent_conversion(
         binding, agent, notes = folded.binding, folded.agent, (folded.note,)
         added = {**added, **folded.added}
         facts = replace(facts, obs_norm=None)
-    found = binding.moves
+    moves = binding.moves
     binding, copies = add_targets(binding, agent)
     added = {**added, **copies}
-    first = Plan(found.moves, added, assumed=found.assumed, consumed=consumed, notes=(*found.notes, *notes))
+    first = Plan(moves.moves, added, assumed=moves.assumed, consumed=consumed, notes=(*moves.notes, *notes))
     second = cast(Plan, getattr(layout, kind.plan)(binding, Tree({**agent, **added}), settings))
     epsilon_notes = optimizers_write.list_epsilon_notes(
         agent, optimizer_settings.layout_framework(binding.layout), layout.TABLE.framework
     )
     if any(move.source in copies for move in second.moves):
         second = replace(second, assumed=(*second.assumed, _copied_targets_note(binding, copies)))
-    made = compose_plans(
+    plan = compose_plans(
         first, _with_statistics_note(replace(second, notes=(*second.notes, *epsilon_notes)), facts, kind)
     )
     own = getattr(layout, "OBSERVATION_SPACE", ()) if binding.layout == kind.layout else ()
     spaces = [path for path in own if path in tree]
-    return replace(made, moves=(*made.moves, *(Move(path, path, KEEP) for path in spaces)))
+    return replace(plan, moves=(*plan.moves, *(Move(path, path, KEEP) for path in spaces)))
 
 
 def _copied_targets_note(binding: RecognizedAgent, copies: Iterable[Path]) -> str:
@@ -1014,9 +1025,13 @@ def _with_statistics_note(plan: Plan, facts: Sidecar, kind: TargetKind) -> Plan:
 
     A library's own format without them is a different agent to the library: they are missing then.
     """
-    held = any(move.source[0].value == NORMALIZER for move in plan.moves)
+    folded = any(move.source[0].value == NORMALIZER for move in plan.moves)
     lines = [note for note in plan.notes if note.startswith(_STATISTICS)]
-    if facts.obs_norm is None or held or (lines and not lines[0].startswith(f"{_STATISTICS} in the sidecar")):
+    if (
+        facts.obs_norm is None
+        or folded
+        or (lines and not lines[0].startswith(f"{_STATISTICS} in the sidecar"))
+    ):
         return plan
     notes = () if lines else (f"{_STATISTICS} in the sidecar: the target cannot store them",)
     # A limit alone is a setting of some libraries' programs, stored with their training settings.
@@ -1104,22 +1119,22 @@ def fold_statistics(binding: RecognizedAgent, agent: Tree, facts: Sidecar) -> Fo
     norm = _foldable_statistics(binding, facts)
     mean, var = (np.asarray(norm[name], np.float64) for name in ("mean", "var"))
     spread = np.sqrt(var + float(norm.get("epsilon", 1e-8)))
-    made: dict[Path, Leaf] = {}
+    folded: dict[Path, Leaf] = {}
     for part in binding.parts:
-        made |= _first_layer(part, agent, mean, spread)
+        folded |= _first_layer(part, agent, mean, spread)
     gone = {path for path in agent if path[0].value in (*OPTIMIZERS, NORMALIZER)}
     states = any(path[0].value in OPTIMIZERS for path in gone)
-    taken = frozenset(path for path in gone if path[0] == attr(NORMALIZER))
-    if any(move.target in made and is_cut(move.rule) for move in binding.moves.moves):
+    statistics_paths = frozenset(path for path in gone if path[0] == attr(NORMALIZER))
+    if any(move.target in folded and is_cut(move.rule) for move in binding.moves.moves):
         raise UnsupportedError(
             "cannot fold statistics into the first layer, because one tensor stores it together with others"
         )
     kept = tuple(
-        replace(move, rule=StatisticsFold(made[move.target])) if move.target in made else move
+        replace(move, rule=StatisticsFold(folded[move.target])) if move.target in folded else move
         for move in binding.moves.moves
         if move.target not in gone
     )
-    added = {path: leaf for path, leaf in made.items() if path not in agent}
+    added = {path: leaf for path, leaf in folded.items() if path not in agent}
     bare = replace(
         binding,
         moves=replace(binding.moves, moves=kept),
@@ -1132,7 +1147,7 @@ def fold_statistics(binding: RecognizedAgent, agent: Tree, facts: Sidecar) -> Fo
         if states
         else ""
     )
-    return FoldedAgent(bare, Tree({**leaves, **made}), added, taken, note + more)
+    return FoldedAgent(bare, Tree({**leaves, **folded}), added, statistics_paths, note + more)
 
 
 def _foldable_statistics(binding: RecognizedAgent, facts: Sidecar) -> Mapping[str, Any]:
@@ -1177,11 +1192,11 @@ def _first_layer(part: AgentNetwork, agent: Tree, mean: np.ndarray, spread: np.n
     start = bias.array().astype(np.float64) if isinstance(bias, Leaf) else np.zeros(weights.shape[1])
     # A critic's actions come after the observations, and are not normalised.
     rows = weights[: len(mean)] / spread[:, None]
-    found = {
+    layers = {
         paths[0]: (kernel, np.concatenate([rows, weights[len(mean) :]])),
         paths[1]: (bias if isinstance(bias, Leaf) else kernel, start - mean @ rows),
     }
-    return {path: _folded_leaf(leaf, numbers) for path, (leaf, numbers) in found.items()}
+    return {path: _folded_leaf(leaf, numbers) for path, (leaf, numbers) in layers.items()}
 
 
 def _folded_leaf(leaf: Leaf, numbers: np.ndarray) -> Leaf:
@@ -1203,18 +1218,18 @@ def plan_reverse(
         return ReverseConversion()
     if not _is_reverse(known, request.kind):
         return ReverseConversion()
-    found = reverse.reverse_conversion(tree, known.undo, checkpoint.path)
-    if found.tree is None:
-        return found
-    if request.kind.agent and not _can_store(request.kind, found.tree):
+    conversion = reverse.reverse_conversion(tree, known.undo, checkpoint.path)
+    if conversion.tree is None:
+        return conversion
+    if request.kind.agent and not _can_store(request.kind, conversion.tree):
         return ReverseConversion()
     if request.kind.state:
         from ckpttool.libraries import tf_names  # for targets of TensorFlow only
 
-        if request.by_name != tf_names.has_named_variables(found.tree):
+        if request.by_name != tf_names.has_named_variables(conversion.tree):
             return ReverseConversion()
     sentence = f"conversion reversed: every entry is as it was in {(known.source or {}).get('path')}"
-    return found._replace(note=sentence)
+    return conversion._replace(note=sentence)
 
 
 def _can_store(kind: TargetKind, tree: Tree) -> bool:
@@ -1232,5 +1247,5 @@ def _is_reverse(known: Sidecar, kind: TargetKind) -> bool:
     if before != kind.format and not {before, kind.format} <= CONTAINERS:
         return False
     # A library's own form is requested by the library's name.
-    others = {each.layout for each in TARGETS.values() if each.agent}
+    others = {target.layout for target in TARGETS.values() if target.agent}
     return layout == kind.layout or (not kind.agent and layout not in others)

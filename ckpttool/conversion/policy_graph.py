@@ -78,7 +78,7 @@ def _exported(network: Network) -> Graph:
             stream.write(onnx_export.encode_model(network, names, "action", {}))
         graph = read_graph(open_checkpoint(file))
         assert graph is not None  # noqa: S101 - the format has a front end
-        constants = {name: inline_constant(each.read(name)) for name, each in graph.constants.items()}
+        constants = {name: inline_constant(leaf.read(name)) for name, leaf in graph.constants.items()}
     return replace(graph, constants=constants)
 
 
@@ -108,13 +108,13 @@ class _Binder:
             return
         for op, parts in self._parts(array, numbers):
             inputs = tuple(f"{name}/{number}" for number in range(len(parts)))
-            leaves = [self._leaf(each.view(np.int32)) for each in parts]
+            leaves = [self._leaf(array.view(np.int32)) for array in parts]
             if all(leaf is not None for leaf in leaves):
                 self.constants |= {key: leaf for key, leaf in zip(inputs, leaves, strict=True) if leaf}
                 self.nodes.append(OperatorNode(op, inputs, (name,), {"axis": 0} if op == "Concat" else {}))
                 return
         for norm, epsilon in self._norms():
-            scale, variance = (norm[each] for each in ("scale", "var"))
+            scale, variance = (norm[name] for name in ("scale", "var"))
             values = [leaf.read(name) for leaf in (scale, variance)]
             factor = (values[0] / np.sqrt(values[1].astype(np.float64) + epsilon)).astype(np.float32)
             if np.array_equal(factor, array):
@@ -129,7 +129,7 @@ class _Binder:
         column = np.ascontiguousarray(numbers.reshape(numbers.shape[0] if numbers.ndim else 1, -1)[:, 0])
         owners = np.searchsorted(self.firsts, column.view(np.int32), "right")
         for row in np.flatnonzero(np.diff(owners)) + 1:
-            yield "Concat", [np.ascontiguousarray(each) for each in (numbers[:row], numbers[row:])]
+            yield "Concat", [np.ascontiguousarray(rows) for rows in (numbers[:row], numbers[row:])]
         if array.ndim == 1:
             sums = numbers.view(np.int32)
             for first, second in itertools.combinations(self.numbered.moves.items(), 2):
@@ -195,10 +195,10 @@ class _Binder:
             if layer.kind == "batch_norm"
         ]
         for path, variance, epsilon in places:
-            found = {"scale": moves.get((*path, attr("scale"))), "var": moves.get((*path, attr(variance)))}
+            stats = {"scale": moves.get((*path, attr("scale"))), "var": moves.get((*path, attr(variance)))}
             leaves = {
-                each: Constant(leaf, move.source, move.rule)
-                for each, move in found.items()
+                name: Constant(leaf, move.source, move.rule)
+                for name, move in stats.items()
                 if move is not None and isinstance(leaf := self.agent.checkpoint.tree[move.source], Leaf)
             }
             if len(leaves) == 2:

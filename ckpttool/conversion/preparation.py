@@ -66,20 +66,22 @@ def _recorded_wrappers(known: Sidecar | None) -> tuple[Mapping[str, object], ...
 
 
 def _strip_wrappers(done: PreparedTree, *, lightning: bool) -> PreparedTree:
-    found = wrappers.strip_prefixes(done.tree, lightning=lightning)
-    if found is None:
+    stripped = wrappers.strip_prefixes(done.tree, lightning=lightning)
+    if stripped is None:
         return done._replace(notes=(*done.notes, "no names have a wrapper prefix"))
-    rules = {new: "strip" for new, old in found.moves.items() if new != old}
-    removed = tuple(f"removed: {line}" for line in wrappers.describe_prefixes(found.decorations))
-    averaged = any(wrapped.averaged is not None for each in found.decorations for wrapped in each.wrapped)
+    rules = {new: "strip" for new, old in stripped.moves.items() if new != old}
+    removed = tuple(f"removed: {line}" for line in wrappers.describe_prefixes(stripped.decorations))
+    averaged = any(
+        wrapped.averaged is not None for decoration in stripped.decorations for wrapped in decoration.wrapped
+    )
     own = ("n_averaged is AveragedModel's own counter; it is kept, but a plain module has no such entry",)
     return PreparedTree(
-        found.tree,
-        {new: done.names[old] for new, old in found.moves.items()},
+        stripped.tree,
+        {new: done.names[old] for new, old in stripped.moves.items()},
         rules,
         done.lost,
         (*done.notes, *removed, *(own if averaged else ())),
-        wrappers.prefix_documents(found.decorations),
+        wrappers.prefix_documents(stripped.decorations),
     )
 
 
@@ -100,20 +102,20 @@ def _restore_wrappers(done: PreparedTree, part: str | None, known: Sidecar | Non
 
 
 def _fold_weight_norm(done: PreparedTree) -> PreparedTree:
-    found = wrappers.merge_weight_norm(done.tree)
-    lost = tuple(done.names[path] for path in found.lost)
-    names = {path: done.names[path] for path in found.tree if path in done.names}
-    for weight, (length, direction) in found.made.items():
+    merged = wrappers.merge_weight_norm(done.tree)
+    lost = tuple(done.names[path] for path in merged.lost)
+    names = {path: done.names[path] for path in merged.tree if path in done.names}
+    for weight, (length, direction) in merged.made.items():
         names[weight] = f"{done.names[direction]} and {done.names[length]}"
-    rules = {**done.rules, **dict.fromkeys(found.made, "fold weight norm")}
-    lines = [] if found.made else ["no weight norm pairs found"]
+    rules = {**done.rules, **dict.fromkeys(merged.made, "fold weight norm")}
+    lines = [] if merged.made else ["no weight norm pairs found"]
     if lost:
         lines.append(
             "optimizers that trained folded weights, or may have, are left out because they number "
             "parameters; use --optimizer none to convert without them"
         )
-    if found.spectral:
+    if merged.spectral:
         lines.append(
-            f"spectral norm is not folded: {abbreviate_list([display(p) for p in found.spectral], 3)}"
+            f"spectral norm is not folded: {abbreviate_list([display(p) for p in merged.spectral], 3)}"
         )
-    return PreparedTree(found.tree, names, rules, (*done.lost, *lost), (*done.notes, *lines), done.stripped)
+    return PreparedTree(merged.tree, names, rules, (*done.lost, *lost), (*done.notes, *lines), done.stripped)

@@ -61,18 +61,18 @@ def with_policy_facts(
         model: the target fills a user's model; no facts are carried over.
     """
     # Recorded computations need modules that no agent of a layout needs.
-    recorded, found = read_computation(checkpoint), _read_policy_facts(checkpoint, target, own.sidecar)
-    if found.same_layout or (found.facts is not None and (model or part is not None)):
+    recorded, facts = read_computation(checkpoint), _read_policy_facts(checkpoint, target, own.sidecar)
+    if facts.same_layout or (facts.facts is not None and (model or part is not None)):
         return own
-    if found.facts is not None:
-        known = restore.merge_metadata(own.sidecar, found.facts)
+    if facts.facts is not None:
+        known = restore.merge_metadata(own.sidecar, facts.facts)
         if recorded is not None and recorded.code:
             known = replace(known, computation={"origin": recorded.origin, "code": recorded.code})
         return replace(own, sidecar=known)
     # A chain whose class is not in the file: the target contains as much of it as the source.
     if recorded is None or (own.sidecar is not None and own.sidecar.computation is not None):
         return own if model or part is not None else _with_norm_epsilon(checkpoint, target, own)
-    kept = {"origin": recorded.origin, "code": recorded.code, "refused": found.refused[:_LONGEST]}
+    kept = {"origin": recorded.origin, "code": recorded.code, "refused": facts.refused[:_LONGEST]}
     kept = {name: text for name, text in kept.items() if text}
     return replace(own, sidecar=replace(own.sidecar or Sidecar(""), computation=kept))
 
@@ -115,7 +115,7 @@ def _with_norm_epsilon(checkpoint: Checkpoint, target: Checkpoint, own: Verified
     """
     try:
         one, other = (
-            recognize_checkpoint(each) or recognize_single_policy(each) for each in (checkpoint, target)
+            recognize_checkpoint(side) or recognize_single_policy(side) for side in (checkpoint, target)
         )
     except CkpttoolError:
         return own
@@ -133,11 +133,11 @@ def _with_norm_epsilon(checkpoint: Checkpoint, target: Checkpoint, own: Verified
 
 def unplayable_note(own: VerifiedSidecar) -> tuple[str, ...]:
     """Return a note if a policy's target plays differently from its source."""
-    found = None if own.sidecar is None else own.sidecar.computation
-    if found is None or {"code", "refused"} & found.keys():
+    facts = None if own.sidecar is None else own.sidecar.computation
+    if facts is None or {"code", "refused"} & facts.keys():
         return ()
     return (
-        f"the target contains only weights: the computation stays in {found['origin']}, so eval refuses it",
+        f"the target contains only weights: the computation stays in {facts['origin']}, so eval refuses it",
     )
 
 
@@ -179,8 +179,8 @@ def _rename_network(tree: Tree, prefix: Path, new: Path) -> Tree:
 
 
 def _layout(target: Checkpoint) -> str | None:
-    found = recognize_checkpoint(target)
-    return None if found is None else found.layout
+    agent = recognize_checkpoint(target)
+    return None if agent is None else agent.layout
 
 
 def _has_same_numbers(one: Tree, other: Tree) -> bool:
@@ -255,19 +255,19 @@ def _with_refusals(base: Sidecar, checkpoint: Checkpoint, binding: RecognizedAge
     reasons = dict.fromkeys(reason for name in acting for reason in binding.unplaced.get(name, ()))
     if not reasons or base.computation is not None:
         return base
-    found = {"origin": os.path.basename(checkpoint.path), "unplaced": abbreviate_list(list(reasons), 4)}
-    return replace(base, computation=found)
+    computation = {"origin": os.path.basename(checkpoint.path), "unplaced": abbreviate_list(list(reasons), 4)}
+    return replace(base, computation=computation)
 
 
 def _source_details(
     own: VerifiedSidecar, binding: RecognizedAgent | None, part: str | None
 ) -> dict[str, str]:
     """Return more facts of the source: the part converted, and where its Adam adds epsilon."""
-    found = {"part": part} if part is not None else {}
+    details = {"part": part} if part is not None else {}
     optimized = binding is not None and any(m.target[0].value in OPTIMIZERS for m in binding.moves.moves)
     if binding is not None and optimized:
-        found["epsilon"] = optimizer_settings.epsilon_placement(own.sidecar, binding.layout)
-    return found
+        details["epsilon"] = optimizer_settings.epsilon_placement(own.sidecar, binding.layout)
+    return details
 
 
 def describe_source(
@@ -291,10 +291,10 @@ def receipt_rules(report: MappingReport) -> list[dict[str, str]]:
     ]
 
 
-def _residue_entries(made: ConversionPlan, unused: Sequence[str]) -> Iterator[dict[str, Any]]:
+def _residue_entries(plan: ConversionPlan, unused: Sequence[str]) -> Iterator[dict[str, Any]]:
     """Yield what is left behind; a value that is no tensor as `inspect` displays it."""
     values = {
-        name: made.ready.tree[path] for path, name in made.ready.names.items() if path in made.ready.tree
+        name: plan.ready.tree[path] for path, name in plan.ready.names.items() if path in plan.ready.tree
     }
     for name in unused:
         leaf = values.get(name)

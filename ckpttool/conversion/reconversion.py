@@ -105,22 +105,22 @@ def reconvert(source: DiffSide, target: DiffSide) -> Reconversion | None:
     """
     receipt = target.receipt.sidecar if target.is_converted_from(source) else None
     stored = set(target.checkpoint.tree.names.values())
-    found: list[tuple[int, int, Reconversion]] = []
+    candidates: list[tuple[int, int, Reconversion]] = []
     for number, kind in enumerate(_target_kinds(target.checkpoint, target.layout)):
         other = kind.agent and kind.layout != target.layout
-        if other and any(shared >= len(stored) - 1 for shared, _, _ in found):
+        if other and any(shared >= len(stored) - 1 for shared, _, _ in candidates):
             break
         with _suppress_refusal():
-            made = _plan_reconversion(source, target, kind, receipt)
-            found.append((_count_shared(made, stored), -number, made))
-    best = max(found, key=lambda each: each[:2], default=None)
+            candidate = _plan_reconversion(source, target, kind, receipt)
+            candidates.append((_count_shared(candidate, stored), -number, candidate))
+    best = max(candidates, key=lambda candidate: candidate[:2], default=None)
     if best is not None and _names_match(best[0], best[2], stored):
         return best[2]
     if receipt is not None:
         with _suppress_refusal():
-            made = _by_rules(source.checkpoint.tree, target.checkpoint.tree, receipt)
-            if _names_match(_count_shared(made, stored), made, stored):
-                return made
+            candidate = _by_rules(source.checkpoint.tree, target.checkpoint.tree, receipt)
+            if _names_match(_count_shared(candidate, stored), candidate, stored):
+                return candidate
     return None
 
 
@@ -134,13 +134,13 @@ def _suppress_refusal() -> Iterator[None]:
             raise
 
 
-def _names_match(shared: int, made: Reconversion, stored: set[str]) -> bool:
+def _names_match(shared: int, reconversion: Reconversion, stored: set[str]) -> bool:
     """Return whether the shared names suffice for one checkpoint: half of those of the smaller one."""
-    return shared > 0 and 2 * shared >= min(len(made.tree), len(stored - WRITERS))
+    return shared > 0 and 2 * shared >= min(len(reconversion.tree), len(stored - WRITERS))
 
 
-def _count_shared(made: Reconversion, stored: set[str]) -> int:
-    return sum(name in stored for name in made.tree.names.values())
+def _count_shared(reconversion: Reconversion, stored: set[str]) -> int:
+    return sum(name in stored for name in reconversion.tree.names.values())
 
 
 def _target_kinds(target: Checkpoint, layout: str | None) -> Iterator[TargetKind]:
@@ -160,10 +160,10 @@ def _options(receipt: Sidecar | None) -> Mapping[str, Any]:
     """Return the `convert` options that the receipt records."""
     source = receipt.source if receipt is not None and receipt.source is not None else {}
     options = source.get("options")
-    found = dict(options) if isinstance(options, Mapping) else {}
+    recorded = dict(options) if isinstance(options, Mapping) else {}
     if isinstance(source.get("part"), str):
-        found["part"] = source["part"]
-    return found
+        recorded["part"] = source["part"]
+    return recorded
 
 
 def _plan_reconversion(
@@ -193,28 +193,28 @@ def _plan_reconversion(
     )
     # A reverse conversion restores the source from its record, which is no evidence, so plan it instead.
     before = None if known is None else replace(known, undo=None)
-    made = plan_conversion(source.checkpoint, request, before, source.binding)
+    plan = plan_conversion(source.checkpoint, request, before, source.binding)
     writer = cast(WritingFormat, plugins.find("formats", kind.format).load())
-    tree = write.with_stored_paths(writer, made.tree, kind.options)
-    rules = made.report.mapped
+    tree = write.with_stored_paths(writer, plan.tree, kind.options)
+    rules = plan.report.mapped
     if options.get("cast") is True:
         tree, rules = _round_tree(tree, target.checkpoint.tree, rules)
-    residue = frozenset(str(each.get("path")) for each in receipt.residue) if receipt is not None else ()
-    unused = {made_name: path for path, made_name in made.ready.names.items()}
-    dropped = tuple(unused[name] for name in made.report.unused if name in unused)
+    residue = frozenset(str(row.get("path")) for row in receipt.residue) if receipt is not None else ()
+    unused = {made_name: path for path, made_name in plan.ready.names.items()}
+    dropped = tuple(unused[name] for name in plan.report.unused if name in unused)
     # For a part, or for names without wrapper prefixes: the entries of the checkpoint itself.
     own = {name: path for path, name in source.checkpoint.tree.names.items()}
-    stored = {path: own.get(name, path) for path, name in made.ready.names.items()}
+    stored = {path: own.get(name, path) for path, name in plan.ready.names.items()}
     return Reconversion(
         tree,
-        {stored.get(path, path): places for path, places in _target_paths(made, tree).items()},
-        tuple(stored.get(path, path) for path in _unmoved_paths(made, dropped)),
+        {stored.get(path, path): places for path, places in _target_paths(plan, tree).items()},
+        tuple(stored.get(path, path) for path in _unmoved_paths(plan, dropped)),
         tuple(stored.get(path, path) for path in dropped),
-        frozenset(stored.get(path, path) for path in dropped if made.ready.names[path] in residue),
+        frozenset(stored.get(path, path) for path in dropped if plan.ready.names[path] in residue),
         rules,
-        made.report.assumed,
-        made.settings,
-        made.report.notes,
+        plan.report.assumed,
+        plan.settings,
+        plan.report.notes,
         library=_LIBRARY.get(kind.format, ()),
         folded=request.options.fold_normalizer,
     )
@@ -246,39 +246,39 @@ def _round_tree(
 
 def _holds_exactly(wide: str, narrow: str) -> bool:
     """Return whether one floating-point type represents all values of another exactly."""
-    found = np.promote_types(dtypes.numpy_dtype(wide), dtypes.numpy_dtype(narrow))
-    return bool(found == dtypes.numpy_dtype(wide))
+    dtype = np.promote_types(dtypes.numpy_dtype(wide), dtypes.numpy_dtype(narrow))
+    return bool(dtype == dtypes.numpy_dtype(wide))
 
 
-def _unmoved_paths(made: ConversionPlan, dropped: tuple[Path, ...]) -> tuple[Path, ...]:
-    moved = {move.source for move in made.moves} | set(dropped)
-    return tuple(path for path in made.ready.tree if path not in moved)
+def _unmoved_paths(plan: ConversionPlan, dropped: tuple[Path, ...]) -> tuple[Path, ...]:
+    moved = {move.source for move in plan.moves} | set(dropped)
+    return tuple(path for path in plan.ready.tree if path not in moved)
 
 
-def _target_paths(made: ConversionPlan, tree: Tree) -> dict[Path, tuple[Path, ...]]:
+def _target_paths(plan: ConversionPlan, tree: Tree) -> dict[Path, tuple[Path, ...]]:
     """Return the paths of each source entry in the target after reading it back."""
-    back = write.stored_paths(made.tree, tree)
+    back = write.stored_paths(plan.tree, tree)
     names = {name: path for path, name in tree.names.items()}
-    found: dict[Path, list[Path]] = {}
-    for move in made.moves:
+    paths: dict[Path, list[Path]] = {}
+    for move in plan.moves:
         there = back.get(move.target) or names.get(display(move.target))
         if there is not None:
-            found.setdefault(move.source, []).append(there)
-    return {source: tuple(dict.fromkeys(paths)) for source, paths in found.items()}
+            paths.setdefault(move.source, []).append(there)
+    return {source: tuple(dict.fromkeys(paths)) for source, paths in paths.items()}
 
 
 def _source_sidecar(own: VerifiedSidecar, receipt: Sidecar | None) -> Sidecar | None:
     """Return the source's own sidecar with the facts given at the conversion."""
     known = None if own.stale else own.sidecar
-    given = {
+    stated = {
         name: getattr(receipt, name)
         for name in FACTS
         if receipt is not None and receipt.provenance.get(name) == GIVEN
     }
-    if not given:
+    if not stated:
         return known
     base = known or Sidecar("")
-    return replace(base, **given, provenance={**base.provenance, **dict.fromkeys(given, GIVEN)})
+    return replace(base, **stated, provenance={**base.provenance, **dict.fromkeys(stated, GIVEN)})
 
 
 def _optimizer_options_of(receipt: Sidecar | None) -> OptimizerOptions:
@@ -315,7 +315,7 @@ def _by_rules(source: Tree, target: Tree, receipt: Sidecar) -> Reconversion:
     for move in moves:
         places.setdefault(move.source, []).append(move.target)
     left = [path for path in source if path not in places]
-    residue = frozenset(str(each.get("path")) for each in receipt.residue)
+    residue = frozenset(str(row.get("path")) for row in receipt.residue)
     accepted = frozenset(path for path in left if source.names[path] in residue)
     return Reconversion(
         tree,
@@ -329,9 +329,9 @@ def _by_rules(source: Tree, target: Tree, receipt: Sidecar) -> Reconversion:
 
 
 def _rule(text: str) -> Rule | None:
-    found = parse_rule(text)
-    if found is not None:
-        return found
+    parsed = parse_rule(text)
+    if parsed is not None:
+        return parsed
     rules: list[Rule] = []
     for part in text.split(", "):
         rule = parse_rule(part)

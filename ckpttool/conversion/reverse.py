@@ -82,7 +82,7 @@ def record_reverse(source: Tree, moves: Sequence[Move], written: Mapping[Path, P
 
     Nothing is recorded when something cannot be restored: an object of a foreign class.
     """
-    foreign = [held.name for held in source.containers.values() if held.kind in ("record", "module")]
+    foreign = [node.name for node in source.containers.values() if node.kind in ("record", "module")]
     if foreign:
         named = abbreviate_list(sorted({name for name in foreign if name}), 2)
         return ReverseRecord(why=f"{_FOREIGN} ({named})" if named else _FOREIGN)
@@ -129,8 +129,8 @@ def _inverse_moves(leaf: Leaf, ways: Sequence[Move]) -> list[Move]:
         parts.append(move)
         if whole is None:
             return []
-    made = unfinished_source(whole) if whole is not None else None
-    return parts if made is not None and made.finished else []
+    unfinished = unfinished_source(whole) if whole is not None else None
+    return parts if unfinished is not None and unfinished.finished else []
 
 
 _MAX_RECORD_BYTES = 64 << 20
@@ -173,12 +173,12 @@ def _read_residue(path: str, sha256: object) -> Tree | str:
         return Tree({})
     there = os.path.isfile(file)
     reader = cast(WritingFormat, plugins.find("formats", "pytorch").load())
-    if there and digest_checkpoint(found := reader.read(file)).sha256 == sha256:
-        return found.tree
-    for each in atomic_write.find_pending_files(file):
+    if there and digest_checkpoint(residue := reader.read(file)).sha256 == sha256:
+        return residue.tree
+    for pending in atomic_write.find_pending_files(file):
         with contextlib.suppress(CkpttoolError):
-            if digest_checkpoint(found := reader.read(each)).sha256 == sha256:
-                return found.tree
+            if digest_checkpoint(residue := reader.read(pending)).sha256 == sha256:
+                return residue.tree
     if not there:
         return f"{os.path.basename(file)} is missing, so the entries stored in it are not restored"
     return f"{os.path.basename(file)} belongs to another conversion and is not used"
@@ -208,11 +208,11 @@ def _rebuild_tree(tree: Tree, record: Mapping[str, Any], kept: Tree) -> ReverseC
             added[key(name),] = kept[key(name),] if "data" not in recorded else _inline_leaf(recorded)
     flat = apply_plan(tree, Plan(tuple(moves), added))
     arrays = {name: _restore_key(flat[key(name),], recorded) for name, recorded in record["tensors"].items()}
-    made = decode_tree(record["tree"].encode(), arrays)
-    places = {id(leaf.source): place for place, leaf in made.tensors()}
+    restored = decode_tree(record["tree"].encode(), arrays)
+    places = {id(leaf.source): path for path, leaf in restored.tensors()}
     there = {name: places[id(leaf.source)] for name, leaf in arrays.items()}
     return ReverseConversion(
-        made, tuple(replace(move, target=there[str(move.target[0].value)]) for move in moves)
+        restored, tuple(replace(move, target=there[str(move.target[0].value)]) for move in moves)
     )
 
 

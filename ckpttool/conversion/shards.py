@@ -175,8 +175,8 @@ def _describe_conversion(write: ShardedWrite) -> dict[str, Any]:
     plan = hashlib.sha256()
     # The tensors' sources contain their files, places and rules; an array in one is written out.
     with np.printoptions(threshold=sys.maxsize, floatmode="unique"):
-        for each in (*tree.items(), *tree.aliases.items(), *tree.containers.items()):
-            words = repr(each)
+        for item in (*tree.items(), *tree.aliases.items(), *tree.containers.items()):
+            words = repr(item)
             # What is in memory, or does not show its content, is never the same in another run.
             known = write.how.sources and not _ADDRESS.search(words)
             plan.update((words if known else os.urandom(16).hex()).encode(errors="surrogatepass"))
@@ -336,7 +336,7 @@ def complete_shards(
         os.makedirs(parent, exist_ok=True)
     records = _run(write, tasks, lane, partial(_shard_bytes, folder))
     listed = write.plan.finish([record.indexed for record in records])
-    index = next(each for each in listed if each.indexes)
+    index = next(shard for shard in listed if shard.indexes)
     remove_files([base + index.suffix])
     with WorkerThread() as disk, create_file(base + index.suffix, disk if write.how.sync else None) as stream:
         index.write(stream)
@@ -410,7 +410,7 @@ def _spread(
     lost: WorkerError | None = None
     total = sum(task.nbytes for task in tasks)
     with _watch_growth(filled, total, write.how.progress):
-        files = (*(each.path for each in write.how.sources), tasks[0].file, tasks[0].record)
+        files = (*(source.path for source in write.how.sources), tasks[0].file, tasks[0].record)
         jobs, ray = write.how.jobs, write.how.ray
         for result in scheduling.map_tasks(ShardTask.run, tasks, files, jobs=jobs, ray=ray):
             if isinstance(result, ShardRecord):
@@ -480,7 +480,7 @@ def write_objects(
         records = _run(write, tasks, lane, lambda: sum(task.nbytes for task in tasks if task.is_recorded()))
         for source in write.how.sources:
             source.require_unchanged()
-        index = next(each for each in write.plan.finish([each.indexed for each in records]) if each.indexes)
+        index = next(value for value in write.plan.finish([row.indexed for row in records]) if value.indexes)
         for output in (*others, Output(write.base, index.write, suffix=index.suffix)):
             put_object(store, output.file, _filled(output.write))
         try:
@@ -491,8 +491,8 @@ def write_objects(
         except BaseException:
             store.remove(write.base + index.suffix)  # without it, the shards are no checkpoint
             raise
-        for place in (*(task.record for task in tasks), os.path.join(folder, _JOURNAL)):
-            store.remove(place)
+        for path in (*(task.record for task in tasks), os.path.join(folder, _JOURNAL)):
+            store.remove(path)
     except CkpttoolError as error:
         if error.file is not None and f"{TEMPORARY}{_FOLDER}/" in error.file:
             error.file = write.target  # users name no journal
@@ -509,7 +509,7 @@ def _enter_object_journal(
         _require_same_conversion(journal, write)
         return
     suffixes = [*(shard.suffix for shard in write.plan.shards), write.plan.index_suffix]
-    for file in (*(write.base + suffix for suffix in suffixes), *(each.file for each in others)):
+    for file in (*(write.base + suffix for suffix in suffixes), *(other.file for other in others)):
         if filesystem.path_kind(file) != "missing":
             raise TargetExistsError("the target already exists", file=file, hint="choose another name")
     put_object(store, journal, json.dumps(_describe_conversion(write)).encode())
@@ -527,9 +527,9 @@ def _outputs(write: ShardedWrite, base: str, listed: Sequence[OutputFile]) -> It
     for shard in write.plan.shards:
         ready = base + shard.suffix
         yield Output(write.base, _write_nothing, suffix=shard.suffix, meanwhile=shard.meanwhile, ready=ready)
-    for each in listed:
-        ready = base + each.suffix if each.indexes else ""
-        yield Output(write.base, **each._asdict(), ready=ready)
+    for output in listed:
+        ready = base + output.suffix if output.indexes else ""
+        yield Output(write.base, **output._asdict(), ready=ready)
 
 
 def _write_nothing(_: IO[bytes]) -> None:

@@ -117,7 +117,7 @@ def list_targets() -> str:
 
 def find_target_name(kind: TargetKind) -> str:
     """Return the word of `--to` for a kind, "" for one that has no word, such as files in shards."""
-    return next((name for name, each in TARGETS.items() if each is kind), "")
+    return next((name for name, target in TARGETS.items() if target is kind), "")
 
 
 def _unknown_target_error(chosen: str, known: Collection[str]) -> UsageError:
@@ -198,7 +198,9 @@ def name_target(target: str, word: str) -> str:
 def _rename_target(target: str, chosen: str) -> str:
     """Return the target's name with the suffix of another format."""
     stem = os.path.splitext(target)[0]
-    own = next((each for each, word in _SUFFIXES.items() if word == chosen and word in (*TARGETS, ONNX)), "")
+    own = next(
+        (suffix for suffix, word in _SUFFIXES.items() if word == chosen and word in (*TARGETS, ONNX)), ""
+    )
     return stem if chosen in TARGETS and TARGETS[chosen].prefix else stem + own
 
 

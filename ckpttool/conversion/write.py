@@ -115,8 +115,8 @@ def _require_no_rest(target: str, writer: WritingFormat, outputs: list[Output]) 
 
 def _file_identities(files: tuple[File, ...]) -> set[tuple[int, int]]:
     """Return the device and inode, which identify files independently of path spelling."""
-    found = [os.stat(file.path) for file in files if os.path.exists(file.path)]
-    return {(known.st_dev, known.st_ino) for known in found}
+    stats = [os.stat(file.path) for file in files if os.path.exists(file.path)]
+    return {(known.st_dev, known.st_ino) for known in stats}
 
 
 def save(
@@ -225,8 +225,8 @@ def write_checkpoint(
 
             def check(temporary: str) -> None:
                 location = writer.claims(Probe(temporary))
-                found = keep_network_reads(writer.read(temporary if location is None else location))
-                result.append((taken.compared(found), found))
+                reads = keep_network_reads(writer.read(temporary if location is None else location))
+                result.append((taken.compared(reads), reads))
 
             pieces = writer.pieces(taken.watch(stored, how.progress), **options, **between)
             outputs = _target_outputs(target.removesuffix(kind.ending), pieces, stored, check)
