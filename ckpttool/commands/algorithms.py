@@ -61,8 +61,8 @@ class RunResult:
         """Return the JSON object."""
         return {
             "path": urls.display_url(self.path),
-            "checkpoints": [urls.display_url(each.evaluation.checkpoint) for each in self.scored],
-            "steps": [each.step for each in self.scored],
+            "checkpoints": [urls.display_url(checkpoint.evaluation.checkpoint) for checkpoint in self.scored],
+            "steps": [checkpoint.step for checkpoint in self.scored],
             "mean": self.score,
         }
 
@@ -173,19 +173,19 @@ def summarize_runs(
     several runs of another algorithm: the IQM of episodes is another quantity than that of runs.
     Raise UsageError for runs in several environments that have no common scale.
     """
-    by_place = {filesystem.realpath(each.evaluation.checkpoint): each for each in scored}
+    by_place = {filesystem.realpath(checkpoint.evaluation.checkpoint): checkpoint for checkpoint in scored}
     complete, missing = [], []
-    for each in runs:
-        of = [by_place.get(filesystem.realpath(path)) for path in each.checkpoints]
-        earlier = [by_place.get(filesystem.realpath(path)) for path in each.earlier]
+    for run in runs:
+        of = [by_place.get(filesystem.realpath(path)) for path in run.checkpoints]
+        earlier = [by_place.get(filesystem.realpath(path)) for path in run.earlier]
         before = tuple(one for one in earlier if one is not None)
-        found = (
-            _score_run(each.path, [one for one in of if one is not None], before) if None not in of else None
+        results = (
+            _score_run(run.path, [one for one in of if one is not None], before) if None not in of else None
         )
-        if found is None:
-            missing.append(f"{each.path} is excluded: not all of its checkpoints were evaluated")
+        if results is None:
+            missing.append(f"{run.path} is excluded: not all of its checkpoints were evaluated")
         else:
-            complete.append(found)
+            complete.append(results)
     if not complete:
         return None
     notes = (
@@ -207,7 +207,7 @@ def _aggregate_runs(runs: tuple[RunResult, ...], last: int, over: str, notes: tu
     if scale is not None:
         strata = _stratify(runs, scale, episodes=over == EPISODES)
         normalized = NormalizedScores(
-            scale, {each: statistics.aggregate_runs(strata, each) for each in statistics.AGGREGATES}
+            scale, {name: statistics.aggregate_runs(strata, name) for name in statistics.AGGREGATES}
         )
     if len({run.env for run in runs}) > 1:
         if normalized is None:
@@ -219,7 +219,7 @@ def _aggregate_runs(runs: tuple[RunResult, ...], last: int, over: str, notes: tu
         means, iqms = normalized.aggregates["mean"], normalized.aggregates["iqm"]
     elif over == SEEDS:
         scores = [run.score for run in runs]
-        means, iqms = (statistics.aggregate_runs([scores], each) for each in ("mean", "iqm"))
+        means, iqms = (statistics.aggregate_runs([scores], name) for name in ("mean", "iqm"))
     else:
         returns = runs[0].returns
         means = Estimate(mean(returns), mean_interval(returns))
@@ -231,7 +231,7 @@ def _judge_environments(runs: Sequence[RunResult]) -> dict[str, Judgement | None
     """Return a judgement of each environment, sorted; None if one of its evaluations has none."""
     judged: dict[str, Judgement | None] = {}
     for env in sorted({run.env for run in runs}):
-        of = [each.evaluation.judgement for run in runs if run.env == env for each in run.scored]
+        of = [checkpoint.evaluation.judgement for run in runs if run.env == env for checkpoint in run.scored]
         judged[env] = of[0] if all(of) else None
     return judged
 
@@ -240,12 +240,12 @@ def _stratify(
     runs: Sequence[RunResult], scale: ScoreScale | None, *, episodes: bool = False
 ) -> list[np.ndarray]:
     """Return the scores of the runs in each environment, sorted by its name, or those of the episodes."""
-    found = []
+    strata = []
     for env in sorted({run.env for run in runs}):
         scores = [run.returns if episodes else np.array([run.score]) for run in runs if run.env == env]
         values = np.concatenate(scores)
-        found.append(values if scale is None else scale.normalize(env, values))
-    return found
+        strata.append(values if scale is None else scale.normalize(env, values))
+    return strata
 
 
 def _environment_notes(runs: Sequence[RunResult]) -> Iterator[str]:
@@ -264,9 +264,12 @@ def _environment_notes(runs: Sequence[RunResult]) -> Iterator[str]:
 def surroundings_notes(runs: Sequence[RunResult]) -> Iterator[str]:
     """Yield a warning for each environment id whose runs had other arguments or another time limit."""
     for env in sorted({run.env for run in runs}):
-        played = [each.evaluation.surroundings for run in runs if run.env == env for each in run.scored]
+        played = [saved.evaluation.surroundings for run in runs if run.env == env for saved in run.scored]
         for name, what in (("arguments", "arguments"), ("max_episode_steps", "time limits")):
-            values = {json.dumps(each.get(name) or None, sort_keys=True, default=str) for each in played}
+            values = {
+                json.dumps(surroundings.get(name) or None, sort_keys=True, default=str)
+                for surroundings in played
+            }
             if len(values) > 1:
                 shown = ", ".join(sorted(values))
                 yield f"{env} was played with different {what}; returns are not comparable: {shown}"
@@ -282,10 +285,10 @@ def curve_over_steps(found: Algorithm) -> tuple[AlgorithmCurvePoint, ...]:
     curves: list[tuple[np.ndarray, np.ndarray]] = []
     for run in found.runs:
         scores: dict[int, list[float]] = {}
-        for each in (*run.earlier, *run.scored):
-            if each.step is None:
+        for checkpoint in (*run.earlier, *run.scored):
+            if checkpoint.step is None:
                 return ()
-            scores.setdefault(each.step, []).append(each.evaluation.statistics.mean)
+            scores.setdefault(checkpoint.step, []).append(checkpoint.evaluation.statistics.mean)
         steps = sorted(scores)
         values = np.array([np.mean(scores[step]) for step in steps])
         curves.append(
@@ -297,21 +300,21 @@ def curve_over_steps(found: Algorithm) -> tuple[AlgorithmCurvePoint, ...]:
 
 
 def _curve_point(
-    found: Algorithm, curves: Sequence[tuple[np.ndarray, np.ndarray]], step: int
+    algorithm: Algorithm, curves: Sequence[tuple[np.ndarray, np.ndarray]], step: int
 ) -> AlgorithmCurvePoint:
     scores = [float(np.interp(step, steps, values)) for steps, values in curves]
-    if found.over == EPISODES:
-        run = found.runs[0]
+    if algorithm.over == EPISODES:
+        run = algorithm.runs[0]
         episodes = [
-            each.evaluation.rollout.returns for each in (*run.earlier, *run.scored) if each.step == step
+            saved.evaluation.rollout.returns for saved in (*run.earlier, *run.scored) if saved.step == step
         ]
         middle = statistics.aggregate_runs([np.concatenate(episodes)], "iqm")
         return AlgorithmCurvePoint(step, Estimate(scores[0], None), middle)
-    envs = [run.env for run in found.runs]
+    envs = [run.env for run in algorithm.runs]
     strata = [
-        [score for score, at in zip(scores, envs, strict=True) if at == env] for env in found.environments
+        [score for score, at in zip(scores, envs, strict=True) if at == env] for env in algorithm.environments
     ]
-    means, iqms = (statistics.aggregate_runs(strata, each) for each in ("mean", "iqm"))
+    means, iqms = (statistics.aggregate_runs(strata, name) for name in ("mean", "iqm"))
     return AlgorithmCurvePoint(step, means, iqms)
 
 
@@ -321,8 +324,8 @@ def performance_profiles(found: Sequence[Algorithm]) -> tuple[PerformanceProfile
     Between these thresholds a profile is constant. If each algorithm has a single run, the scores are those
     of its episodes.
     """
-    single = all(len(each.runs) == 1 for each in found)
-    strata = [_stratify(each.runs, each.scale, episodes=single) for each in found]
+    single = all(len(algorithm.runs) == 1 for algorithm in found)
+    strata = [_stratify(algorithm.runs, algorithm.scale, episodes=single) for algorithm in found]
     scores = np.unique(np.concatenate([side for sides in strata for side in sides]))
     scores = scores[np.isfinite(scores)] if np.isfinite(scores).any() else np.zeros(1)
     if len(scores) > MOST_THRESHOLDS:
@@ -344,16 +347,16 @@ def compare_algorithms(a: Algorithm, b: Algorithm) -> AlgorithmComparison:
         )
     if len(a.runs) == len(b.runs) == 1:
         (one,), (two,) = a.runs, b.runs
-        _, mine, theirs = np.intersect1d(one.seeds, two.seeds, return_indices=True)
+        _, mine, second_rows = np.intersect1d(one.seeds, two.seeds, return_indices=True)
         seeded = len(one.seeds) or len(two.seeds)
         return AlgorithmComparison(
             EPISODES,
-            paired_interval(one.returns[mine], two.returns[theirs])
+            paired_interval(one.returns[mine], two.returns[second_rows])
             if seeded
             else statistics.stratified_difference([one.returns], [two.returns]),
             statistics.stratified_improvement([one.returns], [two.returns]),
         )
-    left, right = (_stratify(each.runs, each.scale) for each in (a, b))
+    left, right = (_stratify(algorithm.runs, algorithm.scale) for algorithm in (a, b))
     return AlgorithmComparison(
         SEEDS,
         statistics.stratified_difference(left, right),
@@ -367,8 +370,8 @@ def _single_file_warnings(runs: Sequence[RunResult]) -> Iterator[str]:
     for run in runs:
         if len(run.scored) == 1 and run.scored[0].step is not None:
             steps.setdefault((os.path.dirname(run.path), run.env), set()).add(run.scored[0].step)
-    for (folder, _), found in steps.items():
-        if len(found) > 1:
+    for (folder, _), checkpoints in steps.items():
+        if len(checkpoints) > 1:
             where = folder or "."
             yield (
                 f"{where} contains runs at different training steps; if they are one run, pass the "
@@ -384,7 +387,7 @@ def _score_run(
     Episodes without seeds, from a simulator that starts episodes itself, all count. Raise UsageError for
     checkpoints of several environments.
     """
-    places = {each.evaluation.env for each in (*earlier, *scored)}
+    places = {checkpoint.evaluation.env for checkpoint in (*earlier, *scored)}
     if len(places) > 1:
         raise UsageError(
             "the checkpoints of a training run were trained in different environments",
@@ -392,12 +395,12 @@ def _score_run(
             found=" and ".join(sorted(places)),
             hint="pass each of them as a run, or give the environment with --env",
         )
-    played = [each.evaluation.rollout for each in scored]
-    if not any(len(each.seeds) for each in played):
-        every = np.concatenate([each.returns for each in played])
+    played = [checkpoint.evaluation.rollout for checkpoint in scored]
+    if not any(len(rollout.seeds) for rollout in played):
+        every = np.concatenate([rollout.returns for rollout in played])
         return RunResult(path, tuple(scored), np.zeros(0, np.int64), every, earlier) if len(every) else None
-    seeds = functools.reduce(np.intersect1d, [each.seeds for each in played])
+    seeds = functools.reduce(np.intersect1d, [rollout.seeds for rollout in played])
     if not len(seeds):
         return None
-    returns = [each.returns[np.isin(each.seeds, seeds)] for each in played]
+    returns = [rollout.returns[np.isin(rollout.seeds, seeds)] for rollout in played]
     return RunResult(path, tuple(scored), seeds, np.mean(returns, axis=0), earlier)

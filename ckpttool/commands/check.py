@@ -65,7 +65,7 @@ class CheckpointVerdict:
             "format": self.format,
             "layout": self.layout,
             "tensors": self.tensors,
-            "findings": [each.document() for each in self.findings],
+            "findings": [finding.document() for finding in self.findings],
             "error": error_document,
         }
 
@@ -98,7 +98,7 @@ class CheckResult:
     @property
     def clean(self) -> bool:
         """Whether everything was read and nothing was found."""
-        return not self.unchecked and not any(each.findings or each.error for each in self.checkpoints)
+        return not self.unchecked and not any(saved.findings or saved.error for saved in self.checkpoints)
 
     @property
     def status(self) -> int:
@@ -108,16 +108,16 @@ class CheckResult:
     @property
     def failed(self) -> tuple[CheckpointVerdict, ...]:
         """The checkpoints that could not be read."""
-        return tuple(each for each in self.checkpoints if each.error is not None)
+        return tuple(checkpoint for checkpoint in self.checkpoints if checkpoint.error is not None)
 
     def document(self) -> dict[str, Any]:
         """Return the JSON document."""
         names = [urls.display_url(name) for name in self.skipped[:_NAMED]]
         return {
             "clean": self.clean,
-            "checkpoints": [each.document() for each in self.checkpoints],
+            "checkpoints": [checkpoint.document() for checkpoint in self.checkpoints],
             "skipped": {"count": len(self.skipped), "names": names},
-            "not_checked": [each.document() for each in self.unchecked],
+            "not_checked": [file.document() for file in self.unchecked],
         }
 
 
@@ -172,31 +172,38 @@ def check(
 
 
 def _check_all(
-    paths: Sequence[str], wanted: CheckOptions, progress: Progress, spread: tuple[int | None, str | None]
+    paths: Sequence[str],
+    check_options: CheckOptions,
+    progress: Progress,
+    spread: tuple[int | None, str | None],
 ) -> CheckResult:
     collected = collect_candidates(paths)
     ordered = collected.ordered()
     found: list[tuple[CheckCandidate, CheckpointVerdict]] = []
-    taken = _JudgedFiles()
-    with contextlib.closing(_judge_ahead(ordered, wanted, *spread)) as judged:
-        for number, (each, known) in enumerate(zip(ordered, judged, strict=True)):
-            if not taken.has(each.path):
-                verdicts = [(each, known or _judge_candidate(each, wanted))]
-                if verdicts == [(each, None)]:
-                    verdicts = [(one, _judge_candidate(one, wanted)) for one in collected.settle(each)]
+    judged_files = _JudgedFiles()
+    with contextlib.closing(_judge_ahead(ordered, check_options, *spread)) as judged:
+        for number, (item, known) in enumerate(zip(ordered, judged, strict=True)):
+            if not judged_files.has(item.path):
+                verdicts = [(item, known or _judge_candidate(item, check_options))]
+                if verdicts == [(item, None)]:
+                    verdicts = [(one, _judge_candidate(one, check_options)) for one in collected.settle(item)]
                 for one, judgement in verdicts:
                     if judgement is not None:
                         found.append((one, judgement[0]))
-                        taken.add(judgement[1])
+                        judged_files.add(judgement[1])
             progress(number + 1, len(ordered))
-    failed = {file_identity(each.path) for each, checked in found if checked.error is not None}
+    failed = {file_identity(candidate.path) for candidate, checked in found if checked.error is not None}
     for path, location in collected.parts.items():
-        wrong = None if taken.has(path) or file_identity(location) in failed else describe_stray_file(path)
+        wrong = (
+            None if judged_files.has(path) or file_identity(location) in failed else describe_stray_file(path)
+        )
         if wrong is not None:
             found.append((collected.beside(path, location), _unused_file_verdict(path, *wrong)))
     found.sort(key=lambda pair: pair[0].order)
-    skipped = (name for name in collected.skipped if not taken.has(name))
-    unchecked = (UncheckedFile(*each) for each in collected.unchecked.items() if not taken.has(each[0]))
+    skipped = (name for name in collected.skipped if not judged_files.has(name))
+    unchecked = (
+        UncheckedFile(*item) for item in collected.unchecked.items() if not judged_files.has(item[0])
+    )
     return CheckResult(tuple(checked for _, checked in found), tuple(skipped), tuple(unchecked))
 
 
@@ -206,7 +213,7 @@ _Judged = tuple[CheckpointVerdict, tuple[str, ...]]
 
 
 def _judge_ahead(
-    ordered: Sequence[CheckCandidate], wanted: CheckOptions, jobs: int | None, ray: str | None
+    ordered: Sequence[CheckCandidate], check_options: CheckOptions, jobs: int | None, ray: str | None
 ) -> Generator[_Judged | None, None, None]:
     """Yield what other processes found for each candidate; None for one that is judged in this one.
 
@@ -216,12 +223,12 @@ def _judge_ahead(
     if ray is None and (jobs := count_jobs(len(ordered), jobs)) < 2:
         yield from itertools.repeat(None, len(ordered))
         return
-    local = [each for each in ordered if filesystem.find_store(each.path) is None]
-    tasks = [_CheckTask(local[at : at + _TOGETHER], wanted) for at in range(0, len(local), _TOGETHER)]
-    paths = [each.path for each in local]
+    local = [candidate for candidate in ordered if filesystem.find_store(candidate.path) is None]
+    tasks = [_CheckTask(local[at : at + _TOGETHER], check_options) for at in range(0, len(local), _TOGETHER)]
+    paths = [candidate.path for candidate in local]
     judged = itertools.chain.from_iterable(run_tasks(tasks, paths, jobs, ray))
-    for each in ordered:
-        yield next(judged) if filesystem.find_store(each.path) is None else None
+    for candidate in ordered:
+        yield next(judged) if filesystem.find_store(candidate.path) is None else None
 
 
 class _CheckTask(NamedTuple):
@@ -233,17 +240,17 @@ class _CheckTask(NamedTuple):
     def run(self) -> list[_Judged | None]:
         """Return the verdict on each."""
         with code_references.allowing(self.wanted.allowed):
-            return [_judge_candidate(each, self.wanted) for each in self.candidates]
+            return [_judge_candidate(candidate, self.wanted) for candidate in self.candidates]
 
     def single(self) -> list[_CheckTask]:
         """Return a task for each candidate."""
-        return [self._replace(candidates=[each]) for each in self.candidates]
+        return [self._replace(candidates=[candidate]) for candidate in self.candidates]
 
     def failed(self, error: CkpttoolError) -> list[_Judged | None]:
         """Return the verdict on the only candidate: it ended its process."""
-        (each,) = self.candidates
-        reason = error.located(file=each.path)
-        return [(CheckpointVerdict(urls.display_url(each.path), error=reason, file=each.path), ())]
+        (candidate,) = self.candidates
+        reason = error.located(file=candidate.path)
+        return [(CheckpointVerdict(urls.display_url(candidate.path), error=reason, file=candidate.path), ())]
 
 
 class _JudgedFiles:
@@ -272,14 +279,14 @@ def _unused_file_verdict(
     )
 
 
-def _judge_candidate(candidate: CheckCandidate, wanted: CheckOptions) -> _Judged | None:
+def _judge_candidate(candidate: CheckCandidate, check_options: CheckOptions) -> _Judged | None:
     """Return the verdict on a candidate, and the identities of its files if it could be read.
 
     None for a pending one that is no checkpoint by itself.
     """
     with one_checkpoint():
         each = candidate.locate()
-        return None if each is None else _judge_located(each, wanted)
+        return None if each is None else _judge_located(each, check_options)
 
 
 def _judge_located(each: CheckCandidate, wanted: CheckOptions) -> _Judged:
@@ -321,15 +328,15 @@ def _representative_file(checkpoint: Checkpoint) -> str:
     return checkpoint.files[0].path
 
 
-def _judge(checkpoint: Checkpoint, wanted: CheckOptions, findings: list[Finding]) -> str | None:
+def _judge(checkpoint: Checkpoint, check_options: CheckOptions, findings: list[Finding]) -> str | None:
     """Append findings and return the layout; on an error, the findings so far stay in the list."""
-    findings += _loading_findings(checkpoint, wanted)
+    findings += _loading_findings(checkpoint, check_options)
     findings += weightless_findings(checkpoint, values=False)
-    layout, misfit = _recognize_layout(checkpoint, wanted.layout)
+    layout, misfit = _recognize_layout(checkpoint, check_options.layout)
     findings += misfit
-    if wanted.recorded is not None:
-        findings += find_drift(checkpoint, layout, wanted.recorded)
-    if wanted.numbers:
+    if check_options.recorded is not None:
+        findings += find_drift(checkpoint, layout, check_options.recorded)
+    if check_options.numbers:
         findings += _number_findings(checkpoint)
     return layout
 
@@ -345,9 +352,9 @@ def _code_findings(references: Sequence[CodeReference]) -> tuple[Finding, ...]:
     )
 
 
-def _loading_findings(checkpoint: Checkpoint, wanted: CheckOptions) -> Iterator[Finding]:
+def _loading_findings(checkpoint: Checkpoint, check_options: CheckOptions) -> Iterator[Finding]:
     worst = code_references.worst_verdict(checkpoint.code_references)
-    if worst in code_references.UNSAFE or (wanted.strict and worst != code_references.PLAIN):
+    if worst in code_references.UNSAFE or (check_options.strict and worst != code_references.PLAIN):
         yield Finding(
             "loading",
             audit.summarize_audit(checkpoint.code_references).sentence,

@@ -221,8 +221,8 @@ def _convert_to_format(
 
         observed = observed_options(checkpoint, request)
         request = request._replace(given=(*observed, *request.given))
-    given = read_verified_sidecar(checkpoint)
-    own, notes = _apply_facts(given, checkpoint, request, facts)
+    source_sidecar = read_verified_sidecar(checkpoint)
+    own, notes = _apply_facts(source_sidecar, checkpoint, request, facts)
     own, more = _with_spaces(own, checkpoint, request, facts.env if facts else None)
     notes = (*notes, *more)
     notes = (*notes, *describe_layer_options(observed))
@@ -233,25 +233,25 @@ def _convert_to_format(
         # read.
         recorder = DigestRecorder(checkpoint, aside) if own.sha256 is None and not options.dry_run else None
         checkpoint = checkpoint if recorder is None else recorder.checkpoint
-        made = _plan(checkpoint, request, own.sidecar, notes)
-        notes = tuple(complete_hint(each, target) for each in made.report.notes)
-        made = replace(made, report=replace(made.report, notes=notes))
+        plan = _plan(checkpoint, request, own.sidecar, notes)
+        notes = tuple(complete_hint(note, target) for note in plan.report.notes)
+        plan = replace(plan, report=replace(plan.report, notes=notes))
         done = ConversionResult(
             urls.display_url(checkpoint.path),
             target,
-            made.report,
-            ledger=_ledger(checkpoint, made, given, request, facts),
+            plan.report,
+            ledger=_ledger(checkpoint, plan, source_sidecar, request, facts),
         )
-        if options.dry_run or not (made.report.complete or options.allow_missing):
+        if options.dry_run or not (plan.report.complete or options.allow_missing):
             return done
-        _require_largest_matrix(checkpoint, made)
+        _require_largest_matrix(checkpoint, plan)
         # Before anything is written: an error in any of it leaves no target behind.
-        load = _loading_code(target, request, made, checkpoint)
-        writer = _TargetWriter(checkpoint, made, target, request, own, recorder, progress, ledger=done.ledger)
+        load = _loading_code(target, request, plan, checkpoint)
+        writer = _TargetWriter(checkpoint, plan, target, request, own, recorder, progress, ledger=done.ledger)
         written = writer.write()
     if written is not None and writer.code is not None and options.code != STANDARD_OUTPUT:
         load = _write_code(writer.code, target, request, checkpoint)
-    report = replace(made.report, notes=(*made.report.notes, *writer.notes(written)))
+    report = replace(plan.report, notes=(*plan.report.notes, *writer.notes(written)))
     return replace(
         done,
         report=report,
@@ -264,11 +264,11 @@ def _convert_to_format(
     )
 
 
-def _require_largest_matrix(checkpoint: Checkpoint, made: ConversionPlan) -> None:
+def _require_largest_matrix(checkpoint: Checkpoint, plan: ConversionPlan) -> None:
     """Raise MappingError for a target without the network's main part, whatever may be left out."""
-    largest = parts.largest_matrices(made.ready.tree)
-    names = [made.ready.names.get(path, made.ready.tree.names[path]) for path in largest]
-    if names and {*names} <= {*made.report.unused}:
+    largest = parts.largest_matrices(plan.ready.tree)
+    names = [plan.ready.names.get(path, plan.ready.tree.names[path]) for path in largest]
+    if names and {*names} <= {*plan.report.unused}:
         raise MappingError(
             "the largest matrix would be left out",
             file=checkpoint.path,
@@ -301,17 +301,17 @@ def _plan(
 ) -> ConversionPlan:
     """Return the plan, with the notes first in its report; raise an error for missing shards."""
     try:
-        made = plan_conversion(checkpoint, request, known)
+        conversion = plan_conversion(checkpoint, request, known)
     except CkpttoolError:
         restore.require_shards(checkpoint.tree)
         raise
-    restore.require_shards(made.ready.tree)
-    return replace(made, report=replace(made.report, notes=(*notes, *made.report.notes)))
+    restore.require_shards(conversion.ready.tree)
+    return replace(conversion, report=replace(conversion.report, notes=(*notes, *conversion.report.notes)))
 
 
 def _ledger(
     checkpoint: Checkpoint,
-    made: ConversionPlan,
+    plan: ConversionPlan,
     own: VerifiedSidecar,
     request: ConversionRequest,
     facts: AgentFacts,
@@ -320,25 +320,25 @@ def _ledger(
 
     `own` is the source's sidecar, `facts` are the given facts.
     """
-    assumed = sidecar.assumption_entries("architecture", made.report.assumed)
+    assumed = sidecar.assumption_entries("architecture", plan.report.assumed)
     if request.options.part is None:
         with contextlib.suppress(CkpttoolError):
             binding = recognize_playable_agent(checkpoint, request.options.layout)
             if binding is not None:
                 entries = build_agent(checkpoint, binding, own, facts).ledger
-                if made.binding is None:
+                if plan.binding is None:
                     # Layers converted one by one are those of the class, whose code is in another file.
                     entries = tuple(
-                        replace(each, beside=each.beside or each.what == "custom code") for each in entries
+                        replace(row, beside=row.beside or row.what == "custom code") for row in entries
                     )
                 return sidecar.merge_entries(entries, assumed)
-    if made.binding is not None:
-        tree = select_network_leaves(made.ready.tree, made.binding)
-        known = restore.merge_metadata(own.sidecar, restore.read_metadata(made.binding, tree))
-        entries = agent_ledger(checkpoint, made.binding, own.sidecar, known, tree)
+    if plan.binding is not None:
+        tree = select_network_leaves(plan.ready.tree, plan.binding)
+        known = restore.merge_metadata(own.sidecar, restore.read_metadata(plan.binding, tree))
+        entries = agent_ledger(checkpoint, plan.binding, own.sidecar, known, tree)
         return sidecar.merge_entries(entries, assumed)
-    written = {made.ready.names[move.source] for move in made.moves if move.source in made.ready.names}
-    return sidecar.merge_entries(evidence.unconverted_entries(checkpoint, written, made.kept), assumed)
+    written = {plan.ready.names[move.source] for move in plan.moves if move.source in plan.ready.names}
+    return sidecar.merge_entries(evidence.unconverted_entries(checkpoint, written, plan.kept), assumed)
 
 
 def _apply_facts(
@@ -361,7 +361,7 @@ def _apply_facts(
 
 
 def _loading_code(
-    target: str, request: ConversionRequest, made: ConversionPlan, checkpoint: Checkpoint
+    target: str, request: ConversionRequest, plan: ConversionPlan, checkpoint: Checkpoint
 ) -> tuple[str, ...]:
     """Return the code that loads the target; its names are the source's unless a layout renamed them.
 
@@ -372,9 +372,9 @@ def _loading_code(
         return ()
     from ckpttool.conversion.loading_code import format_loading_code
 
-    foreign = made.binding is None and format_framework(checkpoint.format) == "tensorflow"
-    root = made.binding is None and not foreign and all(len(move.source) == 1 for move in made.moves)
-    return format_loading_code(target, request.kind, made.tree, foreign=foreign, root=root)
+    foreign = plan.binding is None and format_framework(checkpoint.format) == "tensorflow"
+    root = plan.binding is None and not foreign and all(len(move.source) == 1 for move in plan.moves)
+    return format_loading_code(target, request.kind, plan.tree, foreign=foreign, root=root)
 
 
 def _require_code_target(request: ConversionRequest, checkpoint: Checkpoint) -> None:
@@ -403,12 +403,12 @@ def _write_code(
     return (*lines, f"actions = {name}.act(model, observations)") if "\ndef act(" in code else lines
 
 
-def _with_scores_of(made: Sidecar, layout: str) -> Sidecar:
+def _with_scores_of(written: Sidecar, layout: str) -> Sidecar:
     """Return the sidecar with what the outputs of the target's library are, e.g. quantiles in its order."""
     renamed: Mapping[str, str] = getattr(plugins.find("layouts", layout).load(), "WRITTEN_SCORES", {})
-    if made.choices is None or made.choices["scores"] not in renamed:
-        return made
-    return replace(made, choices={**made.choices, "scores": renamed[made.choices["scores"]]})
+    if written.choices is None or written.choices["scores"] not in renamed:
+        return written
+    return replace(written, choices={**written.choices, "scores": renamed[written.choices["scores"]]})
 
 
 def _with_spaces(
@@ -432,8 +432,8 @@ def _with_spaces(
     if recorded or part is None or part.component in agent.binding.fronts:
         return own, ()
     try:
-        with environments.make_vector_env(env, trusted=True) as made:
-            spec = made.spec
+        with environments.make_vector_env(env, trusted=True) as vector_env:
+            spec = vector_env.spec
     except CkpttoolError as error:
         return own, (f"no spaces were read, because {env} cannot be created: {error.message}",)
     agent = assume_choices(agent, spec)
@@ -444,15 +444,15 @@ def _with_spaces(
         name: (low.reshape(-1).tolist(), high.reshape(-1).tolist())
         for name, (low, high) in spec.observation_bounds.items()
     }
-    found: dict[str, Any] = {
+    spaces: dict[str, Any] = {
         "observation_space": schema.make_observation_space("gymnasium", observed),
         **({"action_low": list(bounds.low), "action_high": list(bounds.high)} if choices is None else {}),
         "choices": None if choices is None else choices.document(),
     }
-    found = {name: value for name, value in found.items() if value and getattr(known, name) is None}
+    spaces = {name: value for name, value in spaces.items() if value and getattr(known, name) is None}
     base = own.sidecar or Sidecar("")
-    origins = dict.fromkeys(found, f"given: the spaces of {env}")
-    return replace(own, sidecar=replace(base, **found, provenance={**base.provenance, **origins})), ()
+    origins = dict.fromkeys(spaces, f"given: the spaces of {env}")
+    return replace(own, sidecar=replace(base, **spaces, provenance={**base.provenance, **origins})), ()
 
 
 @dataclass(slots=True)
@@ -540,13 +540,13 @@ class _TargetWriter:
             require_new(output.file, self.checkpoint.files, force=self.request.options.force, in_store=True)
         return outputs
 
-    def _receipt(self, written: Digest, found: Checkpoint) -> Sidecar:
+    def _receipt(self, written: Digest, new_sidecar: Checkpoint) -> Sidecar:
         """Return the target's sidecar; raise OutputMismatchError if the outputs of a network differ."""
         options, binding, own = self.request.options, self.plan.binding, self.own
         if self.recorder is not None:
             own = replace(own, sha256=self.recorder.digest().sha256)
         if binding is None:
-            own = receipt.with_policy_facts(self.checkpoint, found, own, part=options.part)
+            own = receipt.with_policy_facts(self.checkpoint, new_sidecar, own, part=options.part)
             self.unproved = receipt.unplayable_note(own)
         made = receipt.conversion_receipt(
             self.checkpoint, self.plan, own, written, self.back, options.part, self.request.receipt()
@@ -556,7 +556,7 @@ class _TargetWriter:
             made = replace(made, obs_norm=None, provenance=recorded)
         made = _with_scores_of(made, self.request.kind.layout)
         if options.code is not None:
-            self.code = self._code(made, (own.sha256, written.sha256), found)
+            self.code = self._code(made, (own.sha256, written.sha256), new_sidecar)
         if not options.verify or binding is None:
             return made
         # Not a top-level import: most checkpoints that are no agents need it for nothing.
@@ -568,20 +568,20 @@ class _TargetWriter:
 
         before = prepared_source_agent(self.checkpoint, self.plan.ready.tree, binding, own)
         try:
-            self.proof = verify_outputs(before, found, self.target, made)
+            self.proof = verify_outputs(before, new_sidecar, self.target, made)
         except OutputMismatchError as error:
             self.proof, self.mismatch = error.proof, error
             raise
         return replace(made, parity=self.proof.entry())
 
-    def _code(self, made: Sidecar, digests: tuple[str | None, str], found: Checkpoint) -> str:
+    def _code(self, record: Sidecar, digests: tuple[str | None, str], checkpoint: Checkpoint) -> str:
         """Return the code of the written file's networks: of its agent, else of the source's graph.
 
         Raise UnsupportedError without either, and for what cannot be written exactly.
         """
         source = urls.display_url(self.checkpoint.path)
         try:
-            return self._agent_code(made, digests, found, source)
+            return self._agent_code(record, digests, checkpoint, source)
         except (UnsupportedError, UsageError) as error:
             refusal: CkpttoolError = error
         from ckpttool.conversion.graph_code import GraphPlan, write_graph_code
@@ -592,7 +592,7 @@ class _TargetWriter:
             f"for {os.path.basename(self.target)} (sha256 {digests[1]}).",
             *sidecar.describe_decisions(self.ledger),
         )
-        plan = GraphPlan(self.plan.ready.tree, self.plan.moves, found.tree, self.places)
+        plan = GraphPlan(self.plan.ready.tree, self.plan.moves, checkpoint.tree, self.places)
         target, tried = find_target_name(self.request.kind), False
         for read in (self._model_graph, self._policy_graph) if target in LANGUAGES else ():
             try:
@@ -606,21 +606,21 @@ class _TargetWriter:
         raise refusal
 
     def _agent_code(
-        self, made: Sidecar, digests: tuple[str | None, str], found: Checkpoint, source: str
+        self, record: Sidecar, digests: tuple[str | None, str], checkpoint: Checkpoint, source: str
     ) -> str:
         from ckpttool.conversion.model_code import write_code
 
         if self.plan.binding is not None and self.plan.binding.facts.one_hot:
             # The target's layout does not state how they are encoded.
             raise UnsupportedError("--code cannot write networks of discrete observations without a policy")
-        file = replace(found, path=self.target)
+        file = replace(checkpoint, path=self.target)
         # What its own file contains is read from under its temporary name.
         try:
-            binding = recognize_checkpoint(file) or recognize_playable_agent(found)
-            agent = None if binding is None else build_agent(found, binding, VerifiedSidecar(made))
+            binding = recognize_checkpoint(file) or recognize_playable_agent(checkpoint)
+            agent = None if binding is None else build_agent(checkpoint, binding, VerifiedSidecar(record))
         except CkpttoolError as error:
             error.file = self.target
-            error.hint = None if os.path.basename(found.path) in str(error.hint) else error.hint
+            error.hint = None if os.path.basename(checkpoint.path) in str(error.hint) else error.hint
             raise
         if agent is None:
             raise UnsupportedError(

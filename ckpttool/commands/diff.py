@@ -111,12 +111,12 @@ def diff(
     (6, 0, False)
     """
     if is_live(left) or is_live(right):
-        found = align_live_model(left, right, glob=glob, by=by, layout=layout, part=part)
+        alignment = align_live_model(left, right, glob=glob, by=by, layout=layout, part=part)
     elif part is not None or by == "model":
         raise UsageError("part and comparison by model require a checkpoint and a live model")
     else:
-        found = align(left, right, glob=glob, by=by, layout=layout)
-    return compare_alignment(found, sort, progress)
+        alignment = align(left, right, glob=glob, by=by, layout=layout)
+    return compare_alignment(alignment, sort, progress)
 
 
 def align(
@@ -167,8 +167,8 @@ def compare_alignment(
         (first.format, second.format),
         found.layouts,
         found.by,
-        both - sum(isinstance(each.left, Leaf) for each in changed),
-        tuple(sorted(changed, key=lambda each: each.distance(cast(Sort, sort)), reverse=True)),
+        both - sum(isinstance(entry.left, Leaf) for entry in changed),
+        tuple(sorted(changed, key=lambda entry: entry.distance(cast(Sort, sort)), reverse=True)),
         found.only_left,
         found.only_right,
         notes,

@@ -29,9 +29,9 @@ def filter_digest(found: Digest, glob: str | None) -> Digest:
     Raise UsageError for a `glob` without a match.
     """
     keep = compile_glob(glob)
-    kept = tuple(each for each in found.tensors if keep(each.path))
+    kept = tuple(tensor for tensor in found.tensors if keep(tensor.path))
     if glob is not None and not kept:
-        raise no_match_error(glob, [each.path for each in found.tensors], found.path)
+        raise no_match_error(glob, [tensor.path for tensor in found.tensors], found.path)
     return replace(found, tensors=kept)
 
 
@@ -77,11 +77,11 @@ def compare_with_saved(found: Digest, saved_file: str) -> DigestComparison:
         equal = saved["target_sha256"] == found.sha256
         return DigestComparison(equal, () if equal else ("the whole checkpoint",))
     try:
-        theirs = {t["key"]: (t["dtype"], tuple(t["shape"]), t["sha256"]) for t in saved["tensors"]}
+        saved_entries = {t["key"]: (t["dtype"], tuple(t["shape"]), t["sha256"]) for t in saved["tensors"]}
     except (KeyError, TypeError) as error:
         raise FormatError("the file is neither a saved digest nor a sidecar", file=saved_file) from error
-    ours = {t.key: (t.dtype, t.shape, t.sha256) for t in found.tensors}
-    different = tuple(k for k in ours if k in theirs and ours[k] != theirs[k])
-    only_here = tuple(k for k in ours if k not in theirs)
-    only_saved = tuple(k for k in theirs if k not in ours)
+    entries = {t.key: (t.dtype, t.shape, t.sha256) for t in found.tensors}
+    different = tuple(k for k in entries if k in saved_entries and entries[k] != saved_entries[k])
+    only_here = tuple(k for k in entries if k not in saved_entries)
+    only_saved = tuple(k for k in saved_entries if k not in entries)
     return DigestComparison(saved.get("sha256") == found.sha256, different, only_here, only_saved)

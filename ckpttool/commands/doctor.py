@@ -130,7 +130,7 @@ class Diagnosis:
             "format": self.format,
             "layout": self.layout,
             "healthy": not self.findings,
-            "findings": [each.document() for each in self.findings],
+            "findings": [finding.document() for finding in self.findings],
             "ledger": sidecar.entries_to_json(self.ledger),
             "notes": list(self.notes),
         }
@@ -236,13 +236,13 @@ _ACTIONS = {"torchscript": "compile", "tensorflow": "run", "onnx": "use", "progr
 def _loading_findings(checkpoint: Checkpoint, notes: list[str]) -> Iterator[Finding]:
     """Yield the code that would run if the framework loaded the file."""
     acting = [
-        each
+        reference
         for verdict in (code_references.CODE, code_references.UNKNOWN)
-        for each in code_references.filter_verdict(checkpoint.code_references, verdict)
+        for reference in code_references.filter_verdict(checkpoint.code_references, verdict)
     ]
     fix = data_only_command(checkpoint.path)
-    for each in acting[:_SHOWN]:
-        yield Finding("loading", f"loading it would {_describe_action(each)} {each.name}", fix)
+    for reference in acting[:_SHOWN]:
+        yield Finding("loading", f"loading it would {_describe_action(reference)} {reference.name}", fix)
     if len(acting) > _SHOWN:
         more = format_count(len(acting) - _SHOWN, "more name that runs code", "more names that run code")
         yield Finding("loading", f"and {more}", fix)
@@ -254,18 +254,18 @@ def _loading_findings(checkpoint: Checkpoint, notes: list[str]) -> Iterator[Find
         )
 
 
-def _describe_action(each: code_references.CodeReference) -> str:
-    if each.verdict == code_references.UNKNOWN:
+def _describe_action(reference: code_references.CodeReference) -> str:
+    if reference.verdict == code_references.UNKNOWN:
         return "create an instance of the unknown class"
-    return "call" if each.calls else _ACTIONS.get(each.by, "import")
+    return "call" if reference.calls else _ACTIONS.get(reference.by, "import")
 
 
 def _number_findings(numbers: Stats) -> Iterator[Finding]:
     """Yield the bad signs that `stats` finds, each sign once for all its tensors."""
     tensors: dict[str, list[str]] = {}
-    for each in numbers.tensors:
-        for sign in each.signs:
-            tensors.setdefault(sign, []).append(each.path)
+    for tensor in numbers.tensors:
+        for sign in tensor.signs:
+            tensors.setdefault(sign, []).append(tensor.path)
     for sign, paths in tensors.items():
         more = f" and {format_count(len(paths) - 1, 'other')}" if len(paths) > 1 else ""
         fix = "go back to an earlier checkpoint of the run" if sign.endswith(("NaN", "infinite")) else None
@@ -295,7 +295,7 @@ def _agent_findings(
     binding: RecognizedAgent | None,
     env: str | None,
     remarks: tuple[list[str], list[LedgerEntry]],
-    place: Callable[[Agent, str | None, list[str]], Iterator[Finding]],
+    examine: Callable[[Agent, str | None, list[str]], Iterator[Finding]],
     sha256: str | None = None,
     facts: AgentFacts = NO_FACTS,
 ) -> Iterator[Finding]:
@@ -329,10 +329,10 @@ def _agent_findings(
     except UsageError as error:
         yield Finding("agent", error.message, error.hint)
         return
-    entries += (each for each in agent.ledger if env is None or each != sidecar.NO_BOUNDS)
+    entries += (entry for entry in agent.ledger if env is None or entry != sidecar.NO_BOUNDS)
     bounds = f"{format_command('eval', checkpoint.path, '--env', 'ID')} uses the bounds of the environment"
     yield from _unused_entry_findings(entries, bounds)
-    yield from place(agent, env, notes)
+    yield from examine(agent, env, notes)
 
 
 def _conversion_ledger(checkpoint: Checkpoint, sha256: str | None) -> LedgerEntries:
@@ -368,9 +368,9 @@ def _environment_findings(agent: Agent, env: str | None, notes: list[str]) -> It
         return
     try:
         how = Protocol()
-        place = playing.choose_environment(agent, env, how)
-        with place.make(1, how.engine) as vector:
-            entrant = playing.prepare_agent(agent, place, how, vector.spec)
+        environment = playing.choose_environment(agent, env, how)
+        with environment.make(1, how.engine) as vector:
+            entrant = playing.prepare_agent(agent, environment, how, vector.spec)
     except MissingExtraError as error:
         notes.append(f"environment not checked: {error.message}")
         return

@@ -50,9 +50,9 @@ def evaluate(
     options = EvaluationOptions(env, how, layout, facts)
     require_backend(how)
     agent = options.restore(path)
-    place = options.environment(agent)
-    with place.make(how.at_once, how.engine, device=how.device) as vector:
-        entrant = prepare_agent(agent, place, how, vector.spec)
+    environment = options.environment(agent)
+    with environment.make(how.at_once, how.engine, device=how.device) as vector:
+        entrant = prepare_agent(agent, environment, how, vector.spec)
         return replace(play_stacked((entrant,), how, vector, progress)[0], options=options)
 
 

@@ -82,13 +82,15 @@ def _inspect_path(path: str, glob: str | None, layout: str | None) -> Checkpoint
         latest = resolve(path).location
     except CkpttoolError as error:
         return _without_latest(path, error, glob, layout)
-    found = summary(path, glob, layout)
+    result = summary(path, glob, layout)
     home = folder.run_folder(latest, path)
     if home is None:
-        return found
+        return result
     state, notes = folder.read_state_file(home)
     listed = folder.list_by_step(home, state, latest)
-    return replace(found, checkpoints=tuple(folder.add_training_counts(listed)), notes=(*found.notes, *notes))
+    return replace(
+        result, checkpoints=tuple(folder.add_training_counts(listed)), notes=(*result.notes, *notes)
+    )
 
 
 def _without_latest(
@@ -98,13 +100,13 @@ def _without_latest(
 
     state, notes = folder.read_state_file(path)
     listed = folder.list_by_step(path, state, None)
-    whole = [each for each in listed if each.complete and each.format is not None]
+    whole = [entry for entry in listed if entry.complete and entry.format is not None]
     choice = paths.choose_checkpoint(path) if state is None else paths.CheckpointChoice(path, path)
     if choice.location != path:
-        found = summary(choice.location, glob, layout)
+        result = summary(choice.location, glob, layout)
         listed = folder.expand_run(listed, path)
-        listed = [replace(each, latest=each.path == choice.location) for each in listed]
-        return replace(found, checkpoints=tuple(folder.add_training_counts(listed)))
+        listed = [replace(entry, latest=entry.path == choice.location) for entry in listed]
+        return replace(result, checkpoints=tuple(folder.add_training_counts(listed)))
     if len(listed) < 2 and choice.candidates:
         notes = [f"deeper folders were not searched: ckpttool check {shlex.quote(path)} searches all"]
         return CheckpointFolder(

@@ -41,8 +41,8 @@ def _layout_row(plugin: plugins.Plugin) -> PluginRow:
 
     module = plugin.load()
     table = module.TABLE
-    writes, seen = recognize.can_write(module), table.seen or None
-    return PluginRow(plugin.name, table.title, True, plugin.extra, reads=True, writes=writes, seen=seen)
+    writes, version = recognize.can_write(module), table.seen or None
+    return PluginRow(plugin.name, table.title, True, plugin.extra, reads=True, writes=writes, seen=version)
 
 
 def _backend_row(plugin: plugins.Plugin) -> PluginRow:

@@ -135,18 +135,18 @@ def find_run(path: str, layout: str | None = None, reading: RunReading | None = 
     if len(entries) < 2:
         return None
     how = reading or RunReading(layout=layout)
-    named = {_named_step(each.path): each for each in entries}
+    named = {_named_step(entry.path): entry for entry in entries}
     ordered = reading is not None and None not in named and len(named) == len(entries)
     if ordered:
-        entries = [each for _, each in sorted(named.items(), key=lambda pair: pair[0] or 0)]
+        entries = [entry for _, entry in sorted(named.items(), key=lambda pair: pair[0] or 0)]
     members = list(_read_members(entries, None, how, values=ordered))
     kind = _common_kind(members)
     if kind is None:
         return None
-    run = [each for each in members if _is_of(each, kind)]
-    notes += [_left_out(each, kind) for each in members if not _is_of(each, kind)]
-    source = training_counters.most_common_source([each.counts for each in run if each.error is None])
-    steps = [each.counts.get(source) for each in run if each.error is None] if source else []
+    run = [member for member in members if _is_of(member, kind)]
+    notes += [_left_out(member, kind) for member in members if not _is_of(member, kind)]
+    source = training_counters.most_common_source([member.counts for member in run if member.error is None])
+    steps = [member.counts.get(source) for member in run if member.error is None] if source else []
     if len({step for step in steps if step is not None}) < 2:
         return None
     return RunFiles(path, tuple(_training_order(run, source)), source, tuple(notes), how)
@@ -157,16 +157,16 @@ def _training_order(run: Sequence[RunMember], source: str | None) -> list[RunMem
 
     One without a step (damaged) is where the number in its name puts it, else last.
     """
-    named = sorted(run, key=lambda each: natural_sort_key(each.path))
+    named = sorted(run, key=lambda member: natural_sort_key(member.path))
     known = sorted(
-        (each for each in named if (source or "") in each.counts), key=lambda each: each.counts[source or ""]
+        (row for row in named if (source or "") in row.counts), key=lambda member: member.counts[source or ""]
     )
-    for member in (each for each in named if (source or "") not in each.counts):
+    for member in (member for member in named if (source or "") not in member.counts):
         number = member.counts.get(training_counters.NAME)
         later = (
             at
-            for at, each in enumerate(known)
-            if number is not None and each.counts.get(training_counters.NAME, -1) > number
+            for at, member in enumerate(known)
+            if number is not None and member.counts.get(training_counters.NAME, -1) > number
         )
         known.insert(next(later, len(known)), member)
     return known
@@ -174,34 +174,34 @@ def _training_order(run: Sequence[RunMember], source: str | None) -> list[RunMem
 
 def _folder_entries(path: str) -> tuple[list[CheckpointEntry], list[str]]:
     """Return the checkpoints that lie in one folder, or in one numbered folder each; and notes on others."""
-    found = [each for each in expand_paths([path]) if not each.named]
+    entries = [entry for entry in expand_paths([path]) if not entry.named]
     by_folder: dict[str, list[CheckpointEntry]] = {}
-    for each in found:
-        by_folder.setdefault(os.path.normpath(os.path.dirname(each.path)), []).append(each)
-    if not found:
+    for entry in entries:
+        by_folder.setdefault(os.path.normpath(os.path.dirname(entry.path)), []).append(entry)
+    if not entries:
         return _numbered_folders(path), []
     direct = by_folder.pop(os.path.normpath(path), [])
     if not direct and len(by_folder) == 1:
         # A subfolder is listed by its latest checkpoint.
-        return [each for each in expand_paths([*by_folder]) if not each.named], []
+        return [entry for entry in expand_paths([*by_folder]) if not entry.named], []
     if not direct:
         return _numbered_folders(path), []
-    below = [each for entries in by_folder.values() for each in entries]
-    return direct, [f"{os.path.relpath(each.path, path)} is in a subfolder and is left out" for each in below]
+    below = [entry for entries in by_folder.values() for entry in entries]
+    return direct, [f"{os.path.relpath(row.path, path)} is in a subfolder and is left out" for row in below]
 
 
 def _numbered_folders(path: str) -> list[CheckpointEntry]:
     """Return the checkpoints of folders that are named by training steps, if each has exactly one."""
     names = [name for name in list_names(path) if _STEP_FOLDER.fullmatch(name)]
-    found: list[CheckpointEntry] = []
+    entries: list[CheckpointEntry] = []
     for name in sorted(names, key=natural_sort_key):
         inside = expand_paths([os.path.join(path, name)])
         # The model of a Hugging Face trainer is beside files of its optimizer and random states.
-        models = [each for each in inside if os.path.basename(each.path) in _MODELS]
+        models = [entry for entry in inside if os.path.basename(entry.path) in _MODELS]
         if len(inside) != 1 and len(models) != 1:
             return []
-        found += models or inside
-    return found
+        entries += models or inside
+    return entries
 
 
 _Previous = tuple[str, Checkpoint, Mapping[Path, np.ndarray]]
@@ -218,7 +218,7 @@ def _read_members(
     With `values` they are also read, and each is compared with the one before it.
     """
     # Of a remote run, other processes would fetch the same files again.
-    remote = any(filesystem.find_store(each.path) is not None for each in entries)
+    remote = any(filesystem.find_store(entry.path) is not None for entry in entries)
     alone = remote or (how.ray is None and count_jobs(len(entries), how.jobs) < 2)
     size = len(entries) if alone else _TOGETHER
     tasks = []
@@ -231,7 +231,7 @@ def _read_members(
         return
     done = 0
     tasks = [task._replace(how=replace(how, progress=ignore_progress)) for task in tasks]
-    paths = [each.path for each in entries]
+    paths = [entry.path for entry in entries]
     jobs = how.jobs if how.ray is not None else count_jobs(len(entries), how.jobs)
     for members in run_tasks(tasks, paths, jobs, how.ray):
         yield from members
@@ -272,7 +272,7 @@ class _ReadTask(NamedTuple):
     def single(self) -> list[_ReadTask]:
         """Return a task for each checkpoint."""
         pairs = pairwise((self.before, *self.entries))
-        return [self._replace(entries=(each,), before=last) for last, each in pairs if each is not None]
+        return [self._replace(entries=(entry,), before=last) for last, entry in pairs if entry is not None]
 
     def failed(self, error: CkpttoolError) -> list[RunMember]:
         """Return the only checkpoint, which ended its process."""
@@ -318,9 +318,9 @@ def _named_counts(path: str) -> dict[str, int]:
 
 def _named_step(path: str) -> int | None:
     """Return the step in the name of a checkpoint, else in that of its folder (`checkpoint-500/model.pt`)."""
-    found = step_in_name(os.path.basename(path))
+    step = step_in_name(os.path.basename(path))
     folder = os.path.basename(os.path.dirname(path))
-    return step_in_name(folder) if found is None and _STEP_FOLDER.fullmatch(folder) else found
+    return step_in_name(folder) if step is None and _STEP_FOLDER.fullmatch(folder) else step
 
 
 _Kind = tuple[str | None, str | None]
@@ -328,7 +328,7 @@ _Kind = tuple[str | None, str | None]
 
 def _common_kind(members: Sequence[RunMember]) -> _Kind | None:
     """Return format and layout of the run: those of most checkpoints, agents before other files."""
-    kinds = Counter((each.format, each.layout) for each in members if each.error is None)
+    kinds = Counter((member.format, member.layout) for member in members if member.error is None)
     return max(kinds, key=lambda kind: (kind[1] is not None, kinds[kind]), default=None)
 
 
@@ -343,8 +343,8 @@ def _left_out(member: RunMember, kind: _Kind) -> str:
     name = os.path.basename(member.path)
     if member.error is not None:
         return f"{name} is left out: {describe_error(member.error)}"
-    own, theirs = (" ".join(filter(None, each)) for each in ((member.format, member.layout), kind))
-    return f"{name} ({own}) is left out: the run has checkpoints of another kind ({theirs})"
+    own, run_kind = (" ".join(filter(None, names)) for names in ((member.format, member.layout), kind))
+    return f"{name} ({own}) is left out: the run has checkpoints of another kind ({run_kind})"
 
 
 # Bytes that wait to be hashed.
@@ -377,7 +377,7 @@ class LayerHistory:
 
     def document(self) -> dict[str, Any]:
         """Return the JSON object."""
-        found: dict[str, Any] = replace_nonfinite(
+        document: dict[str, Any] = replace_nonfinite(
             {
                 "path": self.path,
                 "tensors": self.tensors,
@@ -386,7 +386,7 @@ class LayerHistory:
                 "updates": list(self.updates),
             }
         )
-        return found
+        return document
 
 
 @dataclass(slots=True)
@@ -462,10 +462,10 @@ def _shapes(column: Mapping[str, LayerSums]) -> dict[str, dict[str, Shape]]:
 
 
 def _layer_history(layer: str, columns: Sequence[Mapping[str, LayerSums] | None]) -> LayerHistory:
-    found = [None if column is None else column.get(layer) for column in columns]
-    last = next(sums for sums in reversed(found) if sums is not None)
-    norms = tuple(None if sums is None else sums.norm for sums in found)
-    changes = tuple(map(_change, (None, *found[:-1]), found))
+    layers_by_step = [None if column is None else column.get(layer) for column in columns]
+    last = next(sums for sums in reversed(layers_by_step) if sums is not None)
+    norms = tuple(None if sums is None else sums.norm for sums in layers_by_step)
+    changes = tuple(map(_change, (None, *layers_by_step[:-1]), layers_by_step))
     sizes = sum(math.prod(shape) for shape in last.shapes.values())
     return LayerHistory(layer, len(last.shapes), sizes, norms, changes)
 
@@ -510,23 +510,23 @@ def fold_layers(layers: Sequence[LayerHistory], most: int) -> tuple[tuple[LayerH
     """
     if len(layers) <= most:
         return tuple(layers), 0
-    deepest = max(each.path.count("/") for each in layers) + 1
+    deepest = max(layer.path.count("/") for layer in layers) + 1
     for depth in range(deepest, 0, -1):
         groups: dict[str, list[LayerHistory]] = {}
-        for each in layers:
-            groups.setdefault("/".join(each.path.split("/")[:depth]), []).append(each)
+        for layer in layers:
+            groups.setdefault("/".join(layer.path.split("/")[:depth]), []).append(layer)
         if len(groups) <= most or depth == 1:
             return tuple(_join_layers(path, group) for path, group in groups.items())[:most], depth
     return tuple(layers[:most]), 1
 
 
 def _join_layers(path: str, layers: Sequence[LayerHistory]) -> LayerHistory:
-    totals = (sum(each.tensors for each in layers), sum(each.parameters for each in layers))
+    totals = (sum(layer.tensors for layer in layers), sum(layer.parameters for layer in layers))
     norms, changes = [], []
     for at in range(len(layers[0].norms)):
-        sizes = [each.norms[at] for each in layers if each.norms[at] is not None]
+        sizes = [layer.norms[at] for layer in layers if layer.norms[at] is not None]
         norms.append(_root_of_squares(sizes) if sizes else None)
-        changes.append(_root_of_squares([each.changes[at] for each in layers]))
+        changes.append(_root_of_squares([layer.changes[at] for layer in layers]))
     return LayerHistory(path, *totals, tuple(norms), tuple(changes))
 
 
@@ -554,7 +554,7 @@ class FindingHistory:
     @property
     def sentences(self) -> tuple[str | None, ...]:
         """The text at each checkpoint, None where there is none."""
-        return tuple("; ".join(each) if each else None for each in self.texts)
+        return tuple("; ".join(text) if text else None for text in self.texts)
 
     def document(self) -> dict[str, Any]:
         """Return the JSON object."""
@@ -563,15 +563,15 @@ class FindingHistory:
 
 def _trace_findings(columns: Sequence[Sequence[Finding] | None]) -> tuple[FindingHistory, ...]:
     """Return each finding with its text at each checkpoint; None columns are unreadable checkpoints."""
-    found: dict[tuple[str, str], list[tuple[str, ...]]] = {}
+    histories: dict[tuple[str, str], list[tuple[str, ...]]] = {}
     fixes: dict[tuple[str, str], str | None] = {}
     for at, column in enumerate(columns):
-        for each in column or ():
-            key = each.topic, _NUMBER.sub("#", each.sentence)
-            texts = found.setdefault(key, [()] * len(columns))
-            texts[at] = (*texts[at], each.sentence)
-            fixes[key] = each.fix
-    return tuple(FindingHistory(key[0], tuple(texts), fixes[key]) for key, texts in found.items())
+        for finding in column or ():
+            key = finding.topic, _NUMBER.sub("#", finding.sentence)
+            texts = histories.setdefault(key, [()] * len(columns))
+            texts[at] = (*texts[at], finding.sentence)
+            fixes[key] = finding.fix
+    return tuple(FindingHistory(key[0], tuple(texts), fixes[key]) for key, texts in histories.items())
 
 
 @dataclass(frozen=True, slots=True)
@@ -617,9 +617,9 @@ class RunHistory:
         """Return the JSON object."""
         return {
             "step_from": self.step_from,
-            "checkpoints": [each.document() for each in self.checkpoints],
-            "layers": [each.document() for each in self.layers],
-            "findings": [each.document() for each in self.findings],
+            "checkpoints": [checkpoint.document() for checkpoint in self.checkpoints],
+            "layers": [layer.document() for layer in self.layers],
+            "findings": [finding.document() for finding in self.findings],
             **self.logs.document(),
         }
 
@@ -638,24 +638,24 @@ def follow_run(
     values; raise its error if there is no other.
     """
     members = _read_rest(run, RunReading(glob, layout, run.reading.jobs, run.reading.ray, progress))
-    columns = [_readable_column(each) for each in members]
-    readable = [(each, column) for each, column in zip(members, columns, strict=True) if column is not None]
+    columns = [_readable_column(member) for member in members]
+    readable = [(name, column) for name, column in zip(members, columns, strict=True) if column is not None]
     if not readable:
         raise next(error for error in map(_reason, members) if error is not None)
     latest, column = readable[-1]
     summary = _summarize_latest(latest.entry, column, layout, glob)
     logs = find_logs(summary.checkpoint.path)
-    sums = [None if each is None else each.layers for each in columns]
+    sums = [None if column is None else column.layers for column in columns]
     return RunHistory(
         run.path,
         tuple(map(_checkpoint_row, members, map(run.step, members))),
         _trace_layers(sums),
-        _trace_findings([None if each is None else each.findings for each in columns]),
+        _trace_findings([None if column is None else column.findings for column in columns]),
         logs,
         run.step_from,
         summary,
         column.sha256,
-        tuple(file for _, each in readable for file in each.files),
+        tuple(file for _, column in readable for file in column.files),
         (
             *run.notes,
             *_reshaped_notes(members, _find_reshaped(sums)),
@@ -673,9 +673,9 @@ def _read_rest(run: RunFiles, how: RunReading) -> list[RunMember]:
     """
     members = list(run.members)
     if run.reading != how:
-        members = [replace(each, column=None) for each in members]
+        members = [replace(member, column=None) for member in members]
     pairs = pairwise((None, *members))
-    done = [each is not None and (each.error is not None or each.follows(last)) for last, each in pairs]
+    done = [name is not None and (name.error is not None or name.follows(last)) for last, name in pairs]
     for known, group in groupby(range(len(members)), done.__getitem__):
         numbers = [] if known else list(group)
         if numbers:

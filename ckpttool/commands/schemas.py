@@ -32,14 +32,14 @@ class SchemaRow:
 
 def schema_names() -> tuple[str, ...]:
     """Return the names of all schemas."""
-    found = (name.removesuffix(_SUFFIX) for name in os.listdir(_FOLDER) if name.endswith(_SUFFIX))
-    return tuple(sorted(name for name in found if name != _SHARED))
+    names = (name.removesuffix(_SUFFIX) for name in os.listdir(_FOLDER) if name.endswith(_SUFFIX))
+    return tuple(sorted(name for name in names if name != _SHARED))
 
 
 def list_schemas() -> tuple[SchemaRow, ...]:
     """Return what can be printed, in the order of names."""
     return tuple(
-        SchemaRow(name, (found := _load_schema(name))["$id"], found["title"]) for name in schema_names()
+        SchemaRow(name, (schema := _load_schema(name))["$id"], schema["title"]) for name in schema_names()
     )
 
 
@@ -63,20 +63,20 @@ def schema(name: str) -> dict[str, Any]:
 
 def _collect_references(name: str) -> list[str]:
     """Return the schema and all schemas that it references, directly or indirectly."""
-    found = [name]
-    for each in found:
-        text = _read_schema(each)
-        found += [
+    names = [name]
+    for schema_name in names:
+        text = _read_schema(schema_name)
+        names += [
             other
             for other in (_SHARED, *schema_names())
-            if other not in found and f'"{_load_schema(other)["$id"]}#' in text
+            if other not in names and f'"{_load_schema(other)["$id"]}#' in text
         ]
-    return found
+    return names
 
 
 def _load_schema(name: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(_read_schema(name))
-    return found
+    schema: dict[str, Any] = json.loads(_read_schema(name))
+    return schema
 
 
 @functools.cache

@@ -92,7 +92,7 @@ class Stats:
     def finite(self) -> bool:
         """Return whether all values are numbers, neither NaN nor infinite."""
         return not any(
-            count_nonfinite(each.path.split("/"), each.leaf, each.moments) for each in self.tensors
+            count_nonfinite(tensor.path.split("/"), tensor.leaf, tensor.moments) for tensor in self.tensors
         )
 
     def document(self) -> dict[str, Any]:
@@ -102,8 +102,8 @@ class Stats:
             "format": self.format,
             "layout": self.layout,
             "finite": self.finite,
-            "tensors": [each.document() for each in self.tensors],
-            "modules": [each.document() for each in self.modules],
+            "tensors": [tensor.document() for tensor in self.tensors],
+            "modules": [module.document() for module in self.modules],
             "left_out": list(self.left_out),
         }
 
@@ -170,16 +170,14 @@ def compute_stats(
     if glob is not None and not chosen:
         raise no_match_error(glob, [tree.names[at] for at, _ in tree.tensors()], checkpoint.path)
     total, done = sum(leaf.nbytes for _, leaf in chosen), 0
-    found, left_out = [], []
+    rows, left_out = [], []
     if processes.is_spread(jobs, ray):
         left_out = [tree.names[at] for at, leaf in chosen if leaf.dtype == "string"]
         chosen = [(at, leaf) for at, leaf in chosen if leaf.dtype != "string"]
         entries = [
             ((tree.names[at], at, leaf, histograms), tree.names[at], leaf.nbytes) for at, leaf in chosen
         ]
-        found = list(
-            processes.map_entries(_entry_stats, entries, (checkpoint,), progress, jobs=jobs, ray=ray)
-        )
+        rows = list(processes.map_entries(_entry_stats, entries, (checkpoint,), progress, jobs=jobs, ray=ray))
         chosen = []
     for at, leaf in chosen:
         if leaf.dtype == "string":
@@ -187,7 +185,7 @@ def compute_stats(
             continue
         try:
             values = leaf.values()
-            found.append(tensor_stats(tree.names[at], at, leaf, values, counted=histograms))
+            rows.append(tensor_stats(tree.names[at], at, leaf, values, counted=histograms))
             if observe is not None:
                 observe(at, leaf, values)
         except CkpttoolError as error:
@@ -198,8 +196,8 @@ def compute_stats(
         urls.display_url(checkpoint.path),
         checkpoint.format,
         None if binding is None else binding.layout,
-        tuple(found),
-        tuple(_modules(found)) if histograms else (),
+        tuple(rows),
+        tuple(_modules(rows)) if histograms else (),
         tuple(left_out),
     )
 
@@ -224,16 +222,16 @@ def tensor_stats(name: str, path: Path, leaf: Leaf, array: Values, *, counted: b
     return TensorStats(name, leaf, known, counts, tuple(find_warning_signs(path, leaf, known, array)))
 
 
-def _modules(found: list[TensorStats]) -> Iterator[ModuleStats]:
+def _modules(tensors: list[TensorStats]) -> Iterator[ModuleStats]:
     sums: dict[str, tuple[int, Moments]] = {"": (0, Moments())}
-    for each in found:
-        steps = each.path.split("/")
+    for tensor in tensors:
+        steps = tensor.path.split("/")
         if len(steps) > limits.current().path_depth:
             raise limits.limit_error("path_depth", "a tensor path has too many levels", len(steps))
         for end in range(len(steps)):
             above = "/".join(steps[:end])
             count, known = sums.get(above, (0, Moments()))
-            sums[above] = (count + 1, known + each.moments)
+            sums[above] = (count + 1, known + tensor.moments)
     return (ModuleStats(path, count, known) for path, (count, known) in sums.items())
 
 

@@ -91,12 +91,12 @@ class JobFactory:
             raise no_agent_error(checkpoint)
         if agent is None or not (entry.named or agent.binding.policy):
             return None
-        place = self.options.environment(agent)
-        spec = self._spec(place)
-        playable = prepare_agent(agent, place, self._how, spec)
+        environment = self.options.environment(agent)
+        spec = self._spec(environment)
+        playable = prepare_agent(agent, environment, self._how, spec)
         versions = collect_versions(self._backend, spec)
         policy = hash_policy(playable.network)
-        key = evaluation_key(policy, place.identity, self._how, versions)
+        key = evaluation_key(policy, environment.identity, self._how, versions)
         return EvaluationJob(number, playable, key, training_counters.steps_by_source(agent), versions)
 
     def _agent(self, checkpoint: Checkpoint, *, named: bool, alone: bool) -> Agent | None:
@@ -117,17 +117,17 @@ class JobFactory:
         agent = build_agent(checkpoint, binding, read_verified_sidecar(checkpoint), self.options.facts)
         return repeat_statistics(agent, self._how)
 
-    def _spec(self, place: EvaluationEnvironment) -> EnvSpec:
+    def _spec(self, environment: EvaluationEnvironment) -> EnvSpec:
         """Return the environment constraints on an agent there."""
-        if place not in self._specs:
+        if environment not in self._specs:
             try:
-                with place.make(1, self._how.engine, device=self._how.device) as one:
-                    self._specs[place] = one.spec
+                with environment.make(1, self._how.engine, device=self._how.device) as one:
+                    self._specs[environment] = one.spec
             except (UsageError, MissingExtraError) as error:
-                if place.trusted:
+                if environment.trusted:
                     raise RequestError(error) from None
                 raise
-        return self._specs[place]
+        return self._specs[environment]
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,36 +173,36 @@ class Sweep:
     @property
     def evaluations(self) -> tuple[Evaluation, ...]:
         """The evaluations alone."""
-        return tuple(each.evaluation for each in self.scored)
+        return tuple(checkpoint.evaluation for checkpoint in self.scored)
 
     @property
     def highest(self) -> Evaluation:
         """The evaluation with the highest mean that is a number, if any is."""
-        known = [each for each in self.evaluations if not math.isnan(each.statistics.mean)]
-        return max(known or self.evaluations, key=lambda each: each.statistics.mean)
+        known = [evaluation for evaluation in self.evaluations if not math.isnan(evaluation.statistics.mean)]
+        return max(known or self.evaluations, key=lambda evaluation: evaluation.statistics.mean)
 
     @property
     def best_first(self) -> tuple[ScoredCheckpoint, ...]:
         """The scored checkpoints in the order of the ranking; as they were named, if nothing is ranked."""
-        ranks = {each.checkpoint: each.rank for each in self.ranking}
-        return tuple(sorted(self.scored, key=lambda each: ranks.get(each.evaluation.checkpoint, 0)))
+        ranks = {row.checkpoint: row.rank for row in self.ranking}
+        return tuple(sorted(self.scored, key=lambda saved: ranks.get(saved.evaluation.checkpoint, 0)))
 
     def document(self) -> dict[str, Any]:
         """Return the JSON document."""
         return {
             "evaluations": [
                 {
-                    **each.evaluation.document(),
-                    "step": each.step,
-                    **training_counters.step_columns(each.counts),
+                    **checkpoint.evaluation.document(),
+                    "step": checkpoint.step,
+                    **training_counters.step_columns(checkpoint.counts),
                 }
-                for each in self.scored
+                for checkpoint in self.scored
             ],
-            "ranking": [each.document() for each in self.ranking],
+            "ranking": [row.document() for row in self.ranking],
             "best": None if self.best is None else self.best.document(),
             "curve": [point.document() for point in self.curve],
             "step_from": self.step_from,
-            "failed": [each.document() for each in self.failed],
+            "failed": [failure.document() for failure in self.failed],
             "resumed": self.resumed,
             "interrupted": self.interrupted,
             "notes": list(self.notes),

@@ -45,8 +45,8 @@ def textconv(file: str) -> tuple[str, ...]:
     """
     try:
         try:
-            with _isolate_file(file) as place:
-                return tuple(_summary_lines(open_checkpoint(place)))
+            with _isolate_file(file) as copy:
+                return tuple(_summary_lines(open_checkpoint(copy)))
         except CkpttoolError as error:
             return _describe_raw_file(file, _message_without_file(error))
     except OSError as error:
@@ -57,9 +57,9 @@ def textconv(file: str) -> tuple[str, ...]:
 def _isolate_file(file: str) -> Iterator[str]:
     """Yield a path with the same bytes and file name, in a folder without other files."""
     with tempfile.TemporaryDirectory(prefix="ckpttool-") as folder:
-        place = os.path.join(folder, os.path.basename(file))
-        os.symlink(os.path.realpath(file), place)
-        yield place
+        copy = os.path.join(folder, os.path.basename(file))
+        os.symlink(os.path.realpath(file), copy)
+        yield copy
 
 
 def _describe_raw_file(file: str, sentence: str) -> tuple[str, ...]:
@@ -94,16 +94,16 @@ def _summary_lines(checkpoint: Checkpoint) -> Iterator[str]:
     if binding is not None:
         yield f"layout {binding.layout}"
     for verdict in (code_references.CODE, code_references.UNKNOWN, code_references.CLASSES):
-        for each in sorted(
-            code_references.filter_verdict(checkpoint.code_references, verdict), key=lambda each: each.name
+        for reference in sorted(
+            code_references.filter_verdict(checkpoint.code_references, verdict), key=lambda name: name.name
         ):
-            yield f"loading {'calls' if each.calls else 'imports'} {each.name} ({verdict})"
+            yield f"loading {'calls' if reference.calls else 'imports'} {reference.name} ({verdict})"
     names = [
         (tree.names[path].removesuffix(_SUFFIX), described) for path, described in _entry_lines(checkpoint)
     ]
     for path, aliases in tree.aliases.items():
         names += [(tree.alias_name(alias), f"alias of {tree.names[path]}") for alias in aliases]
-    for name, described in sorted(names, key=lambda each: natural_sort_key(each[0])):
+    for name, described in sorted(names, key=lambda reference: natural_sort_key(reference[0])):
         yield f"{name} {described}"
 
 
@@ -136,8 +136,10 @@ def _stored_checksums(leaf: Leaf | ValueLeaf) -> str:
     """Return the checksums in the index for a tensor whose bytes are in another file."""
     source = leaf.source if isinstance(leaf, Leaf) else None
     parts = [part for _, part in source.parts] if isinstance(source, SlicedTensor) else [source]
-    found = [getattr(part, "checksum", None) for part in parts if not isinstance(part, Span)]
-    return " ".join(f"{each.kind} {each.value:08x}" for each in found if isinstance(each, Checksum))
+    checksums = [getattr(part, "checksum", None) for part in parts if not isinstance(part, Span)]
+    return " ".join(
+        f"{checksum.kind} {checksum.value:08x}" for checksum in checksums if isinstance(checksum, Checksum)
+    )
 
 
 def _describe_value(leaf: ValueLeaf) -> str:
@@ -165,7 +167,7 @@ def _describe_numbers(leaf: Leaf) -> str:
         shown = ", ".join(map(str, array.reshape(-1)))
         return f"= [{shown}]" if leaf.shape else f"= {shown}"
     known = moments.compute_moments(array)
-    found = [f"{n:,} {word}" for n, word in ((known.nans, "NaN"), (known.infs, "infinite")) if n]
+    problems = [f"{n:,} {word}" for n, word in ((known.nans, "NaN"), (known.infs, "infinite")) if n]
     if known.finite:
-        found.insert(0, f"{known.low:.4g} to {known.high:.4g}, mean {known.mean:.4g}, std {known.std:.4g}")
-    return ", ".join(found)
+        problems.insert(0, f"{known.low:.4g} to {known.high:.4g}, mean {known.mean:.4g}, std {known.std:.4g}")
+    return ", ".join(problems)

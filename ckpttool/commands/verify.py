@@ -96,7 +96,9 @@ class Verification:
         """Whether every network is within the tolerance, every update within its bound, and all equal."""
         forward = all(network.within for network in self.networks)
         trained = (self.training, None if self.models is None else self.models.training)
-        return forward and all(each is None or each.within for each in trained) and not self.discrepancies
+        return (
+            forward and all(result is None or result.within for result in trained) and not self.discrepancies
+        )
 
     @property
     def discrepancies(self) -> tuple[Discrepancy, ...]:
@@ -179,13 +181,13 @@ def verify(
         return _verify_contents(first, second, options, progress)
     a = restore_side(sides, 0, options.layout, options)
     b = restore_side(sides, 1, None, options)
-    found = _compare_networks(a, b, (first, second), options, progress)
+    result = _compare_networks(a, b, (first, second), options, progress)
     trained = options.steps is not None
     left = [list(_untested_parts(agent, trained=trained)) for agent in (a, b)]
     lines = [f"{word}: {', '.join(parts)}" for word, parts in zip("AB", left, strict=True) if parts]
     return replace(
-        found,
-        not_compared=(*found.not_compared, *([", ".join(left[0])] if left[0] == left[1] != [] else lines)),
+        result,
+        not_compared=(*result.not_compared, *([", ".join(left[0])] if left[0] == left[1] != [] else lines)),
     )
 
 
@@ -204,17 +206,17 @@ def _verify_models(
         options.facts,
         None if options.steps is None else TrainingOptions(options.steps, *options.of_training),
     )
-    found = compare_models(sides[0], sides[1], chosen, progress)
+    comparison = compare_models(sides[0], sides[1], chosen, progress)
     return Verification(
         urls.display_url(sides[0].path),
         urls.display_url(sides[1].path),
-        found.engines,
-        found.outputs,
+        comparison.engines,
+        comparison.outputs,
         _describe_tolerance(options.tolerance),
-        (*found.assumed, *(() if found.training is None else found.training.assumed)),
-        (*found.notes, *(() if found.training is None else found.training.notes)),
-        not_compared=found.not_compared,
-        models=found,
+        (*comparison.assumed, *(() if comparison.training is None else comparison.training.assumed)),
+        (*comparison.notes, *(() if comparison.training is None else comparison.training.notes)),
+        not_compared=comparison.not_compared,
+        models=comparison,
     )
 
 
@@ -229,13 +231,13 @@ def _compare_networks(
         raise UsageError("the two checkpoints have no network in common", file=paths[1])
     assumed: list[str] = []
     compared, notes = pair_networks(a, b, titles, assumed)
-    found, training = [], None
+    networks, training = [], None
     backends = (available_backend(a), available_backend(b))
     with contextlib.ExitStack() as stack:
         workers = [stack.enter_context(_start_worker(name, options)) for name in backends]
         for number, (title, (left, right)) in enumerate(compared.items()):
             progress(number, len(compared))
-            found.append(_measure_network(title, left, right, workers, options.tolerance))
+            networks.append(_measure_network(title, left, right, workers, options.tolerance))
         if options.steps is not None:
             training, remarks = compare_training(
                 _with_stated_settings(a, b), b, options.steps, workers, assumed
@@ -248,12 +250,12 @@ def _compare_networks(
     outside = (
         [f"{title} (B was converted from {part} only)" for title in missing_networks(a, b)] if part else []
     )
-    found += [failed_parity(title) for title in missing_networks(a, b)] if part is None else []
+    networks += [failed_parity(title) for title in missing_networks(a, b)] if part is None else []
     return Verification(
         urls.display_url(a.checkpoint.path),
         urls.display_url(b.checkpoint.path),
         backends,
-        tuple(found),
+        tuple(networks),
         _describe_tolerance(options.tolerance),
         tuple(dict.fromkeys(assumed)),
         tuple(dict.fromkeys((*_difference_notes(a, b), *notes, *a.notes, *b.notes))),
@@ -287,27 +289,27 @@ def _verify_contents(
     from ckpttool.conversion.contents_comparison import compare_contents
 
     a, b = _open_side(first, options.layout, options.facts), _open_side(second, None, options.facts)
-    found = Verification(
+    verification = Verification(
         urls.display_url(a.checkpoint.path), urls.display_url(b.checkpoint.path), ("-", "-"), (), "", (), ()
     )
     if a.agent is None or b.agent is None:
         lone = [word for word, party in (("A", a), ("B", b)) if party.agent is None]
         reason = f"network outputs: no agent is recognised in {' and '.join(lone)}"
-        found = replace(found, tolerance="entries are equal", not_compared=(reason,))
+        verification = replace(verification, tolerance="entries are equal", not_compared=(reason,))
     else:
         try:
-            found = _compare_networks(a.agent, b.agent, (first, second), options, progress)
+            verification = _compare_networks(a.agent, b.agent, (first, second), options, progress)
         except (MappingError, UnsupportedError, UsageError) as error:
             if options.steps is not None:
                 raise
             reason = f"network outputs: {error.message}"
-            found = replace(found, tolerance="entries are equal", not_compared=(reason,))
+            verification = replace(verification, tolerance="entries are equal", not_compared=(reason,))
     every = compare_contents(a, b, progress)
     return replace(
-        found,
+        verification,
         contents=every,
-        notes=tuple(dict.fromkeys((*found.notes, *every.notes))),
-        not_compared=(*found.not_compared, *every.not_compared),
+        notes=tuple(dict.fromkeys((*verification.notes, *every.notes))),
+        not_compared=(*verification.not_compared, *every.not_compared),
     )
 
 
@@ -378,9 +380,9 @@ def _measure_network(
 ) -> Parity:
     if left.inputs != right.inputs or left.width != right.width:
         return failed_parity(title)
-    given = make_observations(left)
-    outputs = [run_network(w.build(n), given) for w, n in zip(workers, (left, right), strict=True)]
-    return measure_parity(title, left, given, (outputs[0], outputs[1]), tolerance)
+    observations = make_observations(left)
+    outputs = [run_network(w.build(n), observations) for w, n in zip(workers, (left, right), strict=True)]
+    return measure_parity(title, left, observations, (outputs[0], outputs[1]), tolerance)
 
 
 def _with_stated_settings(source: Agent, target: Agent) -> Agent:
