@@ -117,13 +117,13 @@ class HeatMapBuffer:
         if left.size < 2:
             return []
         shape = matrix_shape(path, left.shape)
-        one, other = (shrink_matrix(each, shape, self._most) for each in (left, right))
+        one, other = (shrink_matrix(tensor, shape, self._most) for tensor in (left, right))
         with np.errstate(invalid="ignore", over="ignore"):
             # The mean of differences is the difference of means.
             more = other - one
         scale = max(_largest_magnitude(one), _largest_magnitude(other))
         return [
-            *(self._kept(each, shape, scale) for each in (one, other)),
+            *(self._kept(tensor, shape, scale) for tensor in (one, other)),
             self._kept(more, shape, _largest_magnitude(more)),
         ]
 
@@ -189,11 +189,11 @@ def _sum_blocks(strip: np.ndarray, starts: np.ndarray, wide: int) -> np.ndarray:
     width = strip.shape[1]
     if width > _PIECE:
         return np.array([strip[:, at : at + wide].sum(dtype=np.float64) for at in starts])
-    found = np.zeros(len(starts))
+    sums = np.zeros(len(starts))
     step = max(1, _PIECE // width)
     for row in range(0, len(strip), step):
-        found += np.add.reduceat(strip[row : row + step].astype(np.float64), starts, axis=1).sum(axis=0)
-    return found
+        sums += np.add.reduceat(strip[row : row + step].astype(np.float64), starts, axis=1).sum(axis=0)
+    return sums
 
 
 def _largest_magnitude(cells: np.ndarray) -> float:
@@ -243,7 +243,7 @@ def tree_rows(
             yield {"level": level, "name": format_name(shown), **_module_row(entry)}
             waiting += _module_entries(entry, level + 1)
         elif isinstance(entry, TensorRow):
-            own = [numbers[each] for each in slots.get(entry.path, ())]
+            own = [numbers[slot] for slot in slots.get(entry.path, ())]
             mark = marks.get(entry.path)
             yield {
                 "level": level,
@@ -303,7 +303,7 @@ def _tensor_row(
             "of": None if row.of is None else numbers.get(row.of),
             "slots": slots,
             "also": format_name(people[0]) if people else "",
-            "aliases": [format_path(each) for each in names[:_ALIASES]],
+            "aliases": [format_path(name) for name in names[:_ALIASES]],
             "more": max(0, len(row.aliases) - _ALIASES) or None,
             "stats": None if stats is None else format_moments(stats.moments),
             "histogram": [] if stats is None else list(stats.histogram),
@@ -316,7 +316,7 @@ def _tensor_row(
 def format_moments(found: Moments) -> dict[str, Any]:
     """Return a tensor's moments, rounded to six significant digits; whole numbers keep all digits."""
     document = found.document()
-    document.update({each: _round(document[each]) for each in _NUMBERS if isinstance(document[each], float)})
+    document.update({name: _round(document[name]) for name in _NUMBERS if isinstance(document[name], float)})
     return {key: value for key, value in document.items() if value != 0 or key in _NUMBERS}
 
 
@@ -392,9 +392,9 @@ def compare_section(found: Diff, summary: CheckpointSummary, pictures: HeatMapBu
     places = _paths_by_canonical(found, summary)
     marks = {path: ONLY_LEFT for name in found.only_left for path in places.get(name, (name,))}
     changes = []
-    for number, each in enumerate(found.changed):
-        marks.update(dict.fromkeys(places.get(each.path, (each.path,)), number))
-        changes.append({**_change_object(each), **_compare_values(each, pictures, number)})
+    for number, change in enumerate(found.changed):
+        marks.update(dict.fromkeys(places.get(change.path, (change.path,)), number))
+        changes.append({**_change_object(change), **_compare_values(change, pictures, number)})
     left, right = (
         tuple(format_path(name) for name in names[:ALONE]) for names in (found.only_left, found.only_right)
     )
@@ -409,9 +409,9 @@ def rows_only_right(
     `summary` lists the second checkpoint; one tensor at a time is in memory.
     """
     places = _paths_by_canonical(found, summary)
-    wanted = {path for name in found.only_right for path in places.get(name, (name,))}
-    rows = tuple(row for row in summary.tensors if row.path in wanted)
-    values = tuple(row for row in summary.values if row.path in wanted)
+    paths = {path for name in found.only_right for path in places.get(name, (name,))}
+    rows = tuple(row for row in summary.tensors if row.path in paths)
+    values = tuple(row for row in summary.values if row.path in paths)
     if not rows and not values:
         return
     stats, heat_maps = {}, {}
@@ -427,29 +427,29 @@ def rows_only_right(
         if picture is not None:
             heat_maps[row.path] = picture
     entries: list[TensorRow | ValueRow] = [*rows, *values]
-    modules = group_by_module(((each.path, each) for each in entries), summary.checkpoint.tree.containers)
+    modules = group_by_module(((entry.path, entry) for entry in entries), summary.checkpoint.tree.containers)
     root = {key: value for key, value in _module_row(modules[0]).items() if key != "kind"}
     yield {"level": 0, "name": "Only in B", **root, "path": "Only in B"}
     yield from tree_rows(
         replace(summary, tensors=rows, values=values, modules=modules),
         TensorReadings(stats, heat_maps),
-        dict.fromkeys(wanted, ONLY_RIGHT),
+        dict.fromkeys(paths, ONLY_RIGHT),
         (1, tensors),
     )
 
 
-def _compare_slots(found: Diff, changes: Sequence[Mapping[str, Any]]) -> Iterator[SlotComparison]:
+def _compare_slots(diff: Diff, changes: Sequence[Mapping[str, Any]]) -> Iterator[SlotComparison]:
     """Yield the differences of slot variables by optimizer and kind."""
     groups: dict[tuple[str, str], list[int]] = {}
-    for number, each in enumerate(found.changed):
-        if isinstance(each.left, Leaf) and each.left.role == "slot" and each.values is not None:
-            groups.setdefault((_optimizer_name(each.path), each.left.slot or ""), []).append(number)
+    for number, change in enumerate(diff.changed):
+        if isinstance(change.left, Leaf) and change.left.role == "slot" and change.values is not None:
+            groups.setdefault((_optimizer_name(change.path), change.left.slot or ""), []).append(number)
     for (optimizer, slot), numbers in sorted(groups.items()):
-        largest = max(values.max_abs for n in numbers if (values := found.changed[n].values) is not None)
+        largest = max(values.max_abs for n in numbers if (values := diff.changed[n].values) is not None)
         sides = [changes[number].get("sides") for number in numbers]
         norms = ("", "")
-        if all(each and isinstance(each[side].get("norm"), float) for each in sides for side in (0, 1)):
-            squares = [sum(each[side]["norm"] ** 2 for each in sides if each) for side in (0, 1)]
+        if all(values and isinstance(values[side].get("norm"), float) for values in sides for side in (0, 1)):
+            squares = [sum(values[side]["norm"] ** 2 for values in sides if values) for side in (0, 1)]
             norms = (format_exactly(math.sqrt(squares[0]), 3), format_exactly(math.sqrt(squares[1]), 3))
         yield SlotComparison(
             format_path(optimizer), clean(slot), len(numbers), format_exactly(largest, 3), norms
@@ -463,9 +463,9 @@ def _optimizer_name(path: str) -> str:
     return "/".join(steps[: end + 1])
 
 
-def _paths_by_canonical(found: Diff, summary: CheckpointSummary) -> dict[str, list[str]]:
+def _paths_by_canonical(diff: Diff, summary: CheckpointSummary) -> dict[str, list[str]]:
     """Map canonical paths to paths in the first checkpoint; empty if entries were compared by path."""
-    if found.by == "path":
+    if diff.by == "path":
         return {}
     tree, binding = summary.checkpoint.tree, summary.binding
     places: dict[str, list[str]] = {}
@@ -486,12 +486,12 @@ def _compare_values(change: ChangedEntry, pictures: HeatMapBuffer, number: int) 
     ):
         return {}
     arrays = left.values(), right.values()
-    moments = [compute_moments(each) for each in arrays]
+    moments = [compute_moments(array) for array in arrays]
     both = moments[0] + moments[1]
-    bins = [list(histogram(each, both)) for each in arrays]
+    bins = [list(histogram(array, both)) for array in arrays]
     return {
-        "pictures": [each.document() for each in pictures.pair(change.path, *arrays)],
-        "sides": [format_moments(each) for each in moments],
+        "pictures": [picture.document() for picture in pictures.pair(change.path, *arrays)],
+        "sides": [format_moments(moment) for moment in moments],
         **({"bins": bins, "range": [both.low, both.high]} if bins[0] and left.size > 1 else {}),
     }
 
@@ -575,22 +575,22 @@ class ConversionSection:
 
 def read_conversion(file: str, sha256: str) -> ConversionSection:
     """Read a sidecar or the output of `convert --json`; raise FormatError for other files."""
-    found = text.load_json(file, "the conversion report", "sidecar_bytes")
-    if "target_sha256" in found:
+    record = text.load_json(file, "the conversion report", "sidecar_bytes")
+    if "target_sha256" in record:
         return conversion_from_sidecar(sidecar.read_sidecar(file), sha256)
-    if not isinstance(found.get("mapped"), list):
+    if not isinstance(record.get("mapped"), list):
         raise FormatError(
             "not a conversion report",
             file=file,
             expected="a sidecar or the output of convert --json",
         )
     unmapped = tuple(
-        (word, each) for word in ("unused", "missing") for each in _format_items(found.get(word))
+        (word, item) for word in ("unused", "missing") for item in _format_items(record.get(word))
     )
-    source = tuple((word, _format_text(found[word])) for word in ("source", "target") if word in found)
-    digest = found.get("digest")
+    source = tuple((word, _format_text(record[word])) for word in ("source", "target") if word in record)
+    digest = record.get("digest")
     belongs = digest == sha256 if isinstance(digest, str) else None
-    return _build_conversion(found["mapped"], found, source=source, unmapped=unmapped, belongs=belongs)
+    return _build_conversion(record["mapped"], record, source=source, unmapped=unmapped, belongs=belongs)
 
 
 def conversion_from_sidecar(found: sidecar.Sidecar, sha256: str) -> ConversionSection:
@@ -611,15 +611,15 @@ def conversion_from_sidecar(found: sidecar.Sidecar, sha256: str) -> ConversionSe
 
 def _build_conversion(
     rules: Any,
-    found: Mapping[str, Any],
+    record: Mapping[str, Any],
     *,
     source: tuple[tuple[str, str], ...],
     facts: tuple[tuple[str, str, str], ...] = (),
     unmapped: tuple[tuple[str, str], ...] = (),
     belongs: bool | None,
 ) -> ConversionSection:
-    moves = [each for each in rules if isinstance(each, dict)]
-    text = [tuple(str(each.get(name, "")) for name in ("source", "rule", "target")) for each in moves]
+    moves = [rule for rule in rules if isinstance(rule, dict)]
+    text = [tuple(str(move.get(name, "")) for name in ("source", "rule", "target")) for move in moves]
     table = tuple(
         (format_path(one), _format_text(rule), format_path(other)) for one, rule, other in text[:_RULES]
     )
@@ -630,29 +630,29 @@ def _build_conversion(
         table,
         max(0, len(moves) - _RULES),
         tuple(kinds),
-        tuple(_parity_row(each) for each in _as_list(found.get("parity")) if isinstance(each, dict)),
-        _format_items(found.get("assumed")),
-        tuple(_format_text(each) for each in _as_list(found.get("residue"))[:_SENTENCES]),
+        tuple(_parity_row(row) for row in _as_list(record.get("parity")) if isinstance(row, dict)),
+        _format_items(record.get("assumed")),
+        tuple(_format_text(item) for item in _as_list(record.get("residue"))[:_SENTENCES]),
         unmapped[:_RULES],
         belongs,
     )
 
 
-def _parity_row(found: Mapping[str, Any]) -> tuple[str, str, str, bool]:
+def _parity_row(record: Mapping[str, Any]) -> tuple[str, str, str, bool]:
     return (
-        _format_text(found.get("name")),
-        _format_text(found.get("max_abs")),
-        _format_text(found.get("max_rel")),
-        found.get("within") is True,
+        _format_text(record.get("name")),
+        _format_text(record.get("max_abs")),
+        _format_text(record.get("max_rel")),
+        record.get("within") is True,
     )
 
 
-def _format_items(found: object) -> tuple[str, ...]:
-    return tuple(_format_text(each) for each in _as_list(found)[:_RULES])
+def _format_items(value: object) -> tuple[str, ...]:
+    return tuple(_format_text(item) for item in _as_list(value)[:_RULES])
 
 
-def _as_list(found: object) -> Sequence[Any]:
-    return found if isinstance(found, list | tuple) else ()
+def _as_list(value: object) -> Sequence[Any]:
+    return value if isinstance(value, list | tuple) else ()
 
 
 def _format_text(value: object) -> str:
@@ -731,34 +731,34 @@ class VerificationSection:
 
 def read_verification(file: str, path: str) -> VerificationSection:
     """Read the output of `verify --json` for this checkpoint; raise FormatError for other files."""
-    found = text.load_json(file, "the verification", "sidecar_bytes")
-    networks, sides = found.get("networks"), (found.get("a"), found.get("b"))
-    if not isinstance(networks, list) or not all(isinstance(each, str) for each in sides):
+    record = text.load_json(file, "the verification", "sidecar_bytes")
+    networks, sides = record.get("networks"), (record.get("a"), record.get("b"))
+    if not isinstance(networks, list) or not all(isinstance(side, str) for side in sides):
         raise FormatError(
             "not a verification",
             file=file,
             expected="the output of verify --json",
             hint="write it by ckpttool verify A B --json > verification.json",
         )
-    models = _as_object(found.get("models"))
+    models = _as_object(record.get("models"))
     first = _as_object(models.get("first_difference"))
     every = _layer_rows(models.get("layers"), first)
     layers = _near_first(every)
-    engines = [_format_word(each) for each in _as_list(models.get("engines") or found.get("backends"))]
+    engines = [_format_word(engine) for engine in _as_list(models.get("engines") or record.get("backends"))]
     return VerificationSection(
         (_format_word(sides[0]), _format_word(sides[1])),
         (engines[0], engines[1]) if len(engines) == 2 else ("", ""),
-        found.get("within") is True,
-        any(_is_same(str(each), path) for each in sides),
-        _format_word(found.get("tolerance", ""), _LONG_SENTENCE),
-        tuple(_output_row(_as_object(each)) for each in networks[:_MOST_OUTPUTS]),
+        record.get("within") is True,
+        any(_is_same(str(side), path) for side in sides),
+        _format_word(record.get("tolerance", ""), _LONG_SENTENCE),
+        tuple(_output_row(_as_object(network)) for network in networks[:_MOST_OUTPUTS]),
         layers,
         every if len(layers) < len(every) else (),
         max(0, len(_as_list(models.get("layers"))) - len(every)),
         _divergence(first) if first else None,
-        tuple(_covered(found, models)),
-        _sentences(found.get("assumed")),
-        _sentences(found.get("not_compared")),
+        tuple(_covered(record, models)),
+        _sentences(record.get("assumed")),
+        _sentences(record.get("not_compared")),
     )
 
 
@@ -770,26 +770,24 @@ def _is_same(name: str, path: str) -> bool:
     )
 
 
-def _layer_rows(found: object, first: Mapping[str, Any]) -> tuple[LayerRow, ...]:
+def _layer_rows(document: object, first: Mapping[str, Any]) -> tuple[LayerRow, ...]:
     rows: list[LayerRow] = []
     marked = False
-    for number, each in enumerate(map(_as_object, _as_list(found)[:_MOST_LAYERS])):
-        here = (
-            not marked and bool(first) and (each.get("a"), each.get("b")) == (first.get("a"), first.get("b"))
-        )
+    for number, row in enumerate(map(_as_object, _as_list(document)[:_MOST_LAYERS])):
+        here = not marked and bool(first) and (row.get("a"), row.get("b")) == (first.get("a"), first.get("b"))
         marked = marked or here
-        error = parse_number(each.get("outputs"))
-        classes = dict.fromkeys(_format_word(each.get(name, "")) for name in ("class_a", "class_b"))
+        error = parse_number(row.get("outputs"))
+        classes = dict.fromkeys(_format_word(row.get(name, "")) for name in ("class_a", "class_b"))
         rows.append(
             LayerRow(
                 number + 1,
-                _format_word(each.get("a", "")),
-                _format_word(each.get("b", "")),
+                _format_word(row.get("a", "")),
+                _format_word(row.get("b", "")),
                 " / ".join(classes),
-                _format_error(parse_number(each.get("inputs"))),
+                _format_error(parse_number(row.get("inputs"))),
                 _format_error(error),
                 _bar(error),
-                each.get("within") is True,
+                row.get("within") is True,
                 here,
             )
         )
@@ -800,48 +798,48 @@ def _near_first(every: tuple[LayerRow, ...]) -> tuple[LayerRow, ...]:
     """Return all rows of a short table, else those next to the first difference or at the end."""
     if len(every) <= _WHOLE:
         return every
-    at = next((place for place, row in enumerate(every) if row.first or not row.within), len(every))
+    at = next((index for index, row in enumerate(every) if row.first or not row.within), len(every))
     return every[max(0, at - _BEFORE) : at + _AFTER]
 
 
-def _output_row(found: Mapping[str, Any]) -> OutputRow:
+def _output_row(record: Mapping[str, Any]) -> OutputRow:
     names = ("max_abs", "max_rel", "error_a", "error_b")
-    between, relative, *errors = (_format_error(parse_number(found.get(name))) for name in names)
-    count = found.get("n")
+    between, relative, *errors = (_format_error(parse_number(record.get(name))) for name in names)
+    count = record.get("n")
     inputs = f"{count:,}" if isinstance(count, int) else ""
     return OutputRow(
-        _format_word(found.get("name", "")),
+        _format_word(record.get("name", "")),
         inputs,
         between,
         relative,
         (errors[0], errors[1]),
-        found.get("within") is True,
+        record.get("within") is True,
     )
 
 
-def _divergence(found: Mapping[str, Any]) -> DivergenceBox:
-    a, b = _format_word(found.get("a", "")), _format_word(found.get("b", ""))
+def _divergence(record: Mapping[str, Any]) -> DivergenceBox:
+    a, b = _format_word(record.get("a", "")), _format_word(record.get("b", ""))
     pair = a if a == b else f"{a} of A and {b} of B"
-    after = found.get("after")
+    after = record.get("after")
     begin = _format_word(after) if isinstance(after, str) else "the inputs"
-    where = f"between {begin} and {pair}" if found.get("where") == "between" else f"in {pair}"
-    heading = "Cause" if found.get("confirmed") is True else "Suspected cause"
+    where = f"between {begin} and {pair}" if record.get("where") == "between" else f"in {pair}"
+    heading = "Cause" if record.get("confirmed") is True else "Suspected cause"
     return DivergenceBox(
-        where, heading, *(_format_word(found.get(name) or "", _LONG_SENTENCE) for name in ("cause", "fix"))
+        where, heading, *(_format_word(record.get(name) or "", _LONG_SENTENCE) for name in ("cause", "fix"))
     )
 
 
-def _covered(found: Mapping[str, Any], models: Mapping[str, Any]) -> list[str]:
+def _covered(record: Mapping[str, Any], models: Mapping[str, Any]) -> list[str]:
     """Return what else was compared."""
     sentences = []
     if models:
         both = "Both models also ran in float64." if models.get("float64") is True else ""
         sentences += [both or "Only float32 was compared: not both models run in float64."]
-    updates = [_as_object(each) for each in _as_list(_as_object(found.get("training")).get("updates"))]
+    updates = [_as_object(update) for update in _as_list(_as_object(record.get("training")).get("updates"))]
     if updates:
-        right = sum(each.get("within") is True for each in updates)
+        right = sum(update.get("within") is True for update in updates)
         sentences.append(f"Training steps: {right} of {len(updates)} updates within their bounds.")
-    contents = _as_object(found.get("contents"))
+    contents = _as_object(record.get("contents"))
     if contents:
         wrong = len(_as_list(contents.get("discrepancies")))
         sentences.append(
@@ -850,8 +848,8 @@ def _covered(found: Mapping[str, Any], models: Mapping[str, Any]) -> list[str]:
     return sentences
 
 
-def _sentences(found: object) -> tuple[str, ...]:
-    return tuple(_format_word(each, _LONG_SENTENCE) for each in _as_list(found)[:_MOST_OUTPUTS])
+def _sentences(value: object) -> tuple[str, ...]:
+    return tuple(_format_word(sentence, _LONG_SENTENCE) for sentence in _as_list(value)[:_MOST_OUTPUTS])
 
 
 def _bar(error: float) -> float:
@@ -969,7 +967,7 @@ def gather_contents(
         comparison,
         rows,
         pictures.encoded(),
-        sum("signs" in each for each in rows),
+        sum("signs" in row for row in rows),
         files,
         networks,
         verification,
@@ -985,18 +983,18 @@ def _read_tensors(
     names = listing.checkpoint.tree.names
 
     def add_heat_map(at: Path, _: Leaf, values: Values) -> None:
-        if (made := pictures.add(names[at], values)) is not None:
-            heat_maps[names[at]] = made
+        if (heat_map := pictures.add(names[at], values)) is not None:
+            heat_maps[names[at]] = heat_map
 
     values = compute_stats(listing.checkpoint, listing.binding, glob, progress, observe=add_heat_map)
-    return values, TensorReadings({each.path: each for each in values.tensors}, heat_maps)
+    return values, TensorReadings({tensor.path: tensor for tensor in values.tensors}, heat_maps)
 
 
 def _input_files(path: str, inputs: ReportInputs) -> tuple[File, ...]:
     """Return the documents read with the checkpoint, including its own sidecar."""
-    given = (*inputs.evaluations, inputs.conversion or sidecar.sidecar_path(path))
+    documents = (*inputs.evaluations, inputs.conversion or sidecar.sidecar_path(path))
     checked = () if inputs.verification is None else (inputs.verification,)
-    return tuple(File.stamp(file) for file in (*given, *checked) if filesystem.isfile(file))
+    return tuple(File.stamp(file) for file in (*documents, *checked) if filesystem.isfile(file))
 
 
 def _stage_progress(progress: Progress, number: int, stages: int) -> Progress:
@@ -1011,8 +1009,8 @@ def _stage_progress(progress: Progress, number: int, stages: int) -> Progress:
 def _load_conversion(path: str, sha256: str, file: str | None) -> ConversionSection | None:
     if file is not None:
         return read_conversion(file, sha256)
-    found = sidecar.load_sidecar(path)
-    return None if found is None else conversion_from_sidecar(found, sha256)
+    own_sidecar = sidecar.load_sidecar(path)
+    return None if own_sidecar is None else conversion_from_sidecar(own_sidecar, sha256)
 
 
 _STYLES = ("page.css", "tree.css", "computation.css", "verification.css", "print.css")
@@ -1047,12 +1045,12 @@ def render_page(found: ReportContents) -> bytes:
     )
 
 
-def _mark_own_results(found: ReportContents) -> dict[int, tuple[str, str]]:
+def _mark_own_results(contents: ReportContents) -> dict[int, tuple[str, str]]:
     """Return class and text of a mark for each result of a checkpoint of this page, by its number."""
-    words, paths = ["this checkpoint"], [found.summary.checkpoint.path]
-    if found.comparison is not None:
-        words, paths = ["A", "B"], [*paths, found.comparison.diff.right]
-    owners, _ = find_results(paths, found.results.results)
+    words, paths = ["this checkpoint"], [contents.summary.checkpoint.path]
+    if contents.comparison is not None:
+        words, paths = ["A", "B"], [*paths, contents.comparison.diff.right]
+    owners, _ = find_results(paths, contents.results.results)
     return {number: ("ok", words[at]) for number, at in owners.items()}
 
 
@@ -1063,9 +1061,9 @@ def _format_details(details: Mapping[str, Any]) -> list[tuple[str, str]]:
     return plain[:_TOLD]
 
 
-def _page_data(found: ReportContents) -> dict[str, Any]:
-    changes = [] if found.comparison is None else _compact_changes(found.rows, found.comparison.changes)
-    return {"rows": pack_objects(_compact_rows(found.rows)), "changes": pack_objects(changes)}
+def _page_data(data: ReportContents) -> dict[str, Any]:
+    changes = [] if data.comparison is None else _compact_changes(data.rows, data.comparison.changes)
+    return {"rows": pack_objects(_compact_rows(data.rows)), "changes": pack_objects(changes)}
 
 
 def _compact_changes(
@@ -1076,11 +1074,13 @@ def _compact_changes(
     for row in rows:
         if "change" in row:
             paths.setdefault(row["change"], row.get("path", ""))
-    made = []
-    for number, each in enumerate(changes):
-        shared = {"path": paths.get(number), "what": "values"} if each["share"] is not None else {}
-        made.append({key: value for key, value in each.items() if key not in shared or value != shared[key]})
-    return made
+    compact = []
+    for number, change in enumerate(changes):
+        shared = {"path": paths.get(number), "what": "values"} if change["share"] is not None else {}
+        compact.append(
+            {key: value for key, value in change.items() if key not in shared or value != shared[key]}
+        )
+    return compact
 
 
 def _compact_rows(rows: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
@@ -1089,11 +1089,11 @@ def _compact_rows(rows: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]
     for row in rows:
         del above[row["level"] :]
         path = row.get("path", "")  # of the only tensor of a file
-        made = {key: value for key, value in row.items() if key not in ("path", "size", "stats")}
+        compact = {key: value for key, value in row.items() if key not in ("path", "size", "stats")}
         if path != "/".join([*above[-1:], row["name"]]):
-            made["path"] = path
+            compact["path"] = path
         for key, value in row.get("stats", {}).items():
             if (key, value) != ("elements", row.get("size")):
-                made[f"stats.{key}"] = value
+                compact[f"stats.{key}"] = value
         above.append(path)
-        yield made
+        yield compact

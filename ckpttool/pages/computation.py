@@ -29,7 +29,7 @@ MOST_BOXES = 300
 # The longest line in a box, and the longest text and list of its panel.
 _LINE, _TEXT, _LISTED = 30, 300, 12
 # Activations by their operator, for the color of their boxes.
-_ACTIVATIONS = frozenset(each.onnx for each in kinds.ACTIVATION_KINDS.values() if each.onnx) - {"Identity"}
+_ACTIVATIONS = frozenset(kind.onnx for kind in kinds.ACTIVATION_KINDS.values() if kind.onnx) - {"Identity"}
 
 
 class DrawnBox(NamedTuple):
@@ -255,7 +255,7 @@ class _CallDrawer:
             ("module", module),
             ("output", shape or "unknown"),
             ("parameters", f"{parameters:,}" if parameters else ""),
-            ("MACs", "" if None in macs or not any(macs) else f"{sum(each or 0 for each in macs):,}"),
+            ("MACs", "" if None in macs or not any(macs) else f"{sum(mac or 0 for mac in macs):,}"),
             ("weights", _list_names([self.names.get(path, "") for path in weights])),
         )
         if len(calls) > 1:

@@ -84,7 +84,9 @@ def content_security_policy(style: str, script: str, *, film: str | None = None)
     `film` is the media type of the film inside the page, if any.
     """
     media = "" if film is None else f"{'media' if film.startswith('video/') else 'img'}-src data:; "
-    hashes = [base64.b64encode(hashlib.sha256(each.encode()).digest()).decode() for each in (style, script)]
+    hashes = [
+        base64.b64encode(hashlib.sha256(source.encode()).digest()).decode() for source in (style, script)
+    ]
     return (
         f"default-src 'none'; style-src 'sha256-{hashes[0]}'; script-src 'sha256-{hashes[1]}'; "
         f"{media}base-uri 'none'; form-action 'none'"
@@ -97,7 +99,7 @@ def pack_objects(objects: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     Pages of many tensors consist of such objects, and their keys would be half of the page.
     """
     known: dict[tuple[str, ...], int] = {}
-    items = [[known.setdefault(tuple(each), len(known)), *each.values()] for each in objects]
+    items = [[known.setdefault(tuple(object_), len(known)), *object_.values()] for object_ in objects]
     return {"keys": [list(keys) for keys in known], "items": items}
 
 
@@ -133,14 +135,14 @@ def render_template(
 
 def template_environment() -> Environment:
     """Return the environment of all pages, with the filters that templates use."""
-    made = Environment(
+    environment = Environment(
         loader=PackageLoader(_PACKAGE),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters.update(
+    environment.filters.update(
         size=format_size,
         count=format_count,
         number=lambda value: f"{value:,}",
@@ -156,14 +158,14 @@ def template_environment() -> Environment:
         quoted=lambda path: clean(shlex.quote(urls.display_url(path))),
         when=lambda ns: f"{datetime.fromtimestamp(ns // 10**9, UTC):%Y-%m-%d %H:%M}",
     )
-    return made
+    return environment
 
 
 def _shade_paths(cells: Sequence[Any]) -> list[tuple[str, str]]:
     """Return one path per shade, of all its cells in a strip: a page of long runs has few elements."""
     paths: dict[str, str] = {}
     start = 0
-    for shade, run in groupby(each.shade for each in cells):
+    for shade, run in groupby(cell.shade for cell in cells):
         width = len(list(run))
         paths[shade] = f"{paths.get(shade, '')}M{start} 0h{width}v1h-{width}z"
         start += width
@@ -228,7 +230,7 @@ class EvaluationSection:
     def counted(self) -> tuple[str, ...]:
         """Titles of all counters that any checkpoint has, one column each."""
         titles = dict.fromkeys(("step", *training_counters.TITLES.values()))
-        return tuple(title for title in titles if any(title in each.counts for each in self.results))
+        return tuple(title for title in titles if any(title in result.counts for result in self.results))
 
 
 def read_evaluations(files: Sequence[str]) -> EvaluationSection:
@@ -238,14 +240,14 @@ def read_evaluations(files: Sequence[str]) -> EvaluationSection:
     for file in files:
         whole = text.load_json(file, "the evaluation")
         played = whole.get("evaluations", [whole])
-        if not isinstance(played, list) or not all(_is_evaluation(each) for each in played):
+        if not isinstance(played, list) or not all(_is_evaluation(result) for result in played):
             raise FormatError(
                 "not an evaluation",
                 file=file,
                 expected="the output of ckpttool eval --json or --out",
                 hint="write it by ckpttool eval PATH --out results.json",
             )
-        results += [_read_evaluation(each) for each in played]
+        results += [_read_evaluation(result) for result in played]
         curves += [*_mean_curves(whole.get("curve")), *_logged_curves(whole.get("training_curves"))]
         # The unit of a log's steps is not recorded.
         sources |= {str(whole.get("step_from"))} if whole.get("curve") else set()
@@ -266,15 +268,15 @@ def find_results(
     places = {filesystem.realpath(path): at for at, path in enumerate(checkpoints)}
     known = Counter(map(os.path.basename, checkpoints))
     names = {name: at for at, path in enumerate(checkpoints) if known[name := os.path.basename(path)] == 1}
-    found, by_name = {}, set()
-    for number, each in enumerate(results):
-        at = places.get(filesystem.realpath(each.checkpoint))
-        if at is None and not _exists(each.checkpoint):
-            at = names.get(os.path.basename(each.checkpoint))
+    owners, by_name = {}, set()
+    for number, result in enumerate(results):
+        at = places.get(filesystem.realpath(result.checkpoint))
+        if at is None and not _exists(result.checkpoint):
+            at = names.get(os.path.basename(result.checkpoint))
             by_name |= {number} if at is not None else set()
         if at is not None:
-            found[number] = at
-    return found, frozenset(by_name)
+            owners[number] = at
+    return owners, frozenset(by_name)
 
 
 def _exists(path: str) -> bool:
@@ -286,8 +288,8 @@ def _is_evaluation(value: object) -> bool:
     return isinstance(value, dict) and isinstance(value.get("returns"), list) and "mean" in value
 
 
-def _read_evaluation(found: Mapping[str, Any]) -> EvaluationEntry:
-    recorded_protocol = found.get("protocol")
+def _read_evaluation(record: Mapping[str, Any]) -> EvaluationEntry:
+    recorded_protocol = record.get("protocol")
     protocol: dict[str, Any] = recorded_protocol if isinstance(recorded_protocol, dict) else {}
     words = [
         f"{_clean_text(protocol[key])}" for key in ("backend", "engine", "device", "dtype") if key in protocol
@@ -298,74 +300,74 @@ def _read_evaluation(found: Mapping[str, Any]) -> EvaluationEntry:
         if protocol.get(name) is not None
     ]
     words += ["stochastic"] if protocol.get("stochastic") is True else []
-    interval = found.get("ci95")
-    pair = [parse_number(each) for each in interval] if isinstance(interval, list) else []
+    interval = record.get("ci95")
+    pair = [parse_number(bound) for bound in interval] if isinstance(interval, list) else []
     return EvaluationEntry(
-        _clean_text(found.get("checkpoint", "")),
-        _clean_text(found.get("env", "")),
-        _training_counts(found),
-        tuple(parse_number(each) for each in found["returns"]),
-        parse_number(found.get("mean")),
-        parse_number(found.get("std")),
-        parse_number(found.get("median")),
-        parse_number(found.get("iqm")),
+        _clean_text(record.get("checkpoint", "")),
+        _clean_text(record.get("env", "")),
+        _training_counts(record),
+        tuple(parse_number(number) for number in record["returns"]),
+        parse_number(record.get("mean")),
+        parse_number(record.get("std")),
+        parse_number(record.get("median")),
+        parse_number(record.get("iqm")),
         (pair[0], pair[1]) if len(pair) == 2 and all(map(math.isfinite, pair)) else None,
         ", ".join(words),
         (
-            *(f"assumed: {each}" for each in _clean_notes(found.get("assumed"))),
-            *_clean_notes(found.get("notes")),
+            *(f"assumed: {note}" for note in _clean_notes(record.get("assumed"))),
+            *_clean_notes(record.get("notes")),
         ),
-        *_read_judgement(found.get("judgement")),
+        *_read_judgement(record.get("judgement")),
     )
 
 
-def _read_judgement(found: object) -> tuple[str, str]:
+def _read_judgement(record: object) -> tuple[str, str]:
     """Return the verdict of `eval`, and the references behind it."""
-    if not isinstance(found, dict) or not isinstance(found.get("sentence"), str):
+    if not isinstance(record, dict) or not isinstance(record.get("sentence"), str):
         return "", ""
     numbers = []
     for word, name, key in (("random policy", "random", "mean"), ("goal", "goal", "value")):
-        known = found.get(name)
+        known = record.get(name)
         value = parse_number(known.get(key)) if isinstance(known, dict) else math.nan
         if isinstance(known, dict) and math.isfinite(value):
             source = f" ({_clean_text(known['source'])})" if isinstance(known.get("source"), str) else ""
             numbers.append(f"{word} {format_number(value)}{source}")
-    return _clean_text(found["sentence"]), ", ".join(numbers)
+    return _clean_text(record["sentence"]), ", ".join(numbers)
 
 
-def _training_counts(found: Mapping[str, Any]) -> dict[str, int]:
+def _training_counts(record: Mapping[str, Any]) -> dict[str, int]:
     """Return the training counters of an evaluation; documents of older versions have only one step."""
-    given = {title: parse_number(found.get(name)) for name, title in training_counters.TITLES.items()}
-    counts = {title: int(number) for title, number in given.items() if math.isfinite(number)}
-    step = parse_number(found.get("step"))
+    numbers = {title: parse_number(record.get(name)) for name, title in training_counters.TITLES.items()}
+    counts = {title: int(number) for title, number in numbers.items() if math.isfinite(number)}
+    step = parse_number(record.get("step"))
     return counts if counts or not math.isfinite(step) else {"step": int(step)}
 
 
-def _mean_curves(found: object) -> Iterator[ReturnCurve]:
+def _mean_curves(records: object) -> Iterator[ReturnCurve]:
     """Yield a curve for each run among the points of `curve`."""
     runs: dict[str, list[tuple[float, float, float, float]]] = {}
-    for each in found if isinstance(found, list) else ():
-        if not isinstance(each, dict):
+    for record in records if isinstance(records, list) else ():
+        if not isinstance(record, dict):
             continue
-        interval = each.get("ci95")
-        mean = parse_number(each.get("mean"))
+        interval = record.get("ci95")
+        mean = parse_number(record.get("mean"))
         low, high = interval if isinstance(interval, list) and len(interval) == 2 else (mean, mean)
-        point = (parse_number(each.get("step")), mean, parse_number(low), parse_number(high))
+        point = (parse_number(record.get("step")), mean, parse_number(low), parse_number(high))
         if all(map(math.isfinite, point)):
-            runs.setdefault(str(each.get("run") or ""), []).append(point)
+            runs.setdefault(str(record.get("run") or ""), []).append(point)
     for run, points in runs.items():
         yield ReturnCurve(_clean_text(os.path.basename(run)) or "evaluated", tuple(sorted(points)))
 
 
-def _logged_curves(found: object) -> Iterator[ReturnCurve]:
-    for each in found if isinstance(found, list) else ():
-        if not isinstance(each, dict):
+def _logged_curves(rows: object) -> Iterator[ReturnCurve]:
+    for row in rows if isinstance(rows, list) else ():
+        if not isinstance(row, dict):
             continue
-        steps, values = each.get("steps"), each.get("values")
+        steps, values = row.get("steps"), row.get("values")
         if isinstance(steps, list) and isinstance(values, list):
             pairs = [(parse_number(a), parse_number(b)) for a, b in zip(steps, values, strict=False)]
             points = tuple((x, y, y, y) for x, y in pairs if math.isfinite(x) and math.isfinite(y))
-            yield ReturnCurve(f"logged: {_clean_text(each.get('tag'))}", points, logged=True)
+            yield ReturnCurve(f"logged: {_clean_text(row.get('tag'))}", points, logged=True)
 
 
 def parse_number(value: object) -> float:
@@ -385,7 +387,7 @@ def _clean_text(value: object) -> str:
 
 
 def _clean_notes(value: object) -> list[str]:
-    return [_clean_text(each) for each in value[:_NOTES]] if isinstance(value, list) else []
+    return [_clean_text(note) for note in value[:_NOTES]] if isinstance(value, list) else []
 
 
 # Curves have this extent in both directions and are stretched to the page; ticks are at shares of it.
@@ -458,8 +460,8 @@ def build_chart(curves: Sequence[ReturnCurve]) -> Chart | None:
     points = [point for curve in curves for point in curve.points]
     if not points:
         return None
-    x = _AxisScale([each[0] for each in points], 8, EXTENT - 8)
-    y = _AxisScale(_round_axis([value for each in points for value in each[1:]]), EXTENT, 0)
+    x = _AxisScale([point[0] for point in points], 8, EXTENT - 8)
+    y = _AxisScale(_round_axis([value for point in points for value in point[1:]]), EXTENT, 0)
     return Chart(tuple(_chart_line(curve, x, y) for curve in curves if curve.points), x.ticks(), y.ticks())
 
 
@@ -495,7 +497,7 @@ def _svg_dots(points: Iterable[tuple[float, float]]) -> str:
 
 def build_strips(results: Sequence[EvaluationEntry]) -> tuple[list[ReturnStrip], tuple[str, str]]:
     """Return a strip for each result, and the ends of their common scale as text."""
-    values = [v for each in results for v in (*each.returns, *(each.ci95 or ())) if math.isfinite(v)]
+    values = [v for result in results for v in (*result.returns, *(result.ci95 or ())) if math.isfinite(v)]
     if not values:
         return [ReturnStrip("", None, None, None) for _ in results], ("", "")
     x = _AxisScale(values, 5, STRIP_WIDTH - 5)
@@ -503,15 +505,15 @@ def build_strips(results: Sequence[EvaluationEntry]) -> tuple[list[ReturnStrip],
     def place(value: float | None) -> float | None:
         return x(value) if value is not None and math.isfinite(value) else None
 
-    made = [
+    strips = [
         ReturnStrip(
-            _svg_dots((x(value), STRIP_HEIGHT // 2) for value in each.returns if math.isfinite(value)),
-            place(each.mean),
-            *((place(each.ci95[0]), place(each.ci95[1])) if each.ci95 else (None, None)),
+            _svg_dots((x(value), STRIP_HEIGHT // 2) for value in result.returns if math.isfinite(value)),
+            place(result.mean),
+            *((place(result.ci95[0]), place(result.ci95[1])) if result.ci95 else (None, None)),
         )
-        for each in results
+        for result in results
     ]
-    return made, (format_number(x.low), format_number(x.high))
+    return strips, (format_number(x.low), format_number(x.high))
 
 
 def round_ticks(low: float, high: float) -> list[float]:
@@ -527,7 +529,7 @@ def round_ticks(low: float, high: float) -> list[float]:
         return [low]
     power = 10.0 ** math.floor(math.log10(raw))
     widths = (1, 2, 2.5, 5, 10) if power >= 10 else (1, 2, 5, 10)
-    step = next(power * each for each in widths if power * each >= raw)
+    step = next(power * width for width in widths if power * width >= raw)
     first = math.ceil(low / step)
     # For close numbers far from zero, rounding can move the product out of the range.
-    return [min(max(each * step, low), high) for each in range(first, math.floor(high / step) + 1)] or [low]
+    return [min(max(index * step, low), high) for index in range(first, math.floor(high / step) + 1)] or [low]

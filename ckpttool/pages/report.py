@@ -48,24 +48,24 @@ class HtmlReport:
 
     def document(self) -> dict[str, Any]:
         """Return the JSON document."""
-        found = self.contents
-        comparison, summary = found.comparison, found.summary
+        contents = self.contents
+        comparison, summary = contents.comparison, contents.summary
         return {
             "path": urls.display_url(summary.checkpoint.path),
             "other": None if comparison is None else comparison.diff.right,
             "format": summary.checkpoint.format,
             "layout": summary.layout,
-            "sha256": found.sha256,
+            "sha256": contents.sha256,
             "file": self.file,
             "nbytes": self.nbytes,
             "tensors": len(summary.tensors),
             "values": len(summary.values),
-            "findings": len(found.diagnosis.findings),
+            "findings": len(contents.diagnosis.findings),
             "changes": None if comparison is None else len(comparison.changes),
-            "evaluations": len(found.results.results),
-            "conversion": found.conversion is not None,
+            "evaluations": len(contents.results.results),
+            "conversion": contents.conversion is not None,
             "run": None,
-            "notes": [*summary.notes, *found.diagnosis.notes],
+            "notes": [*summary.notes, *contents.diagnosis.notes],
         }
 
 
@@ -88,8 +88,8 @@ class RunReport:
         """Return the JSON document: the keys of a checkpoint's report for the last one, and `run`."""
         from ckpttool.pages.run_page import run_document
 
-        found = self.contents
-        history = found.history
+        contents = self.contents
+        history = contents.history
         summary = history.latest
         return {
             "path": urls.display_url(history.path),
@@ -101,22 +101,22 @@ class RunReport:
             "nbytes": self.nbytes,
             "tensors": len(summary.tensors),
             "values": len(summary.values),
-            "findings": next(each.findings for each in reversed(history.checkpoints) if each.error is None),
+            "findings": next(row.findings for row in reversed(history.checkpoints) if row.error is None),
             "changes": None,
-            "evaluations": len(found.results.results),
+            "evaluations": len(contents.results.results),
             "conversion": False,
-            "run": run_document(found),
-            "notes": list(found.notes),
+            "run": run_document(contents),
+            "notes": list(contents.notes),
         }
 
 
 def default_report_name(path: str, other: str | None = None) -> str:
     """Return the default file name: the checkpoint's name, in the current folder."""
-    meant = [each for each in (path, other) if each is not None]
+    meant = [location for location in (path, other) if location is not None]
     names = [
-        (urls.base_name(each) if urls.is_elsewhere(each) else os.path.basename(os.path.abspath(each)))
+        (urls.base_name(path) if urls.is_elsewhere(path) else os.path.basename(os.path.abspath(path)))
         or "checkpoint"
-        for each in meant
+        for path in meant
     ]
     return f"{'-'.join(names)}.report.html"
 
@@ -161,7 +161,7 @@ def report(
     """
     options = options or ReportOptions()
     run = find_reported_run(path, other, options, progress)
-    shown = [_choose(each) for each in (path, other) if each is not None] if run is None else []
+    shown = [_choose(location) for location in (path, other) if location is not None] if run is None else []
     return write_page(run, shown, options, progress)
 
 

@@ -130,17 +130,17 @@ def gather_run(
         layout: the layout of the run's agents.
         progress: called with the bytes read so far, and all.
     """
-    given, films, choices = _read_results(inputs.evaluations)
+    section, films, choices = _read_results(inputs.evaluations)
     if inputs.film is not None and (problem := _film_problem(inputs.film)) is not None:
         raise problem
     history = follow_run(run, glob=glob, layout=layout, progress=progress)
-    scores, notes = _match_results(history.checkpoints, given.results)
-    results = _run_curves(given, history, scores)
+    scores, notes = _match_results(history.checkpoints, section.results)
+    results = _run_curves(section, history, scores)
     best = _find_best(scores, choices)
-    _, by_name = _find_owners(history.checkpoints, given.results)
+    _, by_name = _find_owners(history.checkpoints, section.results)
     if by_name:
         results = replace(results, notes=(*results.notes, *notes[:1]))
-    if best is not None and any(given.results[number] is best.result for number in by_name):
+    if best is not None and any(section.results[number] is best.result for number in by_name):
         best = replace(best, by_name=True)
     film = _find_film(inputs.film, films, history, best)
     binding = history.latest.binding
@@ -176,11 +176,11 @@ def _read_results(
 def _read_film(file: str, film: dict[str, Any]) -> FilmRecord:
     episodes = film.get("episodes")
     shown = [
-        f"episode {each['episode']}: return {format_number(float(each['return']))}"
-        for each in (episodes if isinstance(episodes, list) else ())
-        if isinstance(each, dict)
-        and isinstance(each.get("episode"), int)
-        and isinstance(each.get("return"), int | float)
+        f"episode {episode['episode']}: return {format_number(float(episode['return']))}"
+        for episode in (episodes if isinstance(episodes, list) else ())
+        if isinstance(episode, dict)
+        and isinstance(episode.get("episode"), int)
+        and isinstance(episode.get("return"), int | float)
     ]
     # Only beside the results: a document may name any file.
     beside = os.path.join(os.path.dirname(file), os.path.basename(film["file"]))
@@ -194,14 +194,14 @@ def _match_results(
 ) -> tuple[dict[int, EvaluationEntry], list[str]]:
     """Return the result of each checkpoint, that with the most episodes, and notes on all others."""
     owners, by_name = _find_owners(checkpoints, results)
-    found: dict[int, EvaluationEntry] = {}
+    entries: dict[int, EvaluationEntry] = {}
     others = []
-    for number, each in enumerate(results):
+    for number, result in enumerate(results):
         at = owners.get(number)
         if at is None:
-            others.append(os.path.basename(each.checkpoint) or "unnamed")
-        elif at not in found or len(each.returns) > len(found[at].returns):
-            found[at] = each
+            others.append(os.path.basename(result.checkpoint) or "unnamed")
+        elif at not in entries or len(result.returns) > len(entries[at].returns):
+            entries[at] = result
     notes = []
     if by_name:
         notes.append(
@@ -210,7 +210,7 @@ def _match_results(
         )
     if others:
         notes.append(f"results of other checkpoints are not part of the curve: {', '.join(others[:5])}")
-    return found, notes
+    return entries, notes
 
 
 def _mark_foreign_results(
@@ -225,7 +225,7 @@ def _find_owners(
     checkpoints: Sequence[RunCheckpoint], results: Sequence[EvaluationEntry]
 ) -> tuple[dict[int, int], frozenset[int]]:
     """Return the checkpoint of each result, and which are matched by name: those with the same counters."""
-    owners, by_name = find_results([each.path for each in checkpoints], results)
+    owners, by_name = find_results([checkpoint.path for checkpoint in checkpoints], results)
     other = {number for number in by_name if _contradicts(results[number], checkpoints[owners[number]])}
     return {number: at for number, at in owners.items() if number not in other}, by_name - other
 
@@ -236,20 +236,20 @@ def _contradicts(result: EvaluationEntry, checkpoint: RunCheckpoint) -> bool:
 
 
 def _run_curves(
-    given: EvaluationSection, history: RunHistory, scores: dict[int, EvaluationEntry]
+    section: EvaluationSection, history: RunHistory, scores: dict[int, EvaluationEntry]
 ) -> EvaluationSection:
     """Return the section with a curve over the steps of the run, and the logged returns beside it.
 
     Returns in different environments form different curves.
     """
     points: dict[str, list[tuple[float, float, float, float]]] = {}
-    for at, each in sorted(scores.items()):
+    for at, score in sorted(scores.items()):
         step = history.checkpoints[at].step
-        if step is not None and math.isfinite(each.mean):
-            low, high = each.ci95 or (each.mean, each.mean)
-            points.setdefault(each.env, []).append((float(step), each.mean, low, high))
+        if step is not None and math.isfinite(score.mean):
+            low, high = score.ci95 or (score.mean, score.mean)
+            points.setdefault(score.env, []).append((float(step), score.mean, low, high))
     unit = UNITS.get(history.step_from or "", ANY_UNIT)
-    logged = [*_logged_curves(history)] or [each for each in given.curves if each.logged]
+    logged = [*_logged_curves(history)] or [curve for curve in section.curves if curve.logged]
     # A log counts in its own unit, usually environment steps.
     mixed = bool(points and logged) and unit != UNITS["num_timesteps"]
     evaluated = [
@@ -260,9 +260,9 @@ def _run_curves(
         for env, of in points.items()
     ]
     if mixed:
-        logged = [replace(each, label=f"{each.label}, by the steps of the log") for each in logged]
+        logged = [replace(curve, label=f"{curve.label}, by the steps of the log") for curve in logged]
     shown = (*evaluated, *logged)
-    return replace(given, curves=shown, unit=ANY_UNIT if mixed or not points else unit)
+    return replace(section, curves=shown, unit=ANY_UNIT if mixed or not points else unit)
 
 
 def _logged_curves(history: RunHistory) -> Iterator[ReturnCurve]:
@@ -274,8 +274,8 @@ def _logged_curves(history: RunHistory) -> Iterator[ReturnCurve]:
 
 def _find_best(scores: dict[int, EvaluationEntry], choices: dict[str, bool]) -> BestResult | None:
     """Return the highest mean; None without results, and for results from different environments."""
-    known = {at: each for at, each in scores.items() if math.isfinite(each.mean)}
-    if not known or len({each.env for each in known.values()}) > 1:
+    known = {at: score for at, score in scores.items() if math.isfinite(score.mean)}
+    if not known or len({score.env for score in known.values()}) > 1:
         return None
     at = max(known, key=lambda number: (known[number].mean, -number))
     certain = choices.get(known[at].checkpoint) if len(known) > 1 else None
@@ -295,24 +295,24 @@ _KINDS = (
 
 
 def _find_film(
-    given: str | None, recorded: Sequence[FilmRecord], history: RunHistory, best: BestResult | None
+    film: str | None, recorded: Sequence[FilmRecord], history: RunHistory, best: BestResult | None
 ) -> Film | None:
     """Return the film that was given, else that of the best checkpoint: recorded by `eval`, or beside it.
 
     Raise FormatError for a file that is given and cannot be embedded; others are left out.
     """
-    known = {filesystem.realpath(each.file): each for each in recorded}
-    if given is not None:
-        record = known.get(filesystem.realpath(given))
-        names = {os.path.basename(each.path) for each in history.checkpoints}
-        owner = _stem_owner(given, names) if record is None else record.checkpoint
-        return Film(_embed_film(given), os.path.basename(given), owner, record.episodes if record else ())
+    known = {filesystem.realpath(record.file): record for record in recorded}
+    if film is not None:
+        record = known.get(filesystem.realpath(film))
+        names = {os.path.basename(checkpoint.path) for checkpoint in history.checkpoints}
+        owner = _stem_owner(film, names) if record is None else record.checkpoint
+        return Film(_embed_film(film), os.path.basename(film), owner, record.episodes if record else ())
     if best is None:
         return None
     folder, name = os.path.split(history.checkpoints[best.number].path)
     stems = dict.fromkeys((name, _stem(name)))
     beside = [os.path.join(folder, f"{stem}{kind}") for kind in (".gif", ".mp4") for stem in stems]
-    for file in (*(each.file for each in recorded if each.checkpoint == name), *beside):
+    for file in (*(record.file for record in recorded if record.checkpoint == name), *beside):
         if filesystem.isfile(file) and _film_problem(file) is None:
             record = known.get(filesystem.realpath(file))
             return Film(_embed_film(file), os.path.basename(file), name, record.episodes if record else ())
@@ -331,24 +331,24 @@ def _stem_owner(film: str, names: set[str]) -> str | None:
 
 
 def _film_problem(file: str) -> FormatError | None:
-    found = File.stamp(file)
-    if _media_type(found) is None:
+    stamp = File.stamp(file)
+    if _media_type(stamp) is None:
         return FormatError(
             "not a film that a page can contain",
             file=file,
             expected="a GIF, PNG or MP4",
             hint="record one: ckpttool eval PATH --video film.mp4",
         )
-    if found.size > _MOST_FILM:
+    if stamp.size > _MOST_FILM:
         limit = f"at most {format_size(_MOST_FILM)}"
-        size = format_size(found.size)
+        size = format_size(stamp.size)
         hint = "use a smaller film (eval --video-width), or a PNG with some of its images"
         return FormatError("the film is too large", file=file, expected=limit, found=size, hint=hint)
     return None
 
 
-def _media_type(found: File) -> str | None:
-    head = found.read(0, min(8, found.size))
+def _media_type(file: File) -> str | None:
+    head = file.read(0, min(8, file.size))
     return next((kind for at, magic, kind in _KINDS if head.startswith(magic, at)), None)
 
 
@@ -357,8 +357,8 @@ def _embed_film(file: str) -> str:
     problem = _film_problem(file)
     if problem is not None:
         raise problem
-    found = File.stamp(file)
-    return f"data:{_media_type(found)};base64,{base64.b64encode(found.read(0, found.size)).decode()}"
+    stamp = File.stamp(file)
+    return f"data:{_media_type(stamp)};base64,{base64.b64encode(stamp.read(0, stamp.size)).decode()}"
 
 
 _MOST_ROWS = 300
@@ -407,10 +407,10 @@ class DriftSection:
 
 def build_drift(layers: Sequence[LayerHistory], steps: Sequence[str]) -> DriftSection:
     """Return the strips of all layers on two common scales."""
-    updates = _UpdateScale([value for each in layers for value in each.updates])
+    updates = _UpdateScale([value for layer in layers for value in layer.updates])
     norms = _NormScale(layers)
     most = _cells_per_strip(2 * len(layers))
-    rows = [_drift_row(each, steps, updates, norms, most) for each in layers]
+    rows = [_drift_row(layer, steps, updates, norms, most) for layer in layers]
     shades = {cell.shade for row in rows for cell in (*row.norms, *row.updates)}
     few = len(layers) * len(steps) <= _MOST_NUMBERS
     return DriftSection(
@@ -512,9 +512,9 @@ class _NormScale:
 
     def __init__(self, layers: Sequence[LayerHistory]) -> None:
         logs = [math.log(1.1)]
-        for each in layers:
-            first = _first_norm(each)
-            known = [norm for norm in each.norms if norm and math.isfinite(norm)]
+        for layer in layers:
+            first = _first_norm(layer)
+            known = [norm for norm in layer.norms if norm and math.isfinite(norm)]
             logs += [abs(math.log(norm) - math.log(first)) for norm in known if first]
         self._most = max(logs)
         power = self._most / math.log(10)
@@ -550,30 +550,31 @@ def split_findings(
 ) -> tuple[tuple[FindingRow, ...], tuple[FindingRow, ...]]:
     """Return a row for each finding that changes, and those that are equal at all readable checkpoints."""
     steps = step_labels(checkpoints)
-    readable = [at for at, each in enumerate(checkpoints) if each.error is None]
+    readable = [at for at, checkpoint in enumerate(checkpoints) if checkpoint.error is None]
     changing: list[FindingRow] = []
     constant: list[FindingRow] = []
-    for each in found:
-        same = len({each.texts[at] for at in readable}) == 1
-        (constant if same else changing).append(_finding_row(each, steps, readable))
+    for finding in found:
+        same = len({finding.texts[at] for at in readable}) == 1
+        (constant if same else changing).append(_finding_row(finding, steps, readable))
     return tuple(changing), tuple(constant)
 
 
-def _finding_row(found: FindingHistory, steps: Sequence[str], readable: Sequence[int]) -> FindingRow:
+def _finding_row(history: FindingHistory, steps: Sequence[str], readable: Sequence[int]) -> FindingRow:
     words = {"found": "found", "none": "not found", "unknown": "unknown"}
     known = frozenset(readable)
     shades = [
-        "unknown" if at not in known else "found" if texts else "none" for at, texts in enumerate(found.texts)
+        "unknown" if at not in known else "found" if texts else "none"
+        for at, texts in enumerate(history.texts)
     ]
     marks = [HeatCell(shade, f"{step}: {words[shade]}") for step, shade in zip(steps, shades, strict=True)]
-    at = [number for number, readable_at in enumerate(readable) if found.texts[readable_at]]
+    at = [number for number, readable_at in enumerate(readable) if history.texts[readable_at]]
     return FindingRow(
-        found.topic,
-        _join_alike(next(texts for texts in reversed(found.texts) if texts)),
-        found.fix or "",
+        history.topic,
+        _join_alike(next(texts for texts in reversed(history.texts) if texts)),
+        history.fix or "",
         _thin_cells(marks, _cells_per_strip(SHOWN)),
         _describe_times(at, [steps[number] for number in readable]),
-        tuple(_changing_texts(found.texts, steps)) if len({*found.texts} - {()}) > 1 else (),
+        tuple(_changing_texts(history.texts, steps)) if len({*history.texts} - {()}) > 1 else (),
     )
 
 
@@ -595,9 +596,11 @@ def _describe_times(at: Sequence[int], steps: Sequence[str]) -> str:
     return f"{len(at)} of {len(steps)}"
 
 
-def _changing_texts(found: Sequence[Sequence[str]], steps: Sequence[str]) -> Iterator[tuple[str, str]]:
+def _changing_texts(
+    texts_by_step: Sequence[Sequence[str]], steps: Sequence[str]
+) -> Iterator[tuple[str, str]]:
     before: Sequence[str] = ()
-    for step, texts in zip(steps, found, strict=True):
+    for step, texts in zip(steps, texts_by_step, strict=True):
         if texts != before and texts:
             yield step, _join_alike(texts)
         before = texts
@@ -637,12 +640,12 @@ def render_run(found: RunContents) -> bytes:
     )
 
 
-def _rank_checkpoints(found: RunContents) -> list[int]:
+def _rank_checkpoints(contents: RunContents) -> list[int]:
     """Return the positions of the checkpoints, the best first, then those without a result, newest first."""
-    count = len(found.history.checkpoints)
+    count = len(contents.history.checkpoints)
 
     def rank(at: int) -> tuple[float, int]:
-        mean = found.scores[at].mean if at in found.scores else math.nan
+        mean = contents.scores[at].mean if at in contents.scores else math.nan
         return (-mean if math.isfinite(mean) else math.inf, -at)
 
     return sorted(range(count), key=rank)
@@ -651,13 +654,13 @@ def _rank_checkpoints(found: RunContents) -> list[int]:
 def step_labels(checkpoints: Sequence[RunCheckpoint]) -> tuple[str, ...]:
     """Return a short label for each checkpoint: its step, else its name."""
     return tuple(
-        f"{each.step:,}" if each.step is not None else format_path(os.path.basename(each.path))
-        for each in checkpoints
+        f"{saved.step:,}" if saved.step is not None else format_path(os.path.basename(saved.path))
+        for saved in checkpoints
     )
 
 
 def _step_span(checkpoints: Sequence[RunCheckpoint]) -> tuple[str, str] | None:
-    known = [each.step for each in checkpoints if each.step is not None]
+    known = [checkpoint.step for checkpoint in checkpoints if checkpoint.step is not None]
     return (f"{known[0]:,}", f"{known[-1]:,}") if known else None
 
 
@@ -665,7 +668,7 @@ def _counter_columns(checkpoints: Sequence[RunCheckpoint]) -> list[tuple[str, li
     """Return the title of each counter that any checkpoint has, with its values."""
     columns = []
     for name, title in TITLES.items():
-        values = [step_columns(each.counts)[name] for each in checkpoints]
+        values = [step_columns(checkpoint.counts)[name] for checkpoint in checkpoints]
         if any(value is not None for value in values):
             columns.append((title, ["" if value is None else f"{value:,}" for value in values]))
     return columns
