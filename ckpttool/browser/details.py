@@ -206,7 +206,7 @@ def _number_lines(row: Row, read: Read, cells: int) -> Iterator[Line]:
 
 def _number_table(moments: Sequence[Moments | None], cells: int) -> Iterator[Line]:
     """Yield the numbers: two per line, or one per line with a column for each side."""
-    rows = [_format_moments(each) if each is not None else {} for each in moments]
+    rows = [_format_moments(moment) if moment is not None else {} for moment in moments]
     labels = list(dict.fromkeys(name for row in rows for name in row))
     if len(moments) == 1:
         wide = min(12, max(8, (cells - 15) // 2))

@@ -81,11 +81,11 @@ class Pane(Widget, can_focus=True):
         return Strip.join([text, paint_line((TextPiece(self._bar(y), "dim"),), 1)])
 
     def _bar(self, y: int) -> str:
-        count, seen = self.count(), self.size.height
-        if count <= seen:
+        count, height = self.count(), self.size.height
+        if count <= height:
             return " "
-        tall = max(1, seen * seen // count)
-        first = round(self.top / (count - seen) * (seen - tall))
+        tall = max(1, height * height // count)
+        first = round(self.top / (count - height) * (height - tall))
         return "┃" if first <= y < first + tall else " "
 
     def scroll_lines(self, top: int) -> None:

@@ -64,10 +64,10 @@ class TreePane(Pane):
     def go(self, at: int) -> None:
         """Move the cursor to a line and scroll it into view."""
         self.cursor = max(0, min(at, self.count() - 1))
-        seen = max(1, self.size.height)
+        height = max(1, self.size.height)
         top = min(self.top, self.cursor)
-        if self.cursor >= top + seen:
-            top = self.cursor - seen + 1
+        if self.cursor >= top + height:
+            top = self.cursor - height + 1
         self.scroll_lines(top)
         self.post_message(self.TreeCursorChanged())
 

@@ -123,11 +123,11 @@ class GridPane(Widget, can_focus=True):
 
     def _request(self) -> None:
         table, rows, columns = self._place
-        seen = self._visible(0)
+        visible = self._visible(0)
         if (
             self._cells is None
             or table != self.table
-            or not (_contains_range(rows, seen[0]) and _contains_range(columns, seen[1]))
+            or not (_contains_range(rows, visible[0]) and _contains_range(columns, visible[1]))
         ):
             self.post_message(self.CellsNeeded())
 
@@ -217,12 +217,12 @@ def _block_moments(values: np.ndarray) -> Moments | None:
     return moments.compute_moments(values) if values.dtype != object and values.size else None
 
 
-def _scroll_to(first: int, at: int, seen: int) -> int:
-    return min(max(first, at - seen + 1), at)
+def _scroll_to(first: int, at: int, height: int) -> int:
+    return min(max(first, at - height + 1), at)
 
 
-def _visible_range(first: int, seen: int, more: int, count: int) -> range:
-    return range(max(0, first - more), min(count, first + seen + more))
+def _visible_range(first: int, height: int, more: int, count: int) -> range:
+    return range(max(0, first - more), min(count, first + height + more))
 
 
 def _contains_range(outer: range, inner: range) -> bool:

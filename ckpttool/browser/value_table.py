@@ -215,5 +215,5 @@ class CellDifference:
         return difference
 
 
-def _to_slice(taken: range) -> slice:
-    return slice(taken.start, taken.stop)
+def _to_slice(rows: range) -> slice:
+    return slice(rows.start, rows.stop)
