@@ -59,7 +59,7 @@ class _CliCommand(_RichHelp, typer.core.TyperCommand):
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Print the help, with the second name of a switch in its description: its column is too wide."""
         narrow = copy.copy(self)
-        narrow.params = [_with_one_name(each) for each in self.params]
+        narrow.params = [_with_one_name(param) for param in self.params]
         super(_CliCommand, narrow).format_help(ctx, formatter)
 
     def get_help_option_names(self, ctx: Any) -> list[str]:
@@ -90,11 +90,11 @@ class _CliCommand(_RichHelp, typer.core.TyperCommand):
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the options under their panel titles when rich does not draw the help."""
         panels: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
-        for each in self.get_params(ctx):
-            record = each.get_help_record(ctx)
+        for param in self.get_params(ctx):
+            record = param.get_help_record(ctx)
             if record is not None:
-                usual = "Arguments" if each.param_type_name == "argument" else "Options"
-                title = getattr(each, "rich_help_panel", None) or usual
+                usual = "Arguments" if param.param_type_name == "argument" else "Options"
+                title = getattr(param, "rich_help_panel", None) or usual
                 panels.setdefault(title, []).append(record)
         for title, records in panels.items():
             if records:
@@ -108,11 +108,11 @@ def _print_short_help(ctx: Any, _: Any, requested: bool) -> None:
         return
     command, width = ctx.command, min(terminal_width(), 80)
     panels: dict[str, list[str]] = {}
-    for each in command.params:
-        if each.param_type_name == "option" and not each.hidden:
-            value = "" if each.is_flag else f" {each.make_metavar(ctx)}"
-            panels.setdefault(getattr(each, "rich_help_panel", None) or "Options", []).append(
-                f"{each.opts[0]}{value}".replace(" ", _UNBROKEN)
+    for param in command.params:
+        if param.param_type_name == "option" and not param.hidden:
+            value = "" if param.is_flag else f" {param.make_metavar(ctx)}"
+            panels.setdefault(getattr(param, "rich_help_panel", None) or "Options", []).append(
+                f"{param.opts[0]}{value}".replace(" ", _UNBROKEN)
             )
     purpose = str(command.help).split("\n\n", 1)[0]
     lines = [ctx.get_usage(), "", *textwrap.wrap(purpose, width), ""]
@@ -309,7 +309,7 @@ class _CliGroup(_RichHelp, typer.core.TyperGroup):
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
-        self.commands = {each.name: each.listed() for each in COMMANDS}
+        self.commands = {command.name: command.listed() for command in COMMANDS}
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the arguments; without any, print the first screen."""
@@ -323,11 +323,11 @@ class _CliGroup(_RichHelp, typer.core.TyperGroup):
 
     def get_params(self, ctx: Any) -> list[Any]:
         """Return the options of the program; typer's own help of one takes two lines."""
-        found: list[Any] = super().get_params(ctx)
-        for option in found:
+        params: list[Any] = super().get_params(ctx)
+        for option in params:
             if option.name == "show_completion":
                 option.help = "Print the completion script of the current shell."
-        return found
+        return params
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Return the name of the chosen command, the command, and the remaining arguments.
@@ -342,7 +342,7 @@ class _CliGroup(_RichHelp, typer.core.TyperGroup):
         if args[0] not in self.commands and _is_checkpoint_path(args[0]):
             return _OVERVIEW.name, _OVERVIEW.parser(), args
         name, command, rest = super().resolve_command(ctx, args)
-        return name, next((each.parser() for each in COMMANDS if each.name == name), command), rest
+        return name, next((command.parser() for command in COMMANDS if command.name == name), command), rest
 
     def invoke(self, ctx: Any) -> Any:
         """Run a command; turn Ctrl-C into our own exit instead of typer's."""
@@ -362,7 +362,7 @@ class _CliGroup(_RichHelp, typer.core.TyperGroup):
 
 def _load_command(name: str) -> Any:
     """Return a command with its options."""
-    return next(each for each in COMMANDS if each.name == name).parser()
+    return next(command for command in COMMANDS if command.name == name).parser()
 
 
 def _is_checkpoint_path(word: str) -> bool:
@@ -375,7 +375,7 @@ def _is_checkpoint_path(word: str) -> bool:
 
 def _join_paragraphs(text: str | None) -> str:
     """Return a docstring with each paragraph on one line, so that the terminal wraps it."""
-    return "\n\n".join(" ".join(each.split()) for each in (text or "").split("\n\n"))
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in (text or "").split("\n\n"))
 
 
 app = typer.Typer(
@@ -388,8 +388,8 @@ app = typer.Typer(
 )
 
 
-def _print_version(given: bool) -> None:
-    if given:
+def _print_version(requested: bool) -> None:
+    if requested:
         console.print_text(f"ckpttool {__version__}")
         raise typer.Exit
 
@@ -428,8 +428,8 @@ class _NumpyMemoryGuard:
         """Return None; raise MemoryError if numpy is requested without enough memory."""
         if name != "numpy":
             return
-        given = os.environ.get(self.THREADS, "")
-        threads = int(given) if given.isdecimal() else os.cpu_count() or 1
+        threads_setting = os.environ.get(self.THREADS, "")
+        threads = int(threads_setting) if threads_setting.isdecimal() else os.cpu_count() or 1
         if not _can_allocate(self.LIBRARY + (threads - 1) * self.THREAD):
             os.environ[self.THREADS] = "1"
             if not _can_allocate(self.LIBRARY):
@@ -517,7 +517,7 @@ def _exit_status(error: BaseException, *, as_json: bool) -> int:
 def _first_screen() -> str:
     """Return what the program prints without arguments; it fits a terminal of 24 lines."""
     about = textwrap.wrap(str(app.info.help), 79)
-    commands = [f"  {each.name:<9} {each.summary}" for each in COMMANDS]
+    commands = [f"  {command.name:<9} {command.summary}" for command in COMMANDS]
     return "\n".join(
         [*about, "", *commands, "", f"Start with: {_NAME} PATH", f"Options: {_NAME} COMMAND --help"]
     )
@@ -527,32 +527,34 @@ def _complete_hint(error: CkpttoolError) -> CkpttoolError:
     """Complete a hint that repeats this command with one more option, keeping the options in use."""
     from ckpttool.cli import usage
 
-    given = sys.argv[1:]
-    usage.complete_not_found(error, given)
-    usage.complete_inspect_hint(error, given)
-    usage.fill_hint(error, given)
+    args = sys.argv[1:]
+    usage.complete_not_found(error, args)
+    usage.complete_inspect_hint(error, args)
+    usage.fill_hint(error, args)
     try:
         hint = shlex.split(error.hint or "")
     except ValueError:
         return error
-    if given and given[0] in _LIKE_EVAL and hint[:2] == [_NAME, "eval"]:
-        hint = _replace_eval(hint, given)
-    if not given or hint[:2] != [_NAME, given[0]]:
+    if args and args[0] in _LIKE_EVAL and hint[:2] == [_NAME, "eval"]:
+        hint = _replace_eval(hint, args)
+    if not args or hint[:2] != [_NAME, args[0]]:
         return error
     positional, proposed = _split_options(hint[2:])
-    if not positional or any(word not in given for word in positional):
+    if not positional or any(word not in args for word in positional):
         return error
-    if given[0] in _OF_TWO_PATHS and len(positional) < 2:
-        positional, _ = _split_options(given[1:])
-    ours = [
-        (name, [v for v in values if v not in positional]) for name, values in _split_options(given[1:])[1]
+    if args[0] in _OF_TWO_PATHS and len(positional) < 2:
+        positional, _ = _split_options(args[1:])
+    options = [
+        (name, [v for v in values if v not in positional]) for name, values in _split_options(args[1:])[1]
     ]
-    kept = [each for each in ours if each not in proposed and _is_compatible_option(each[0], proposed)]
+    kept = [
+        option for option in options if option not in proposed and _is_compatible_option(option[0], proposed)
+    ]
     # Fill a placeholder with the value in use, if there is one.
-    known = dict(ours)
+    known = dict(options)
     filled = [(name, known.get(name, values) if values == ["ID"] else values) for name, values in proposed]
     words = [word for name, values in (*kept, *filled) for word in (name, *values)]
-    error.hint = shlex.join((_NAME, given[0], *positional, *words))
+    error.hint = shlex.join((_NAME, args[0], *positional, *words))
     return error
 
 
@@ -561,11 +563,11 @@ _OF_TWO_PATHS = ("verify", "diff", "convert")
 _LIKE_EVAL = ("verify", "doctor")
 
 
-def _replace_eval(hint: Sequence[str], given: Sequence[str]) -> list[str]:
+def _replace_eval(hint: Sequence[str], arguments: Sequence[str]) -> list[str]:
     """Return the running command with the options that a hint gives eval."""
     options = [(name, values) for name, values in _split_options(hint[2:])[1] if values != ["ID"]]
     words = [word for name, values in options for word in (name, *values)]
-    return [_NAME, given[0], *_split_options(given[1:])[0], *words]
+    return [_NAME, arguments[0], *_split_options(arguments[1:])[0], *words]
 
 
 def _is_compatible_option(name: str, proposed: Sequence[tuple[str, list[str]]]) -> bool:
@@ -587,7 +589,7 @@ def _split_options(words: Sequence[str]) -> tuple[list[str], list[tuple[str, lis
 
 def _use_target_option(words: list[str]) -> list[str]:
     """Return the arguments of `convert` with the value of -o or --out, which other commands take, as DST."""
-    if next((word for word in words if word in [each.name for each in COMMANDS]), None) != "convert":
+    if next((word for word in words if word in [command.name for command in COMMANDS]), None) != "convert":
         return words
     for at, word in enumerate(words):
         if word in ("-o", "--out") and at + 1 < len(words):
@@ -633,7 +635,9 @@ def _convert_error(error: BaseException) -> CkpttoolError:
     if callable(message):
         from ckpttool.cli import usage
 
-        return usage.convert_usage_error(error, sys.argv[1:], [each.name for each in COMMANDS], _load_command)
+        return usage.convert_usage_error(
+            error, sys.argv[1:], [command.name for command in COMMANDS], _load_command
+        )
     if os.environ.get(_TRACEBACK):
         raise error
     return from_system_error(error) or CkpttoolError(

@@ -116,12 +116,12 @@ def _fit_widths(requested: Iterable[tuple[int, tuple[int, int]]], types: int, sp
 
     The middle column is cut down to `types` before any other column shrinks.
     """
-    wanted = [(min(natural, most), least) for natural, (least, most) in requested]
-    given = [width for width, _ in wanted]
+    bounds = [(min(natural, most), least) for natural, (least, most) in requested]
+    widths = [width for width, _ in bounds]
     # If even the minimum widths do not fit, drop the notes first.
-    steps = ((1, types), (2, wanted[2][1]), (0, wanted[0][1]), (1, wanted[1][1]), (2, 0), (0, 8), (1, 8))
+    steps = ((1, types), (2, bounds[2][1]), (0, bounds[0][1]), (1, bounds[1][1]), (2, 0), (0, 8), (1, 8))
     for at, least in steps:
-        over = sum(given) - spare
+        over = sum(widths) - spare
         if over > 0:
-            given[at] = min(given[at], max(least, given[at] - over))
-    return given
+            widths[at] = min(widths[at], max(least, widths[at] - over))
+    return widths

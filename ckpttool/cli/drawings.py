@@ -150,7 +150,7 @@ def _svg_lines(graph: ModuleGraph) -> tuple[list[SvgLine], list[str]]:
             paths.append(f'<path class="edge" d="M{x} {heads[parent] + 5}V{y - 4}h{_INDENT - 8}"/>')
         (name, kind, size), rows = _node_lines(node)
         pieces = ((name, "name"), (kind, "kind"), (size, "dim"))
-        lines.append(SvgLine(node.level, y, tuple(each for each in pieces if each[0])))
+        lines.append(SvgLine(node.level, y, tuple(piece for piece in pieces if piece[0])))
         for number, row in enumerate([*((text, "dim") for text in rows), *links.get(at, ())], 1):
             lines.append(SvgLine(node.level + 1, y + _LINE * number, (row,)))
         waiting += [(child, at) for child in reversed(below.get(at, []))]
@@ -228,17 +228,17 @@ def _tree_items(rows: Sequence[ColumnLine], depth: int) -> Iterator[str]:
 
 
 def _render_module_page(
-    found: CheckpointSummary, depth: int | None, computation: Computation | None
+    summary: CheckpointSummary, depth: int | None, computation: Computation | None
 ) -> bytes:
-    whole = len(found.tensors) + len(found.values) <= _MOST_LISTED
-    totals = found.totals
+    whole = len(summary.tensors) + len(summary.values) <= _MOST_LISTED
+    totals = summary.totals
     remark = (
         f"{format_count(totals.tensors, 'tensor')}, {format_count(totals.parameters, 'parameter')}, "
         f"{format_size(totals.nbytes)}; "
-        f"format {found.checkpoint.format}, layout {found.layout or 'none recognised'}"
+        f"format {summary.checkpoint.format}, layout {summary.layout or 'none recognised'}"
     )
-    title = clean(os.path.basename(os.path.normpath(found.checkpoint.path)))
-    return render_page(title, list_rows(found, whole=whole), remark, depth, computation)
+    title = clean(os.path.basename(os.path.normpath(summary.checkpoint.path)))
+    return render_page(title, list_rows(summary, whole=whole), remark, depth, computation)
 
 
 _SUFFIXES = (".svg", ".html", ".dot")

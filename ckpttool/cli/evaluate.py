@@ -201,7 +201,7 @@ def evaluate(
     compared = find_compared_runs(paths, runs, agent.layout)
     require_display(output, compared.paths, options)
     with show_progress("eval", quiet=quiet or as_json, unit="episodes") as moving:
-        found = sweep.sweep(
+        results = sweep.sweep(
             compared.paths,
             options.env,
             options.protocol,
@@ -211,16 +211,18 @@ def evaluate(
             spread=_choose_executor(play.jobs, play.ray),
             progress=moving,
         )
-    if not found.scored and found.failed and len(found.failed) == 1:
-        if isinstance(found.failed[0].error, NotACheckpointError):
+    if not results.scored and results.failed and len(results.failed) == 1:
+        if isinstance(results.failed[0].error, NotACheckpointError):
             parameters.require_one_run(paths)
-        raise found.failed[0].error
-    shown, mean = _print_results(found, compared, output, options, as_json=as_json, quiet=quiet)
-    given = [*given_options(environment), *given_options(agent)]
+        raise results.failed[0].error
+    shown, mean = _print_results(results, compared, output, options, as_json=as_json, quiet=quiet)
+    repeatable = [*given_options(environment), *given_options(agent)]
     if not as_json:
-        next_steps.print_next_steps(next_steps.after_eval, found, compared.paths, given, play, quiet=quiet)
-    repeated = [*paths, *given, *given_options(play)]
-    return _exit_status(found, shown, mean, repeated, runs.min_return)
+        next_steps.print_next_steps(
+            next_steps.after_eval, results, compared.paths, repeatable, play, quiet=quiet
+        )
+    repeated = [*paths, *repeatable, *given_options(play)]
+    return _exit_status(results, shown, mean, repeated, runs.min_return)
 
 
 def _require_output(output: OutputOptions) -> str | None:
@@ -261,7 +263,7 @@ def _protocol(environment: EnvironmentOptions, play: PlayOptions) -> Protocol:
 
 
 def _print_results(
-    found: Sweep,
+    results: Sweep,
     compared: ComparedRuns,
     output: OutputOptions,
     options: EvaluationOptions,
@@ -273,35 +275,35 @@ def _print_results(
     from ckpttool.cli import figures
     from ckpttool.evaluation import results_file, score_tables, training_logs
 
-    content = found.document()["evaluations"][0] if found.alone else found.document()
-    compared_output = report_comparison(compared, output, found)
-    beside = training_logs.find_training_logs([each.checkpoint for each in found.evaluations])
+    content = results.document()["evaluations"][0] if results.alone else results.document()
+    compared_output = report_comparison(compared, output, results)
+    beside = training_logs.find_training_logs([evaluation.checkpoint for evaluation in results.evaluations])
     content |= {**compared_output.document, **beside.document()}
     saved = output.out if output.out is not None and results_file.results_path(output.out) is None else None
     if saved is not None:
         # Before films: they take long, and can fail.
         score_tables.save_document(saved, console.render_document(content), force=output.force)
-    if not as_json and found.scored:
+    if not as_json and results.scored:
         notes = () if quiet else labeled_lines("note", beside.notes)
         console.print_text(
             "\n".join(
                 [
-                    render_sweep(found, quiet=quiet, top=output.top),
+                    render_sweep(results, quiet=quiet, top=output.top),
                     *map(wrap_sentence, notes),
                     *compared_output.lines,
                 ]
             )
         )
-    unit = UNITS.get(found.step_from or "", ANY_UNIT)
+    unit = UNITS.get(results.step_from or "", ANY_UNIT)
     drawn = figures.PlotData(
-        found.evaluations,
-        found.curve,
+        results.evaluations,
+        results.curve,
         beside.curves,
         compared_output.algorithms,
         compared_output.comparison,
         unit,
     )
-    shown = display_results(output, found, options, drawn, quiet=quiet, as_json=as_json)
+    shown = display_results(output, results, options, drawn, quiet=quiet, as_json=as_json)
     shown.failures += compared_output.failures
     whole = console.render_document({**content, **shown.document})
     if saved is not None and shown.document:
@@ -314,21 +316,21 @@ def _print_results(
 
 
 def _exit_status(
-    found: Sweep, shown: DisplayOutput, mean: float | None, repeated: Sequence[str], min_return: float | None
+    rows: Sweep, shown: DisplayOutput, mean: float | None, repeated: Sequence[str], min_return: float | None
 ) -> int:
     """Print the errors and return the exit status; `mean` is the mean over runs."""
     for failure in shown.failures:
         console.print_error(failure, as_json=False)
-    if found.failed:
-        print_failures(found.failed, () if found.scored else repeated)
-    if found.failed or shown.failures:
+    if rows.failed:
+        print_failures(rows.failed, () if rows.scored else repeated)
+    if rows.failed or shown.failures:
         return 2
-    if found.interrupted or shown.interrupted:
+    if rows.interrupted or shown.interrupted:
         return 130
-    means = [each.statistics.mean for each in found.evaluations] if mean is None else [mean]
+    means = [evaluation.statistics.mean for evaluation in rows.evaluations] if mean is None else [mean]
     # A NaN is not at least the required return.
     low = min_return is not None and not all(mean >= min_return for mean in means)
-    return 1 if low or any(sidecar.has_open_entries(each.ledger) for each in found.evaluations) else 0
+    return 1 if low or any(sidecar.has_open_entries(result.ledger) for result in rows.evaluations) else 0
 
 
 def print_failures(failed: Sequence[EvaluationFailure], repeated: Sequence[str] = ()) -> None:
@@ -338,10 +340,12 @@ def print_failures(failed: Sequence[EvaluationFailure], repeated: Sequence[str] 
     words to be `repeated`.
     """
     alike: dict[tuple[str, str | None], list[EvaluationFailure]] = {}
-    for each in failed:
-        sentence = str(each.error).removeprefix(f"{each.error.file}: ")
-        hint = each.error.hint and each.error.hint.replace(f" {shlex.quote(each.checkpoint)} ", " \0 ")
-        alike.setdefault((sentence, hint), []).append(each)
+    for failure in failed:
+        sentence = str(failure.error).removeprefix(f"{failure.error.file}: ")
+        hint = failure.error.hint and failure.error.hint.replace(
+            f" {shlex.quote(failure.checkpoint)} ", " \0 "
+        )
+        alike.setdefault((sentence, hint), []).append(failure)
     for (sentence, hint), those in alike.items():
         more = f" (and {len(those) - 1} more)" if len(those) > 1 else ""
         named = repeated if repeated and len(those) == len(failed) else [those[0].checkpoint]
@@ -393,11 +397,11 @@ def find_compared_runs(paths: Sequence[str], options: RunOptions, layout: str | 
     if not (options.runs or options.last is not None or against or options.curve):
         return ComparedRuns(tuple(paths))
     count = options.last or 1
-    ours, theirs = (
+    first_runs, second_runs = (
         training_runs.find_runs(side, count, layout, curve=options.curve) for side in (paths, against)
     )
-    played = tuple(path for each in (*ours, *theirs) for path in each.played)
-    return ComparedRuns(played, ours, theirs, count)
+    played = tuple(path for run in (*first_runs, *second_runs) for path in run.played)
+    return ComparedRuns(played, first_runs, second_runs, count)
 
 
 def report_comparison(compared: ComparedRuns, output: OutputOptions, found: Sweep) -> ComparisonOutput:
@@ -421,51 +425,51 @@ def report_comparison(compared: ComparedRuns, output: OutputOptions, found: Swee
     return printed
 
 
-def _add_algorithms(wanted: ComparedRuns, found: Sweep, printed: ComparisonOutput) -> None:
+def _add_algorithms(runs: ComparedRuns, results: Sweep, printed: ComparisonOutput) -> None:
     from ckpttool.commands import algorithms
 
-    ours = algorithms.summarize_runs(wanted.runs, found.scored, wanted.last)
-    if ours is None:
+    first = algorithms.summarize_runs(runs.runs, results.scored, runs.last)
+    if first is None:
         return
-    theirs = None
+    second = None
     try:
-        theirs = algorithms.summarize_runs(wanted.against, found.scored, wanted.last)
+        second = algorithms.summarize_runs(runs.against, results.scored, runs.last)
     except UsageError as error:
         printed.failures.append(error)
-    if theirs is not None and (len(ours.runs) > 1) != (len(theirs.runs) > 1):
-        ours, theirs = (
-            algorithms.summarize_runs(side, found.scored, wanted.last, over_runs=True) or each
-            for side, each in ((wanted.runs, ours), (wanted.against, theirs))
+    if second is not None and (len(first.runs) > 1) != (len(second.runs) > 1):
+        first, second = (
+            algorithms.summarize_runs(side, results.scored, runs.last, over_runs=True) or against_
+            for side, against_ in ((runs.runs, first), (runs.against, second))
         )
-    printed.mean, printed.algorithms = ours.mean.value, (ours,)
-    if ours.scale is not None:
-        printed.mean = min(run.score for run in ours.runs)
-    printed.document |= {"runs": ours.document(), "profiles": _profiles_document((ours,))}
-    printed.lines += _algorithm_lines("runs", ours)
-    if theirs is None:
-        if wanted.against and not printed.failures:
+    printed.mean, printed.algorithms = first.mean.value, (first,)
+    if first.scale is not None:
+        printed.mean = min(run.score for run in first.runs)
+    printed.document |= {"runs": first.document(), "profiles": _profiles_document((first,))}
+    printed.lines += _algorithm_lines("runs", first)
+    if second is None:
+        if runs.against and not printed.failures:
             printed.lines.append("note: no comparison, because no run of --against was evaluated completely")
         return
-    known = {*ours.notes, *theirs.notes}
+    known = {*first.notes, *second.notes}
     both = tuple(
-        note for note in algorithms.surroundings_notes((*ours.runs, *theirs.runs)) if note not in known
+        note for note in algorithms.surroundings_notes((*first.runs, *second.runs)) if note not in known
     )
-    theirs = replace(theirs, notes=(*theirs.notes, *both))
-    compared = algorithms.compare_algorithms(ours, theirs)
-    printed.algorithms, printed.comparison = (ours, theirs), compared
-    printed.document |= {"against": theirs.document(), "comparison": compared.document()}
+    second = replace(second, notes=(*second.notes, *both))
+    compared = algorithms.compare_algorithms(first, second)
+    printed.algorithms, printed.comparison = (first, second), compared
+    printed.document |= {"against": second.document(), "comparison": compared.document()}
     printed.document["profiles"] = _profiles_document(printed.algorithms)
     printed.lines += [
-        *_algorithm_lines("against", theirs),
-        *_comparison_lines(compared, 2 if ours.scale is None else 3),
+        *_algorithm_lines("against", second),
+        *_comparison_lines(compared, 2 if first.scale is None else 3),
     ]
 
 
-def _profiles_document(found: Sequence[Algorithm]) -> dict[str, Any]:
+def _profiles_document(results: Sequence[Algorithm]) -> dict[str, Any]:
     """Return the JSON object of the performance profiles, which share their thresholds."""
     from ckpttool.commands import algorithms
 
-    profiles = algorithms.performance_profiles(found)
+    profiles = algorithms.performance_profiles(results)
     named = zip(("runs", "against"), profiles, strict=False)
     return {
         "thresholds": profiles[0].thresholds.tolist(),
@@ -501,15 +505,15 @@ def _normalized_lines(one: Algorithm) -> list[str]:
     return lines
 
 
-def _comparison_lines(found: AlgorithmComparison, digits: int) -> list[str]:
+def _comparison_lines(comparison: AlgorithmComparison, digits: int) -> list[str]:
     from ckpttool.commands import algorithms
 
-    alone = found.over == algorithms.EPISODES
+    alone = comparison.over == algorithms.EPISODES
     unit = "an episode" if alone else "a run"
-    how = "no CI: single runs" if found.difference.ci95 is None else f"bootstrap over {found.over}"
+    how = "no CI: single runs" if comparison.difference.ci95 is None else f"bootstrap over {comparison.over}"
     return [
-        f"difference of means {_format_estimate(found.difference, digits)} ({how})",
-        f"probability of improvement {_format_estimate(found.probability)} (of {unit})",
+        f"difference of means {_format_estimate(comparison.difference, digits)} ({how})",
+        f"probability of improvement {_format_estimate(comparison.probability)} (of {unit})",
         *(["note: single run per algorithm: results may not generalise across seeds"] if alone else []),
     ]
 
@@ -551,9 +555,9 @@ def render_sweep(found: Sweep, *, quiet: bool, top: int | None = None) -> str:
     return "\n".join([*lines, *([] if quiet else _remark_lines(found))])
 
 
-def _select_rows(found: Sweep, top: int | None) -> tuple[ScoredCheckpoint, ...]:
+def _select_rows(results: Sweep, top: int | None) -> tuple[ScoredCheckpoint, ...]:
     """Return the first rows of the table; all if nothing is ranked, e.g. of different environments."""
-    return found.best_first[: top if found.ranking else None]
+    return results.best_first[: top if results.ranking else None]
 
 
 def _training_lines(counts: Mapping[str, int | None]) -> list[str]:
@@ -562,20 +566,20 @@ def _training_lines(counts: Mapping[str, int | None]) -> list[str]:
     return [f"trained  {', '.join(shown)}"] if shown else []
 
 
-def _table_lines(found: Sweep, scored: Sequence[ScoredCheckpoint]) -> list[str]:
-    places = {place.checkpoint: place for place in found.ranking}
-    counts = [step_columns(each.counts) for each in scored]
-    shown = [name for name in TITLES if any(each[name] is not None for each in counts)]
+def _table_lines(results: Sweep, scored: Sequence[ScoredCheckpoint]) -> list[str]:
+    places = {row.checkpoint: row for row in results.ranking}
+    counts = [step_columns(checkpoint.counts) for checkpoint in scored]
+    shown = [name for name in TITLES if any(columns[name] is not None for columns in counts)]
     if len(shown) > 1:
         # The rows contain the names.
         shown = [name for name in shown if name != "in_name"]
     rows = [("rank", *(TITLES[n] for n in shown), "mean", "95 % CI", "IQM", "behind")]
     rows += [
-        _table_row(each, places.get(each.evaluation.checkpoint), [own[name] for name in shown])
-        for each, own in zip(scored, counts, strict=True)
+        _table_row(checkpoint, places.get(checkpoint.evaluation.checkpoint), [own[name] for name in shown])
+        for checkpoint, own in zip(scored, counts, strict=True)
     ]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    every = [each.evaluation for each in scored]
+    every = [checkpoint.evaluation for checkpoint in scored]
     paths = [
         "checkpoint",
         *(f"{clean(urls.display_url(e.checkpoint))}{_interruption_note(e)}" for e in every),
@@ -585,32 +589,32 @@ def _table_lines(found: Sweep, scored: Sequence[ScoredCheckpoint]) -> list[str]:
 
 
 def _table_row(
-    each: ScoredCheckpoint, place: RankingRow | None, counts: Sequence[int | None]
+    scored: ScoredCheckpoint, row: RankingRow | None, counts: Sequence[int | None]
 ) -> tuple[str, ...]:
-    result = each.evaluation.statistics
+    result = scored.evaluation.statistics
     return (
-        "-" if place is None else str(place.rank),
+        "-" if row is None else str(row.rank),
         *("-" if number is None else str(number) for number in counts),
         f"{result.mean:.1f}",
         "-" if result.ci95 is None else f"{result.ci95[0]:.1f} to {result.ci95[1]:.1f}",
         f"{result.iqm:.1f}",
-        "-" if place is None or place.behind is None else f"{0.0 - place.behind.value:.1f}",
+        "-" if row is None or row.behind is None else f"{0.0 - row.behind.value:.1f}",
     )
 
 
-def _verdict_lines(found: Sweep, best: BestCheckpoint) -> list[str]:
+def _verdict_lines(results: Sweep, best: BestCheckpoint) -> list[str]:
     from ckpttool.evaluation.ranking import MOST_EPISODES, decisive_episodes, fewest_episodes
 
-    name, others = clean(urls.display_url(best.checkpoint)), len(found.ranking) - 1
+    name, others = clean(urls.display_url(best.checkpoint)), len(results.ranking) - 1
     paired = "paired by seed, 95 % over all comparisons"
     if best.certain:
         return [f"best     {name}: significantly better than all others ({paired})"]
-    episodes, fewest = min(each.statistics.n for each in found.evaluations), fewest_episodes(others)
-    decisive, needed = decisive_episodes(found.ranking), ""
+    episodes, fewest = min(result.statistics.n for result in results.evaluations), fewest_episodes(others)
+    decisive, needed = decisive_episodes(results.ranking), ""
     if episodes > 1 and decisive is None:
         needed = f"; {MOST_EPISODES:,} episodes would distinguish none (power 80 %)"
     elif episodes > 1 and decisive is not None:
-        near = sum((row.episodes_needed or math.inf) <= decisive for row in found.ranking if row.tied)
+        near = sum((row.episodes_needed or math.inf) <= decisive for row in results.ranking if row.tied)
         needed = f"; {decisive:,} episodes would distinguish {format_count(near, 'other')} (power 80 %)"
     if episodes < fewest:
         few = format_count(episodes, "episode is", "episodes are")
@@ -618,26 +622,24 @@ def _verdict_lines(found: Sweep, best: BestCheckpoint) -> list[str]:
             f"best     {name} by mean; {few} too few for a significant result among "
             f"{others + 1} checkpoints (at least {fewest} needed){needed}"
         ]
-    tied = sum(place.tied for place in found.ranking) - 1
+    tied = sum(row.tied for row in results.ranking) - 1
     return [
         f"best     {name} (not significantly better than {tied} of {format_count(others, 'other')}; {paired})"
         f"{needed}"
     ]
 
 
-def _remark_lines(found: Sweep) -> list[str]:
+def _remark_lines(rows: Sweep) -> list[str]:
     """Return assumptions and notes, listing those common to all evaluations once."""
-    every = found.evaluations
-    lines = [(each, line) for each in every for line in _note_lines(each)]
+    every = rows.evaluations
+    lines = [(evaluation, line) for evaluation in every for line in _note_lines(evaluation)]
     common = [line for line, n in Counter(line for _, line in lines).items() if n == len(every)]
     own = [f"{clean(urls.display_url(e.checkpoint))}: {line}" for e, line in lines if line not in common]
-    source = (
-        () if found.step_from is None else (_STEPS.get(found.step_from, f"curve steps: {found.step_from}"),)
-    )
-    resumed = (f"results reused from an earlier run: {found.resumed}",) if found.resumed else ()
+    source = () if rows.step_from is None else (_STEPS.get(rows.step_from, f"curve steps: {rows.step_from}"),)
+    resumed = (f"results reused from an earlier run: {rows.resumed}",) if rows.resumed else ()
     return [
         wrap_sentence(line)
-        for line in [*common, *own, *labeled_lines("note", (*source, *resumed, *found.notes))]
+        for line in [*common, *own, *labeled_lines("note", (*source, *resumed, *rows.notes))]
     ]
 
 
@@ -732,8 +734,8 @@ def _interruption_note(one: Evaluation) -> str:
     played = one.rollout
     if not played.interrupted:
         return ""
-    wanted = format_count(played.episodes, "episode was", "episodes were")
-    return f" {len(played.returns):,} of {wanted} finished (interrupted)"
+    episodes = format_count(played.episodes, "episode was", "episodes were")
+    return f" {len(played.returns):,} of {episodes} finished (interrupted)"
 
 
 def _note_lines(one: Evaluation) -> list[str]:
@@ -759,13 +761,13 @@ def _undefined_returns(one: Evaluation) -> Iterator[str]:
 
 def _assumption_lines(one: Evaluation) -> list[str]:
     """Return a line with assumptions that affect the actions, and the options that override them."""
-    assumed = [each for each in one.ledger if each.use == "assumed"]
+    assumed = [entry for entry in one.ledger if entry.use == "assumed"]
     decisive = {
-        each.value: each.hint
-        for each in assumed
-        if each.hint
-        or each.what == "custom code"
-        or any(words in each.value for words in (sidecar.NORMS_BEFORE, sidecar.NO_RESIDUALS))
+        entry.value: entry.hint
+        for entry in assumed
+        if entry.hint
+        or entry.what == "custom code"
+        or any(words in entry.value for words in (sidecar.NORMS_BEFORE, sidecar.NO_RESIDUALS))
     }
     if not decisive:
         return []
@@ -861,13 +863,13 @@ def display_results(
 
 
 def _record_best(
-    shown: DisplayOutput, output: OutputOptions, found: Sweep, options: EvaluationOptions, *, quiet: bool
+    shown: DisplayOutput, output: OutputOptions, results: Sweep, options: EvaluationOptions, *, quiet: bool
 ) -> None:
     """Record the checkpoint with the highest mean as a video and as a film strip."""
     from ckpttool.evaluation import episode_videos
 
-    best = found.highest
-    alone = len(found.scored) == 1
+    best = results.highest
+    alone = len(results.scored) == 1
     if output.strip is not None:
         with show_progress("strip", quiet=quiet, unit="episodes") as moving:
             strip = episode_videos.record_strip(

@@ -203,9 +203,9 @@ def draw_returns(axes: Axes, one: Evaluation, theme: FigureTheme = LIGHT, width:
         parts = [
             (values[here], *kind) for here, kind in zip((over, ~over), theme.ends, strict=True) if here.any()
         ]
-        held, labels, tones = zip(*parts, strict=True)
+        returns, labels, tones = zip(*parts, strict=True)
         axes.hist(
-            held,
+            returns,
             _bin_edges(values),
             stacked=True,
             color=tones,
@@ -264,7 +264,7 @@ def draw_learning_curve(
         unit: what a step is, for the label of the axis.
         theme: colors and line styles.
     """
-    by_path = {each.checkpoint: each.rollout.returns for each in found}
+    by_path = {evaluation.checkpoint: evaluation.rollout.returns for evaluation in found}
     runs = list(dict.fromkeys(point.run for point in curve))
     names = _distinct_names(runs)
     for number, run in enumerate(runs):
@@ -372,24 +372,24 @@ def draw_algorithms(figure: Figure, place: SubplotSpec, data: PlotData, theme: F
     """
     from ckpttool.commands.algorithms import curve_over_steps
 
-    found = data.algorithms
-    rows = place.subgridspec(2, 1, height_ratios=[0.5 + 0.32 * len(found), 2.6])
+    algorithms = data.algorithms
+    rows = place.subgridspec(2, 1, height_ratios=[0.5 + 0.32 * len(algorithms), 2.6])
     _draw_aggregates(figure, rows[0], data, theme)
     below = rows[1].subgridspec(1, 2, width_ratios=[1.35, 1])
     left, right = (figure.add_subplot(below[0, column]) for column in (0, 1))
-    curves = [curve_over_steps(each) for each in found]
+    curves = [curve_over_steps(algorithm) for algorithm in algorithms]
     if all(len(points) > 1 for points in curves):
-        _draw_run_curves(left, found, curves, data.unit, theme)
+        _draw_run_curves(left, algorithms, curves, data.unit, theme)
     else:
-        _draw_run_scores(left, found, theme)
-    _draw_profiles(right, found, theme)
+        _draw_run_scores(left, algorithms, theme)
+    _draw_profiles(right, algorithms, theme)
 
 
-def _draw_aggregates(figure: Figure, place: SubplotSpec, data: PlotData, theme: FigureTheme) -> None:
+def _draw_aggregates(figure: Figure, cell: SubplotSpec, data: PlotData, theme: FigureTheme) -> None:
     """Plot a panel per statistic, one row per algorithm, and the probability of improvement."""
     panels = _aggregate_panels(data.algorithms)
     count = len(panels) + (data.comparison is not None)
-    inner = place.subgridspec(1, count)
+    inner = cell.subgridspec(1, count)
     for number, (title, label, estimates) in enumerate(panels):
         axes = figure.add_subplot(inner[0, number])
         _draw_intervals(axes, estimates, theme)
@@ -406,22 +406,26 @@ _TITLES = {"mean": "mean", "median": "median", "iqm": "IQM", "optimality_gap": "
 _SCALED = {"optimality_gap": "normalised score\n(lower is better)"}
 
 
-def _aggregate_panels(found: Sequence[Algorithm]) -> list[tuple[str, str, list[Estimate]]]:
+def _aggregate_panels(algorithms: Sequence[Algorithm]) -> list[tuple[str, str, list[Estimate]]]:
     """Return title, axis label and estimates of each panel.
 
     The median over environments of a single environment is its mean, and has no panel.
     """
-    normalized = [each.normalized for each in found if each.normalized is not None]
-    several = all(each.scale is not None for each in found)
+    normalized = [algorithm.normalized for algorithm in algorithms if algorithm.normalized is not None]
+    several = all(algorithm.scale is not None for algorithm in algorithms)
     panels = [
-        ("mean", "return", [each.mean for each in found]),
-        ("IQM", "return", [each.iqm for each in found]),
+        ("mean", "return", [algorithm.mean for algorithm in algorithms]),
+        ("IQM", "return", [algorithm.iqm for algorithm in algorithms]),
     ]
-    if len(normalized) < len(found):
+    if len(normalized) < len(algorithms):
         return panels
     names = AGGREGATES if several else ("optimality_gap",)
     scaled = [
-        (_TITLES[name], _SCALED.get(name, "normalised score"), [each.aggregates[name] for each in normalized])
+        (
+            _TITLES[name],
+            _SCALED.get(name, "normalised score"),
+            [estimates.aggregates[name] for estimates in normalized],
+        )
         for name in names
     ]
     return scaled if several else [*panels, *scaled]
@@ -448,12 +452,12 @@ def _draw_intervals(axes: Axes, estimates: Sequence[Estimate], theme: FigureThem
 
 
 def _draw_improvement(
-    axes: Axes, found: Sequence[Algorithm], compared: AlgorithmComparison, theme: FigureTheme
+    axes: Axes, algorithms: Sequence[Algorithm], compared: AlgorithmComparison, theme: FigureTheme
 ) -> None:
     """Plot the probability that a run of the first algorithm scores more than one of the second."""
     axes.axvline(0.5, color=theme.dim, linewidth=1, linestyle="--")
     _draw_intervals(axes, [compared.probability], theme)
-    first, second = (name.partition("\n")[0] for name in algorithm_names(found))
+    first, second = (name.partition("\n")[0] for name in algorithm_names(algorithms))
     if max(len(first), len(second)) > _LONGEST_LABEL - 6:
         first, second = "upper", "lower"
     axes.set_title("P(improvement)")
@@ -465,52 +469,54 @@ def _draw_improvement(
 
 def _draw_run_curves(
     axes: Axes,
-    found: Sequence[Algorithm],
+    algorithms: Sequence[Algorithm],
     curves: Sequence[Sequence[AlgorithmCurvePoint]],
     unit: str,
     theme: FigureTheme,
 ) -> None:
     """Plot each algorithm's IQM at equal steps with its interval."""
-    names = algorithm_names(found)
+    names = algorithm_names(algorithms)
     for row, points in enumerate(curves):
         style = _line_style(row, theme)
         steps, values = [point.step for point in points], [point.iqm.value for point in points]
         low, high = zip(*(point.iqm.ci95 or (point.iqm.value,) * 2 for point in points), strict=True)
         axes.fill_between(steps, low, high, color=style["color"], alpha=0.2, linewidth=0)
         axes.plot(steps, values, markersize=4, label=names[row].replace("\n", " "), **style)
-    axes.set_ylabel(_wrap_unit(found[0].unit, 44))
+    axes.set_ylabel(_wrap_unit(algorithms[0].unit, 44))
     _label_steps(axes, unit)
     _legend_above(axes, "learning curve: IQM, 95 % CI", width=46)
 
 
-def _draw_run_scores(axes: Axes, found: Sequence[Algorithm], theme: FigureTheme) -> None:
+def _draw_run_scores(axes: Axes, algorithms: Sequence[Algorithm], theme: FigureTheme) -> None:
     """Plot the score of every run."""
-    names = algorithm_names(found)
-    for row, each in enumerate(found):
+    names = algorithm_names(algorithms)
+    for row, algorithm in enumerate(algorithms):
         scores = sorted(
-            run.score if each.scale is None else float(each.scale.normalize(run.env, [run.score])[0])
-            for run in each.runs
+            run.score
+            if algorithm.scale is None
+            else float(algorithm.scale.normalize(run.env, [run.score])[0])
+            for run in algorithm.runs
         )
         places = np.linspace(-0.2, 0.2, len(scores)) if len(scores) > 1 else np.zeros(1)
         mark = MARKS[row % len(MARKS)]
         label = names[row].replace("\n", " ")
         colour = theme.lines[row % len(theme.lines)]
         axes.plot(scores, row + places, mark, color=colour, label=label, markersize=5, alpha=0.8)
-    axes.set_ylim(len(found) - 0.5, -0.5)
-    axes.set_yticks(range(len(found)), [""] * len(found))
+    axes.set_ylim(len(algorithms) - 0.5, -0.5)
+    axes.set_yticks(range(len(algorithms)), [""] * len(algorithms))
     axes.tick_params(axis="y", length=0)
-    axes.set_xlabel(_wrap_unit(found[0].unit, 44))
+    axes.set_xlabel(_wrap_unit(algorithms[0].unit, 44))
     axes.margins(x=0.12)
     _limit_ticks(axes.xaxis, 4)
     _legend_above(axes, "score of each run", width=46)
 
 
-def _draw_profiles(axes: Axes, found: Sequence[Algorithm], theme: FigureTheme) -> None:
+def _draw_profiles(axes: Axes, algorithms: Sequence[Algorithm], theme: FigureTheme) -> None:
     """Plot for each score the share of runs above it; the highest curve is the best."""
     from ckpttool.commands.algorithms import performance_profiles
 
-    single = all(len(each.runs) == 1 for each in found)
-    profiles = performance_profiles(found)
+    single = all(len(algorithm.runs) == 1 for algorithm in algorithms)
+    profiles = performance_profiles(algorithms)
     banded = any(profile.low is not None for profile in profiles)
     for row, profile in enumerate(profiles):
         style = _line_style(row, theme) | {"marker": ""}
@@ -527,7 +533,7 @@ def _draw_profiles(axes: Axes, found: Sequence[Algorithm], theme: FigureTheme) -
         axes.step(profile.thresholds, profile.share, where="post", **style)
     axes.set_ylim(-0.03, 1.03)
     axes.set_ylabel(f"share of {'episodes' if single else 'runs'} above")
-    axes.set_xlabel(_wrap_unit(found[0].unit, 34))
+    axes.set_xlabel(_wrap_unit(algorithms[0].unit, 34))
     axes.margins(x=0)
     _limit_ticks(axes.xaxis, 4)
     axes.set_title("performance profile" + (", 95 % CI" if banded else ""))
@@ -535,21 +541,20 @@ def _draw_profiles(axes: Axes, found: Sequence[Algorithm], theme: FigureTheme) -
 
 def algorithm_names(found: Sequence[Algorithm]) -> list[str]:
     """Return a name for each algorithm: its runs' common folder or common name prefix."""
-    paths = [[os.path.abspath(run.path) for run in each.runs] for each in found]
-    folders = [os.path.commonpath(each) for each in paths]
+    paths = [[os.path.abspath(run.path) for run in algorithm.runs] for algorithm in found]
+    folders = [os.path.commonpath(run_paths) for run_paths in paths]
     names = [_run_name(folder) for folder in folders]
-    if len(set(names)) < len(names) and all(len(each) > 1 for each in paths):
+    if len(set(names)) < len(names) and all(len(run_paths) > 1 for run_paths in paths):
         names = [
-            _common_prefix([os.path.basename(path) for path in each]) or title_name(each[0]) for each in paths
+            _common_prefix([os.path.basename(path) for path in run_paths]) or title_name(run_paths[0])
+            for run_paths in paths
         ]
     if len(set(names)) < len(names):
         names = _distinct_names(folders)
     names = _shorten_apart(names, _LONGEST_LABEL)
     if len(set(names)) < len(names):
         names = [f"{letter}: {name}" for letter, name in zip("AB", names, strict=False)]
-    return [
-        f"{name}\n({format_count(len(each.runs), 'run')})" for name, each in zip(names, found, strict=True)
-    ]
+    return [f"{name}\n({format_count(len(row.runs), 'run')})" for name, row in zip(names, found, strict=True)]
 
 
 # Names of folders that do not identify what was trained.
@@ -598,10 +603,10 @@ def _wrap_unit(unit: str, width: int) -> str:
     return "\n".join([name.strip(), *textwrap.wrap(bracket + rest, width)])
 
 
-def _format_difference(found: AlgorithmComparison) -> str:
-    value, spread = _format_return(found.difference.value), ""
-    if found.difference.ci95 is not None:
-        spread = f" (95 % CI {' to '.join(map(_format_return, found.difference.ci95))})"
+def _format_difference(comparison: AlgorithmComparison) -> str:
+    value, spread = _format_return(comparison.difference.value), ""
+    if comparison.difference.ci95 is not None:
+        spread = f" (95 % CI {' to '.join(map(_format_return, comparison.difference.ci95))})"
     return f"difference of means {value}{spread}"
 
 
@@ -645,7 +650,7 @@ def _limit_ticks(axis: Axis, most: int = 5, *, integer: bool = False) -> None:
 
 def have_similar_range(curve: Sequence[LearningCurvePoint], training: Sequence[TrainingCurve]) -> bool:
     """Return whether both seem to use the same step unit: updates, steps and iterations differ widely."""
-    ends = [max(point.step for point in curve), *(int(each.steps[-1]) for each in training)]
+    ends = [max(point.step for point in curve), *(int(curve.steps[-1]) for curve in training)]
     return max(ends) <= _ALIKE * min(ends)
 
 
@@ -828,7 +833,7 @@ def plot(played: Evaluation | Sweep, file: str, *, theme: str | None = None, for
         data = PlotData((played,))
     else:
         data = PlotData(played.evaluations, played.curve, unit=UNITS.get(played.step_from or "", ANY_UNIT))
-    logs = find_training_logs([each.checkpoint for each in data.found])
+    logs = find_training_logs([evaluation.checkpoint for evaluation in data.found])
     return Plot(file, write_plot(file, data._replace(training=logs.curves), theme, force=force))
 
 
@@ -889,7 +894,7 @@ def _draw_figure(data: PlotData, theme: FigureTheme) -> Figure:
     """Return the figure: the evaluations above, the logged curves below."""
     from matplotlib.figure import Figure
 
-    compared = len(data.algorithms) > 1 or any(len(each.runs) > 1 for each in data.algorithms)
+    compared = len(data.algorithms) > 1 or any(len(algorithm.runs) > 1 for algorithm in data.algorithms)
     rows = 2 if data.training else 1
     above_in = _HEIGHT + (1.5 + 0.25 * len(data.algorithms) if compared else 0)
     figure = Figure((_WIDTH, above_in + (_BELOW if data.training else 0)), dpi=_DPI, layout="constrained")
@@ -962,21 +967,21 @@ def _figure_caption(data: PlotData, *, compared: bool) -> str:
     spread = f" (seed{'s' * (len(ends) - 1)} {' to '.join(map(str, ends))})" if ends else ""
     bootstrap = f"{RESAMPLES:,} resamples, seed 0"
     if not compared:
-        each = " per checkpoint" if len(data.found) > 1 else ""
+        scope = " per checkpoint" if len(data.found) > 1 else ""
         interval = f" 95 % CI: percentile bootstrap over episodes, {bootstrap}." if counts[-1] > 1 else ""
         length = _equal_length(data)
         steps = "" if length is None else f" of {format_count(length, 'step')}"
-        return f"{episodes}{steps}{each}{spread}.{interval}"
+        return f"{episodes}{steps}{scope}{spread}.{interval}"
     runs = ", ".join(name.replace("\n(", ": ").rstrip(")") for name in algorithm_names(data.algorithms))
     places = data.algorithms[0].environments
     strata = f", stratified by {len(places)} environments" if len(places) > 1 else ""
     last = data.algorithms[0].last
     scored = f"the last {last} checkpoints" if last > 1 else "the last checkpoint"
-    over = " or ".join(dict.fromkeys(each.over for each in data.algorithms))
+    over = " or ".join(dict.fromkeys(algorithm.over for algorithm in data.algorithms))
     interval = f"95 % CI: percentile bootstrap over {over}{strata}, {bootstrap}."
-    if all(each.iqm.ci95 is None for each in data.algorithms):
+    if all(algorithm.iqm.ci95 is None for algorithm in data.algorithms):
         interval = "No CI: single runs."
-    known = [each.normalized.scale.label for each in data.algorithms if each.normalized is not None]
+    known = [row.normalized.scale.label for row in data.algorithms if row.normalized is not None]
     label = f" {known[0][0].upper()}{known[0][1:]}." if known else ""
     return f"{runs}, each scored by {scored}; {episodes} per checkpoint{spread}. {interval}{label}"
 

@@ -180,25 +180,25 @@ def inspect(
     if drawing.graph is not None or pickle.strict:
         path = use_checkpoint(path, quiet=quiet or as_json)
     with allowing(pickle.allowed()):
-        found = load_listing(path, tree.glob, layout)
-    status = 1 if pickle.strict and not is_plain_data(found) else 0
-    models = find_architecture(found, drawing.input_shape or ())
+        listing = load_listing(path, tree.glob, layout)
+    status = 1 if pickle.strict and not is_plain_data(listing) else 0
+    models = find_architecture(listing, drawing.input_shape or ())
     drawn = None
     if drawing.dataflow:
-        drawn = draw_dataflow(found, drawing, layout, models)
+        drawn = draw_dataflow(listing, drawing, layout, models)
     elif drawing.graph is not None:
-        drawn = draw_modules(found, drawing.graph, tree.depth, force=drawing.force)
+        drawn = draw_modules(listing, drawing.graph, tree.depth, force=drawing.force)
     if as_json:
         name = "dataflow" if drawing.dataflow else "graph"
-        described = {"architecture": [each.document() for each in models]}
-        document = {**found.listed(), **described, **({name: drawn} if drawn else {})}
+        described = {"architecture": [model.document() for model in models]}
+        document = {**listing.listed(), **described, **({name: drawn} if drawn else {})}
         console.print_document(document)
     else:
         steps = next_steps.format_next_steps(
-            next_steps.after_inspect, found, quiet=quiet or drawn is not None
+            next_steps.after_inspect, listing, quiet=quiet or drawn is not None
         )
         view = _leave_room(replace(view, models=models), steps)
-        console.page_text(render_listing(found, view, drawn))
+        console.page_text(render_listing(listing, view, drawn))
         next_steps.print_commands(steps)
     return status
 
@@ -210,20 +210,20 @@ def overview(path: PathArgument, as_json: AsJson = False, quiet: Quiet = False) 
     """
     from ckpttool.commands import doctor
 
-    found = load_listing(path, None, None)
+    listing = load_listing(path, None, None)
     if as_json:
-        console.print_document(found.listed())
+        console.print_document(listing.listed())
         return 0
     view = parse_view(TreeOptions(), names=False, quiet=quiet)
-    if not isinstance(found, CheckpointSummary):
-        console.page_text(render_listing(found, view, None))
+    if not isinstance(listing, CheckpointSummary):
+        console.page_text(render_listing(listing, view, None))
         return 0
     with show_progress("doctor", quiet=quiet) as moving:
-        diagnosis = doctor.diagnose(found.checkpoint.path, progress=moving)
+        diagnosis = doctor.diagnose(listing.checkpoint.path, progress=moving)
     verdict = tables.render_diagnosis(diagnosis, quiet=quiet, alone=False)
-    steps = next_steps.format_next_steps(next_steps.after_overview, found, quiet=quiet)
-    view = _leave_room(replace(view, models=find_architecture(found, ())), steps, verdict.count("\n") + 2)
-    console.page_text("\n\n".join(filter(None, (render_listing(found, view, None), verdict))))
+    steps = next_steps.format_next_steps(next_steps.after_overview, listing, quiet=quiet)
+    view = _leave_room(replace(view, models=find_architecture(listing, ())), steps, verdict.count("\n") + 2)
+    console.page_text("\n\n".join(filter(None, (render_listing(listing, view, None), verdict))))
     next_steps.print_commands(steps)
     return 1 if diagnosis.findings else 0
 
@@ -364,17 +364,17 @@ def _checkpoint_table(listed: Sequence[CheckpointRow], most: int, top: str | Non
     lines = [f"and {left_out} earlier (--json lists all)"] if left_out > 0 else []
     shown = listed[max(0, left_out) :]
     # The number after the last dash of a name; `counts` also has numbers from other name patterns.
-    counts = [{**step_columns(each.counts), "in_name": each.step} for each in shown]
+    counts = [{**step_columns(checkpoint.counts), "in_name": checkpoint.step} for checkpoint in shown]
     titles = {n: t for n, t in TITLES.items() if any(own[n] is not None for own in counts)}
     widths = {n: max(len(t), *(len(_format_count(own[n])) for own in counts)) for n, t in titles.items()}
     head = "".join(f"{title:>{widths[name]}}  " for name, title in titles.items())
     lines.append(f"{head}{'size':>7}  {'time (UTC)':<16}  checkpoint")
     rows = []
-    for each, own in zip(shown, counts, strict=True):
-        sentence = "  latest" * each.latest + "  incomplete" * (not each.complete)
+    for checkpoint, own in zip(shown, counts, strict=True):
+        sentence = "  latest" * checkpoint.latest + "  incomplete" * (not checkpoint.complete)
         start = "".join(f"{_format_count(own[name]):>{widths[name]}}  " for name in titles)
-        start += f"{format_size(each.nbytes):>7}  {each.when:%Y-%m-%d %H:%M}  "
-        rows.append((start, each.path, sentence))
+        start += f"{format_size(checkpoint.nbytes):>7}  {checkpoint.when:%Y-%m-%d %H:%M}  "
+        rows.append((start, checkpoint.path, sentence))
     paths = [clean(urls.display_url(path)) for _, path, _ in rows]
     rooms = [len(start) + len(sentence) for start, _, sentence in rows]
     if top is not None and not urls.is_url(top) and list(map(fit_path, paths, rooms)) != paths:
@@ -404,14 +404,14 @@ def digest(
 
     path = use_checkpoint(parameters.spool_stdin(path), quiet=quiet or as_json)
     with show_progress("digest", quiet=quiet or as_json) as moving:
-        found = digest.digest(path, moving, jobs=workers.jobs, ray=workers.ray)
-    compared = digest.compare_with_saved(found, check) if check is not None else None
-    found = digest.filter_digest(found, glob)
+        result = digest.digest(path, moving, jobs=workers.jobs, ray=workers.ray)
+    compared = digest.compare_with_saved(result, check) if check is not None else None
+    result = digest.filter_digest(result, glob)
     if as_json:
         against = {} if compared is None else {"check": compared._asdict()}
-        console.print_document({**found.document(), **against})
+        console.print_document({**result.document(), **against})
     else:
-        console.print_text(tables.render_digest(found, compared, quiet=quiet))
+        console.print_text(tables.render_digest(result, compared, quiet=quiet))
     return 0 if compared is None or compared.equal else 1
 
 
@@ -446,13 +446,13 @@ def stats(
     _require_order(sort, _ORDERS)
     path = use_checkpoint(path, quiet=quiet or as_json)
     with show_progress("stats", quiet=quiet or as_json) as moving:
-        found = stats.stats(path, glob, layout, moving, jobs=workers.jobs, ray=workers.ray)
+        result = stats.stats(path, glob, layout, moving, jobs=workers.jobs, ray=workers.ray)
     if as_json:
-        console.print_document(found.document())
+        console.print_document(result.document())
     else:
-        console.print_text(tables.render_stats(found, depth, sort, quiet=quiet))
-        next_steps.print_next_steps(next_steps.after_stats, path, found, quiet=quiet)
-    return 0 if found.finite else 1
+        console.print_text(tables.render_stats(result, depth, sort, quiet=quiet))
+        next_steps.print_next_steps(next_steps.after_stats, path, result, quiet=quiet)
+    return 0 if result.finite else 1
 
 
 @dataclass(frozen=True)
@@ -486,19 +486,19 @@ def diff(
     """
     from ckpttool.commands import diff
 
-    left, right = (use_checkpoint(each, quiet=quiet or as_json) for each in (left, right))
+    left, right = (use_checkpoint(side, quiet=quiet or as_json) for side in (left, right))
     with show_progress("diff", quiet=quiet or as_json) as moving:
         pairs = diff.align(left, right, glob=options.glob, by=options.by, layout=options.layout)
-        found = diff.compare_alignment(pairs, options.sort, moving, workers.jobs, workers.ray)
+        alignment = diff.compare_alignment(pairs, options.sort, moving, workers.jobs, workers.ray)
     if as_json:
-        console.print_document(found.document())
+        console.print_document(alignment.document())
     else:
         height = console.terminal_height()
         # The last lines are the next command and the prompt.
         screen = None if height is None else height - (1 if quiet else 3)
-        console.print_text(tables.render_diff(found, whole=options.whole, quiet=quiet, screen=screen))
-        next_steps.print_next_steps(next_steps.after_diff, left, right, found, quiet=quiet)
-    return 0 if found.identical else 1
+        console.print_text(tables.render_diff(alignment, whole=options.whole, quiet=quiet, screen=screen))
+        next_steps.print_next_steps(next_steps.after_diff, left, right, alignment, quiet=quiet)
+    return 0 if alignment.identical else 1
 
 
 @dataclass(frozen=True)
@@ -530,7 +530,7 @@ def doctor(
 
     path = use_checkpoint(path, quiet=quiet or as_json)
     with show_progress("doctor", quiet=quiet or as_json) as moving, allowing(pickle.allowed()):
-        found = doctor.diagnose(
+        diagnosis = doctor.diagnose(
             path,
             make_importable(env),
             agent.layout,
@@ -540,11 +540,11 @@ def doctor(
             part=model.part,
         )
     if as_json:
-        console.print_document(found.document())
+        console.print_document(diagnosis.document())
     else:
-        console.print_text(tables.render_diagnosis(found, quiet=quiet))
-        next_steps.print_next_steps(next_steps.after_doctor, path, found, quiet=quiet)
-    return 1 if found.findings else 0
+        console.print_text(tables.render_diagnosis(diagnosis, quiet=quiet))
+        next_steps.print_next_steps(next_steps.after_doctor, path, diagnosis, quiet=quiet)
+    return 1 if diagnosis.findings else 0
 
 
 def check(
@@ -573,57 +573,59 @@ def check(
     try:
         recorded = None if findings.shapes is None else shape_record.read_shape_record(findings.shapes)
         numbers, layout = findings.numbers, findings.layout
-        wanted = check.CheckOptions(pickles.strict, numbers, layout, recorded, pickles.allowed())
+        check_options = check.CheckOptions(pickles.strict, numbers, layout, recorded, pickles.allowed())
         with show_progress("check", quiet=quiet or as_json, unit="checkpoints") as moving:
-            found = check.check(paths, wanted, moving, jobs=workers.jobs, ray=workers.ray)
+            result = check.check(paths, check_options, moving, jobs=workers.jobs, ray=workers.ray)
     except CkpttoolError as error:
         if findings.sarif is not None:
             write_sarif(None, 2, findings.sarif, error)
         raise
-    status = found.status
+    status = result.status
     if findings.sarif is not None:
-        write_sarif(found, status, findings.sarif)
-    only = found.checkpoints[0] if len(found.checkpoints) == 1 and not found.unchecked else None
+        write_sarif(result, status, findings.sarif)
+    only = result.checkpoints[0] if len(result.checkpoints) == 1 and not result.unchecked else None
     if only is not None and only.error is not None and not only.findings:
         raise only.error
     if as_json:
-        console.print_document(found.document())
+        console.print_document(result.document())
     else:
-        console.print_text("\n".join(_check_lines(found, quiet=quiet)))
-    for each in found.failed:
-        if each.error is not None and not as_json:
-            console.print_error(each.error, as_json=False)
+        console.print_text("\n".join(_check_lines(result, quiet=quiet)))
+    for checkpoint in result.failed:
+        if checkpoint.error is not None and not as_json:
+            console.print_error(checkpoint.error, as_json=False)
     return status
 
 
-def _check_lines(found: CheckResult, *, quiet: bool) -> Iterator[str]:
+def _check_lines(result: CheckResult, *, quiet: bool) -> Iterator[str]:
     """Yield a line per finding in the style of linters, a line per clean file, and the total."""
-    for each in found.checkpoints:
-        yield from _checkpoint_lines(each, quiet=quiet)
-    for path, error in found.unchecked:
+    for checkpoint in result.checkpoints:
+        yield from _checkpoint_lines(checkpoint, quiet=quiet)
+    for path, error in result.unchecked:
         yield wrap_sentence(f"{clean(urls.display_url(path))}: not checked: {clean(error.message)}")
     if quiet:
         return
-    bad = sum(1 for each in found.checkpoints if each.findings)
-    sums = [f"{bad:,} with findings"] * bool(bad) + [f"{len(found.failed):,} unreadable"] * bool(found.failed)
-    total = format_count(len(found.checkpoints), "checkpoint")
+    bad = sum(1 for checkpoint in result.checkpoints if checkpoint.findings)
+    sums = [f"{bad:,} with findings"] * bool(bad) + [f"{len(result.failed):,} unreadable"] * bool(
+        result.failed
+    )
+    total = format_count(len(result.checkpoints), "checkpoint")
     yield "; ".join(
         (
-            f"{total}: {', '.join(sums) or 'no problems found'}" if found.checkpoints else total,
-            *([f"{format_count(len(found.unchecked), 'model')} not checked"] * bool(found.unchecked)),
-            *([f"{format_count(len(found.skipped), 'other file')} skipped"] * bool(found.skipped)),
+            f"{total}: {', '.join(sums) or 'no problems found'}" if result.checkpoints else total,
+            *([f"{format_count(len(result.unchecked), 'model')} not checked"] * bool(result.unchecked)),
+            *([f"{format_count(len(result.skipped), 'other file')} skipped"] * bool(result.skipped)),
         )
     )
 
 
-def _checkpoint_lines(each: CheckpointVerdict, *, quiet: bool) -> Iterator[str]:
-    for finding in each.findings:
-        yield wrap_sentence(f"{clean(each.path)}: {finding.topic}: {clean(finding.sentence)}")
+def _checkpoint_lines(verdict: CheckpointVerdict, *, quiet: bool) -> Iterator[str]:
+    for finding in verdict.findings:
+        yield wrap_sentence(f"{clean(verdict.path)}: {finding.topic}: {clean(finding.sentence)}")
         if finding.fix:
             yield wrap_sentence(f"    fix: {clean(finding.fix)}")
-    if not (quiet or each.findings or each.error):
-        what = f"{each.format}, layout {each.layout or 'none recognised'}, {format_count(each.tensors, 'tensor')}"  # noqa: E501
-        yield wrap_sentence(f"{clean(each.path)}: {what}: no problems found")
+    if not (quiet or verdict.findings or verdict.error):
+        what = f"{verdict.format}, layout {verdict.layout or 'none recognised'}, {format_count(verdict.tensors, 'tensor')}"  # noqa: E501
+        yield wrap_sentence(f"{clean(verdict.path)}: {what}: no problems found")
 
 
 def textconv(
@@ -640,10 +642,10 @@ def textconv(
     from ckpttool.commands import textconv
     from ckpttool.listing import paths
 
-    place = paths.choose_checkpoint(file).path
-    if place != file and not filesystem.lexists(place):
-        place = f"{place}.index"  # of a TensorFlow prefix
-    lines = textconv.textconv(place)
+    location = paths.choose_checkpoint(file).path
+    if location != file and not filesystem.lexists(location):
+        location = f"{location}.index"  # of a TensorFlow prefix
+    lines = textconv.textconv(location)
     if as_json:
         console.print_document({"lines": lines})
     else:
@@ -701,11 +703,11 @@ def limits(as_json: AsJson = False, quiet: Quiet = False) -> int:  # noqa: ARG00
 
 
 def _print_plugins(kind: Any, *, as_json: bool) -> int:
-    found = list_plugins(kind)
+    plugins = list_plugins(kind)
     if as_json:
-        console.print_document({kind: [row.document() for row in found]})
+        console.print_document({kind: [row.document() for row in plugins]})
     else:
-        console.print_text(tables.render_plugins(kind, found))
+        console.print_text(tables.render_plugins(kind, plugins))
     return 0
 
 

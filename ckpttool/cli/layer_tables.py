@@ -50,8 +50,8 @@ def architecture_lines(view: TreeView) -> list[str]:
     lines: list[str] = []
     for model, rows in zip(view.models, tables, strict=True):
         lines += ["", wrap_sentence(_model_title(model)), *(_layer_table(rows) if rows else ())]
-        lines += [wrap_sentence(f"assumed: {clean(each)}") for each in model.assumed]
-        lines += [wrap_sentence(f"note: {clean(each)}") for each in model.notes[:_MOST_LAYER_ROWS]]
+        lines += [wrap_sentence(f"assumed: {clean(assumption)}") for assumption in model.assumed]
+        lines += [wrap_sentence(f"note: {clean(note)}") for note in model.notes[:_MOST_LAYER_ROWS]]
     return lines
 
 
@@ -104,7 +104,9 @@ def _layer_rows(root: ArchitectureLayer, level: int = 1) -> Iterator[_Architectu
         layer, number = group.first, group.number
         name = f"...{group.last.name}" if number > 1 else ""
         text = layer.title if number == 1 else f"{layer.title} (x{number})"
-        sources = f"<- {', '.join(each.rpartition('/')[2] for each in layer.inputs)}" if layer.inputs else ""
+        sources = (
+            f"<- {', '.join(source.rpartition('/')[2] for source in layer.inputs)}" if layer.inputs else ""
+        )
         yield _ArchitectureRow(
             f"{'  ' * level}{clean(layer.path.removeprefix(start))}{clean(name)}",
             clean("  ".join(filter(None, (text, layer.detail, sources)))),

@@ -66,19 +66,19 @@ def after_inspect(found: CheckpointSummary | CheckpointFolder) -> Steps:
     return [("convert", path, *other), *([_eval_command(path, found)] if _may_play(found) else [])]
 
 
-def _may_play(found: CheckpointSummary) -> bool:
+def _may_play(summary: CheckpointSummary) -> bool:
     """Return whether the agent has a policy that is played."""
-    if found.binding is None:
+    if summary.binding is None:
         return True
-    discrete = any("discrete" in each for each in found.binding.unplaced.get("actor", ()))
-    return not discrete and any(part.acts for part in found.binding.parts)
+    discrete = any("discrete" in sentence for sentence in summary.binding.unplaced.get("actor", ()))
+    return not discrete and any(part.acts for part in summary.binding.parts)
 
 
-def _audit_command(found: CheckpointSummary, path: str) -> Steps:
+def _audit_command(summary: CheckpointSummary, path: str) -> Steps:
     """Suggest the list of what loading would run, unless it is shown already."""
     from ckpttool.core.code_references import UNSAFE, worst_verdict
 
-    runs = worst_verdict(found.checkpoint.code_references) in UNSAFE
+    runs = worst_verdict(summary.checkpoint.code_references) in UNSAFE
     return [("inspect", path, "--names")] if runs and "--names" not in sys.argv else []
 
 
@@ -90,7 +90,7 @@ def after_overview(found: CheckpointSummary | CheckpointFolder) -> Steps:
 
 def after_stats(path: str, found: Stats) -> Steps:
     """Suggest `doctor` if the values look unhealthy."""
-    bad = not found.finite or any(each.signs for each in found.tensors)
+    bad = not found.finite or any(tensor.signs for tensor in found.tensors)
     return [("doctor", path)] if bad else []
 
 
@@ -140,20 +140,20 @@ def after_eval(found: Sweep, paths: Sequence[str], options: Sequence[str], play:
         return [
             (
                 "eval",
-                urls.display_url(each.checkpoint),
+                urls.display_url(evaluation.checkpoint),
                 *options,
                 *given_options(played),
                 "--video",
                 "agent.mp4",
             )
-            for each in found.evaluations[:1]
+            for evaluation in found.evaluations[:1]
             if _can_film()
         ]
-    rivals = [each for each in found.ranking if each.tied]
+    rivals = [row for row in found.ranking if row.tied]
     episodes = decisive_episodes(rivals)
     if episodes is None:
         rivals, episodes = rivals[:1], 100
-    names = [urls.display_url(each.checkpoint) for each in rivals]
+    names = [urls.display_url(rival.checkpoint) for rival in rivals]
     if len(rivals) == len(found.ranking) and not found.failed:
         names = [*paths]
     played = replace(play, episodes=episodes, seed=(play.seed + play.episodes) % 2**32)
@@ -170,9 +170,9 @@ def _can_film() -> bool:
     return False
 
 
-def _eval_command(path: str, found: CheckpointSummary | None = None) -> tuple[str, ...]:
+def _eval_command(path: str, summary: CheckpointSummary | None = None) -> tuple[str, ...]:
     """Return the command that plays an agent, with its environment if neither file nor sidecar names it."""
-    if found is not None and found.binding is not None and found.binding.facts.env:
+    if summary is not None and summary.binding is not None and summary.binding.facts.env:
         return "eval", path
     # Do not download anything for a suggestion.
     recorded = None
@@ -181,26 +181,26 @@ def _eval_command(path: str, found: CheckpointSummary | None = None) -> tuple[st
             recorded = sidecar.load_sidecar(path)
     if recorded is not None and recorded.env:
         return "eval", path
-    if found is not None and found.layout == "stable_baselines3" and not urls.is_elsewhere(path):
+    if summary is not None and summary.layout == "stable_baselines3" and not urls.is_elsewhere(path):
         from ckpttool.libraries.sb3 import names_environment
 
         if names_environment(path):
             return "eval", path
-    return "eval", path, "--env", _infer_environment(found) or "ID"
+    return "eval", path, "--env", _infer_environment(summary) or "ID"
 
 
-def _infer_environment(found: CheckpointSummary | None) -> str | None:
+def _infer_environment(summary: CheckpointSummary | None) -> str | None:
     """Return the only environment that fits the path and the sizes of an agent; None for none or several."""
     from ckpttool.listing.dataflow import build_listed_strips, find_policy_sizes
 
-    if found is None:
+    if summary is None:
         return None
-    sizes = find_policy_sizes(build_listed_strips(found.binding, found.checkpoint.tree))
-    if sizes is None or found.binding is None:
+    sizes = find_policy_sizes(build_listed_strips(summary.binding, summary.checkpoint.tree))
+    if sizes is None or summary.binding is None:
         return None
     from ckpttool.evaluation.environments import candidate_environments, is_listed
 
-    words = "/".join(found.checkpoint.path.rstrip("/").split("/")[-3:])
-    high = found.binding.facts.action_high
+    words = "/".join(summary.checkpoint.path.rstrip("/").split("/")[-3:])
+    high = summary.binding.facts.action_high
     fitting = candidate_environments(words, *sizes[:2], max(high) if high else None, discrete=sizes[2])
     return fitting[0] if len(fitting) == 1 and is_listed(fitting[0]) else None

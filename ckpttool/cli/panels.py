@@ -50,13 +50,13 @@ class _Declaration(NamedTuple):
 
 def given_options(panel: Any) -> Iterator[str]:
     """Yield the words of a command line that set the panel's options, except those with their defaults."""
-    for each, shown in zip(dataclasses.fields(panel), _panel_parameters(type(panel)), strict=True):
-        value, (option,) = getattr(panel, each.name), shown.annotation.__metadata__
-        factory = each.default_factory
-        if value is None or value == (each.default if factory is dataclasses.MISSING else factory()):
+    for parameter, shown in zip(dataclasses.fields(panel), _panel_parameters(type(panel)), strict=True):
+        value, (option,) = getattr(panel, parameter.name), shown.annotation.__metadata__
+        factory = parameter.default_factory
+        if value is None or value == (parameter.default if factory is dataclasses.MISSING else factory()):
             continue
         name = next(
-            (n for n in _option_names(option) if n.startswith("--")), f"--{each.name.replace('_', '-')}"
+            (n for n in _option_names(option) if n.startswith("--")), f"--{parameter.name.replace('_', '-')}"
         )
         for one in value if isinstance(value, list) else [value]:
             yield name.split("/")[-1 if one is False else 0]
@@ -84,10 +84,10 @@ def takes_panels(command: Callable[..., int]) -> Callable[..., int]:
     panels: dict[str, Any] = {name: hint for name, hint in hints.items() if dataclasses.is_dataclass(hint)}
     options = {name: [*_panel_parameters(panel)] for name, panel in panels.items()}
     shown: list[inspect.Parameter] = []
-    for each in inspect.signature(command).parameters.values():
-        if each.name not in panels:
-            shown.append(each.replace(annotation=hints[each.name], kind=inspect.Parameter.KEYWORD_ONLY))
-        shown += options.get(each.name, ())
+    for param in inspect.signature(command).parameters.values():
+        if param.name not in panels:
+            shown.append(param.replace(annotation=hints[param.name], kind=inspect.Parameter.KEYWORD_ONLY))
+        shown += options.get(param.name, ())
     shown = _arrange(shown, list(options.values()), panels.values())
 
     @functools.wraps(command)
@@ -98,21 +98,21 @@ def takes_panels(command: Callable[..., int]) -> Callable[..., int]:
 
     # typer reads both attributes, and neither may be the wrapped function's.
     run.__signature__ = inspect.Signature(shown, return_annotation=int)  # type: ignore[attr-defined]
-    run.__annotations__ = {each.name: each.annotation for each in shown} | {"return": int}
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in shown} | {"return": int}
     return run
 
 
 def _values(
-    panel: Any, options: Sequence[inspect.Parameter], given: dict[str, Any]
+    panel: Any, options: Sequence[inspect.Parameter], values: dict[str, Any]
 ) -> Iterator[tuple[str, Any]]:
     """Yield the fields with the values of their options, taken from those of the command."""
-    defaults = {each.name: each.default for each in dataclasses.fields(panel)}
-    for each in options:
-        value = given.pop(each.name)
-        if each.default is False and defaults[each.name] is True:
-            yield each.name, not value
-        elif value is not None or each.default is not None:
-            yield each.name, value
+    defaults = {field.name: field.default for field in dataclasses.fields(panel)}
+    for option in options:
+        value = values.pop(option.name)
+        if option.default is False and defaults[option.name] is True:
+            yield option.name, not value
+        elif value is not None or option.default is not None:
+            yield option.name, value
 
 
 def _arrange(
@@ -125,20 +125,20 @@ def _arrange(
     The options of other dataclasses follow the field of theirs that it lists, or are the last of a panel.
     """
     every = [_declarations(panel) for panel in panels]
-    several = [declared for declared in every if len({each.title for each in declared.values()}) > 1]
-    listed = {name: each.title for declared in several for name, each in declared.items()}
+    several = [declared for declared in every if len({option.title for option in declared.values()}) > 1]
+    listed = {name: option.title for declared in several for name, option in declared.items()}
     places = {name: number for number, name in enumerate(listed)}
     titles = {title: number for number, title in enumerate(dict.fromkeys(listed.values()))}
     ranks: dict[str, tuple[int, int]] = {}
     for group in options if listed else ():
-        place = len(listed)
-        for each in group:
-            place = places.get(each.name, place)
-            ranks[each.name] = titles[each.annotation.__metadata__[0].rich_help_panel], place
+        position = len(listed)
+        for parameter in group:
+            position = places.get(parameter.name, position)
+            ranks[parameter.name] = titles[parameter.annotation.__metadata__[0].rich_help_panel], position
     # What has no panel stays before the panels or after them.
-    first = next((number for number, each in enumerate(shown) if each.name in ranks), 0)
-    rest = {each.name: (-1 if at < first else len(titles), 0) for at, each in enumerate(shown)}
-    return sorted(shown, key=lambda each: (rest | ranks)[each.name])
+    first = next((number for number, parameter in enumerate(shown) if parameter.name in ranks), 0)
+    rest = {parameter.name: (-1 if at < first else len(titles), 0) for at, parameter in enumerate(shown)}
+    return sorted(shown, key=lambda parameter: (rest | ranks)[parameter.name])
 
 
 def _declarations(panel: Any) -> dict[str, _Declaration]:
@@ -215,7 +215,7 @@ def _make_option(
         hint, default = list[str] | None, None
     if hint is bool and names and names[0].startswith("--no-"):
         default = not default
-    made = typer.Option(
+    option = typer.Option(
         *(names or [f"--{name.strip('_').replace('_', '-')}"]),
         metavar=metavar,
         help=declared.help,
@@ -225,4 +225,4 @@ def _make_option(
         show_default=bool not in get_args(hint),
         rich_help_panel=declared.title,
     )
-    return hint, made, default
+    return hint, option, default

@@ -144,8 +144,8 @@ class AgentOptions:
         """Return the facts given by the options, and the environment."""
         from ckpttool.evaluation.agent_facts import NO_FACTS, AgentFacts, parse_bounds
 
-        given = self.activation, self.head, self.bounds, self.obs_norm, env
-        if all(each is None for each in given):
+        stated = self.activation, self.head, self.bounds, self.obs_norm, env
+        if all(fact is None for fact in stated):
             return NO_FACTS
         low, high = parse_bounds(self.bounds)
         return AgentFacts(self.activation, self.head, low, high, self.obs_norm, env)

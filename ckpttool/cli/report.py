@@ -45,7 +45,7 @@ def report(
         run = report.find_reported_run(path, other, options, moving)
     paths = []
     if run is None:
-        paths = [use_checkpoint(each, quiet=quiet) for each in (path, other) if each is not None]
+        paths = [use_checkpoint(side, quiet=quiet) for side in (path, other) if side is not None]
     elif not quiet:
         console.print_note(f"using {format_count(len(run.members), 'checkpoint')} of {run.path}")
     with show_progress("report", quiet=quiet) as moving:
@@ -79,18 +79,18 @@ def _run_lines(contents: RunContents) -> list[str]:
         format_count(len(history.layers), "layer"),
         format_count(len(history.findings), "finding"),
     ]
-    if broken := sum(each.error is not None for each in history.checkpoints):
+    if broken := sum(checkpoint.error is not None for checkpoint in history.checkpoints):
         text.insert(1, f"{broken:,} unreadable")
     if contents.results.results:
         text.append(format_count(len(contents.results.results), "evaluation"))
     return [", ".join(text), *_best_lines(contents)]
 
 
-def _best_lines(found: RunContents) -> list[str]:
+def _best_lines(contents: RunContents) -> list[str]:
     """Return lines with the best checkpoint of a run and the verdict of `eval`; empty without results."""
-    if (best := found.best) is None:
+    if (best := contents.best) is None:
         return []
-    result, name = best.result, os.path.basename(found.history.checkpoints[best.number].path)
+    result, name = best.result, os.path.basename(contents.history.checkpoints[best.number].path)
     interval = "" if result.ci95 is None else f"95 % CI {result.ci95[0]:.2f} to {result.ci95[1]:.2f}; "
     certain = {
         True: ", significantly better than all others",

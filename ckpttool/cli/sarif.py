@@ -107,9 +107,9 @@ def build_sarif(
 ) -> dict[str, Any]:
     """Return the SARIF log: one run, with a result for each finding and each unreadable file."""
     checked = () if found is None else found.checkpoints
-    notes = [_notification(each.error, _location(each.file)) for each in checked if each.error is not None]
+    notes = [_notification(row.error, _location(row.file)) for row in checked if row.error is not None]
     if found is not None:
-        notes += [_notification(each.error, _location(each.path), "not-checked") for each in found.unchecked]
+        notes += [_notification(file.error, _location(file.path), "not-checked") for file in found.unchecked]
     if problem is not None:
         notes.append(_notification(problem, None))
     return {
@@ -165,13 +165,13 @@ def _descriptor(rule: _SarifRule) -> dict[str, Any]:
 
 
 def _results(checked: Iterable[CheckpointVerdict]) -> Iterator[dict[str, Any]]:
-    for each in checked:
-        for finding in each.findings:
+    for row in checked:
+        for finding in row.findings:
             fix = f". Fix: {finding.fix}" if finding.fix else ""
-            yield _result(finding.topic, f"{finding.sentence}{fix}", finding.sentence, each)
-        if each.error is not None:
-            hint = f". Hint: {each.error.hint}" if each.error.hint else ""
-            yield _result("unreadable", f"{describe_error(each.error)}{hint}", each.error.message, each)
+            yield _result(finding.topic, f"{finding.sentence}{fix}", finding.sentence, row)
+        if row.error is not None:
+            hint = f". Hint: {row.error.hint}" if row.error.hint else ""
+            yield _result("unreadable", f"{describe_error(row.error)}{hint}", row.error.message, row)
 
 
 def _result(topic: str, text: str, identity: str, checked: CheckpointVerdict) -> dict[str, Any]:
@@ -194,13 +194,13 @@ def _result(topic: str, text: str, identity: str, checked: CheckpointVerdict) ->
 def _notification(
     error: CkpttoolError, location: dict[str, Any] | None, name: str = "error"
 ) -> dict[str, Any]:
-    found: dict[str, Any] = {
+    notification: dict[str, Any] = {
         "descriptor": {"id": f"ckpttool/{name}", "index": list(_NOTIFICATIONS).index(name)},
         "level": "error",
         "message": {"text": describe_error(error)},
         "properties": {"kind": error.kind},
     }
-    return found if location is None else {**found, "locations": [location]}
+    return notification if location is None else {**notification, "locations": [location]}
 
 
 def _location(file: str) -> dict[str, Any]:
@@ -213,10 +213,10 @@ def _artifact(path: str) -> dict[str, Any]:
     links = urls.split_chain(urls.normalize_chain(path) or path)
     if urls.is_url(links[0]):
         return {"uri": quote(urls.display_url(links[0]), safe=":/@+,;=!$&'()*~")}
-    place = os.path.abspath(links[0])
-    relative = os.path.relpath(place, os.getcwd())
+    absolute = os.path.abspath(links[0])
+    relative = os.path.relpath(absolute, os.getcwd())
     if relative == os.pardir or relative.startswith(os.pardir + os.sep):
-        return {"uri": f"file://{_quote_path(place)}"}
+        return {"uri": f"file://{_quote_path(absolute)}"}
     return {"uri": _quote_path(relative), "uriBaseId": _BASE}
 
 

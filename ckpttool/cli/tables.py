@@ -76,8 +76,8 @@ def _entry_lines(label: str, names: Sequence[str]) -> list[str]:
     for name in names:
         groups.setdefault(re.sub(r"\d+", "*", name), []).append(name)
     lines = [
-        each[0] if len(each) == 1 else f"{pattern} ({len(each):,} entries)"
-        for pattern, each in groups.items()
+        group[0] if len(group) == 1 else f"{pattern} ({len(group):,} entries)"
+        for pattern, group in groups.items()
     ]
     return labeled_lines(label, lines)
 
@@ -91,14 +91,14 @@ _DEFAULT = deferred.compile(
 
 def merge_default_sentences(lines: Sequence[str]) -> list[str]:
     """Merge sentences about optimizer defaults that are the same for several optimizers."""
-    found = {text: match for text in lines if (match := _DEFAULT.fullmatch(text))}
+    defaults = {text: match for text in lines if (match := _DEFAULT.fullmatch(text))}
     settings: dict[tuple[str, str], dict[str, list[str]]] = {}
-    for match in found.values():
+    for match in defaults.values():
         own = settings.setdefault((match["lead"] or "", match["optimizer"]), {})
         own.setdefault(match["whose"], []).append(match["setting"])
     groups: dict[tuple[str, str], list[str]] = {}
     for (lead, optimizer), own in settings.items():
-        shown = "; ".join(f"{', '.join(each)} (default of {owner})" for owner, each in own.items())
+        shown = "; ".join(f"{', '.join(settings)} (default of {owner})" for owner, settings in own.items())
         groups.setdefault((lead, shown), []).append(optimizer)
     joined = {
         (lead, optimizer): f"{lead}{' and '.join(optimizers)}: {shown}; the checkpoint does not hold them"
@@ -107,7 +107,7 @@ def merge_default_sentences(lines: Sequence[str]) -> list[str]:
     }
     return list(
         dict.fromkeys(
-            joined[found[text]["lead"] or "", found[text]["optimizer"]] if text in found else text
+            joined[defaults[text]["lead"] or "", defaults[text]["optimizer"]] if text in defaults else text
             for text in lines
         )
     )
@@ -219,7 +219,7 @@ def _count_rules(report: MappingReport) -> str:
     # A chain of rules contains commas itself.
     between = "; " if any("," in rule for rule in rules) else ", "
     counted = between.join(
-        f"{count} {rule}" for rule, count in sorted(rules.items(), key=lambda each: (-each[1], each[0]))
+        f"{count} {rule}" for rule, count in sorted(rules.items(), key=lambda rule: (-rule[1], rule[0]))
     )
     mapped = format_count(len(report.mapped), "entry converted", "entries converted")
     return wrap_sentence(f"{mapped}{': ' if counted else ''}{counted}")
@@ -240,10 +240,10 @@ def _parity_lines(networks: Sequence[Parity]) -> list[str]:
 def _proof_lines(proof: ModelProof) -> list[str]:
     """Return the outputs that differ, and the table of layers around the first difference."""
     lines = [wrap_sentence(clean(proof.sentence))]
-    for each in proof.outputs:
-        if not each.within:
-            size = f"{each.max_abs:.2e}, {each.max_rel:.2e} of the output's scale"
-            lines.append(f"{clean(each.name)}: difference {size}")
+    for output in proof.outputs:
+        if not output.within:
+            size = f"{output.max_abs:.2e}, {output.max_rel:.2e} of the output's scale"
+            lines.append(f"{clean(output.name)}: difference {size}")
     return lines + ([] if proof.comparison is None else layer_lines(proof.comparison))
 
 
@@ -289,21 +289,21 @@ def render_verification(found: Verification, *, quiet: bool) -> str:
     if not quiet:
         lines += render_remarks(found.assumed, found.notes, found.ledger)
         lines.append(wrap_sentence(f"tolerance: {clean(found.tolerance)}"))
-        lines += [wrap_sentence(f"not compared: {clean(each)}") for each in found.not_compared]
+        lines += [wrap_sentence(f"not compared: {clean(reason)}") for reason in found.not_compared]
         lines.append(_verification_verdict(found))
     return "\n".join(lines)
 
 
-def _discrepancy_lines(found: Verification) -> list[str]:
+def _discrepancy_lines(verification: Verification) -> list[str]:
     """Return two lines per discrepancy: where it is, and the values in A and B."""
     lines = []
-    for each in found.discrepancies[:_DISCREPANCIES]:
-        what = f"{each.what} ({clean(each.part)})"
-        lines.append(f"{fit_path(clean(each.path), len(what) + 2)}: {what}")
-        lines.append(f"    {clean(each.a or 'nothing')} -> {clean(each.b or 'nothing')}")
-        lines += [f"    looks like {clean(each.resembles)}"] if each.resembles else []
-    if len(found.discrepancies) > _DISCREPANCIES:
-        lines.append(f"and {len(found.discrepancies) - _DISCREPANCIES:,} more (--json lists all)")
+    for discrepancy in verification.discrepancies[:_DISCREPANCIES]:
+        what = f"{discrepancy.what} ({clean(discrepancy.part)})"
+        lines.append(f"{fit_path(clean(discrepancy.path), len(what) + 2)}: {what}")
+        lines.append(f"    {clean(discrepancy.a or 'nothing')} -> {clean(discrepancy.b or 'nothing')}")
+        lines += [f"    looks like {clean(discrepancy.resembles)}"] if discrepancy.resembles else []
+    if len(verification.discrepancies) > _DISCREPANCIES:
+        lines.append(f"and {len(verification.discrepancies) - _DISCREPANCIES:,} more (--json lists all)")
     return lines
 
 
@@ -319,7 +319,7 @@ _LAYERS_BEFORE, _LAYERS_AFTER = 8, 6
 
 def _model_lines(models: ModelComparison, outputs: Sequence[Parity]) -> list[str]:
     """Return the layers of a model whose outputs differ, and its updates."""
-    layers = [] if all(each.within for each in outputs) else layer_lines(models)
+    layers = [] if all(output.within for output in outputs) else layer_lines(models)
     return [*layers, *_model_training_lines(models.training)]
 
 
@@ -327,11 +327,11 @@ def layer_lines(models: ModelComparison) -> list[str]:
     """Return the table of layers around the first difference, and its cause."""
     if not models.layers:
         return []
-    at = next((n for n, each in enumerate(models.layers) if not each.within), len(models.layers))
+    at = next((n for n, layer in enumerate(models.layers) if not layer.within), len(models.layers))
     shown = models.layers[max(0, at - _LAYERS_BEFORE) : at + _LAYERS_AFTER]
     rows = [
-        (each.a, each.b, f"{each.inputs:.1e}", f"{each.outputs:.1e}", "yes" if each.within else "NO")
-        for each in shown
+        (layer.a, layer.b, f"{layer.inputs:.1e}", f"{layer.outputs:.1e}", "yes" if layer.within else "NO")
+        for layer in shown
     ]
     lines = [render_table(_LAYER_COLUMNS, rows)]
     if len(shown) < len(models.layers):
@@ -341,9 +341,9 @@ def layer_lines(models: ModelComparison) -> list[str]:
     first = models.first
     if first is None:
         return lines
-    place = f"{first.a} / {first.b}" if first.a != first.b else first.a
+    pair = f"{first.a} / {first.b}" if first.a != first.b else first.a
     before = "in" if first.where == "layer" else "before"
-    lines.append(wrap_sentence(f"first difference: {before} {clean(place)}"))
+    lines.append(wrap_sentence(f"first difference: {before} {clean(pair)}"))
     cause = first.cause or "unknown: no tested setting, tensor, axis or order of the layer explains it"
     lines.append(wrap_sentence(f"cause: {clean(cause)}"))
     if first.fix is not None:
@@ -354,96 +354,98 @@ def layer_lines(models: ModelComparison) -> list[str]:
 _UPDATES_SHOWN = 8
 
 
-def _model_training_lines(found: ModelTraining | None) -> list[str]:
+def _model_training_lines(steps: ModelTraining | None) -> list[str]:
     """Return the table of the updates that differ most, the cause, and what no file contains."""
-    if found is None:
+    if steps is None:
         return []
     from ckpttool.verification.training import BOUNDS, describe_state
 
-    dtypes = [each for each in BOUNDS if any(row.dtype == each for row in found.updates)]
-    keys = dict.fromkeys((row.a, row.b, row.step) for row in found.updates)
-    by_type = {(row.a, row.b, row.step, row.dtype): row for row in found.updates}
+    dtypes = [bound for bound in BOUNDS if any(row.dtype == bound for row in steps.updates)]
+    keys = dict.fromkeys((row.a, row.b, row.step) for row in steps.updates)
+    by_type = {(row.a, row.b, row.step, row.dtype): row for row in steps.updates}
     columns = [("tensor of A", "path"), ("tensor of B", "path"), ("step", "right")]
     columns += [(dtype, "right") for dtype in dtypes]
     rows = []
     for a, b, step in [*keys][:_UPDATES_SHOWN]:
-        each = [by_type[a, b, step, dtype] for dtype in dtypes]
-        verdict = "yes" if all(row.within for row in each) else "NO"
-        verdict = "rounding" if any(row.rounding for row in each) else verdict
-        rows.append((a, b, str(step), *(f"{row.relative:.2e}" for row in each), verdict))
-    a, b = (describe_state(each) for each in found.optimizers)
-    title = f"{format_count(found.steps, 'update')} on the {found.loss} loss; A: {a}; B: {b}"
+        deviations = [by_type[a, b, step, dtype] for dtype in dtypes]
+        verdict = "yes" if all(row.within for row in deviations) else "NO"
+        verdict = "rounding" if any(row.rounding for row in deviations) else verdict
+        rows.append((a, b, str(step), *(f"{row.relative:.2e}" for row in deviations), verdict))
+    a, b = (describe_state(optimizer) for optimizer in steps.optimizers)
+    title = f"{format_count(steps.steps, 'update')} on the {steps.loss} loss; A: {a}; B: {b}"
     lines = [wrap_sentence(clean(title)), render_table([*columns, ("within", "left")], rows)]
     if len(keys) > len(rows):
         lines.append(f"{len(rows)} of {len(keys)} updates (--json lists all)")
-    worst = found.worst
+    worst = steps.worst
     if worst is not None:
         text = f"largest difference: {clean(worst.a)}, {worst.relative:.1e} of A's update, step {worst.step}"
         lines.append(wrap_sentence(text))
-    if found.cause is not None:
-        word = "cause" if found.cause.confirmed else "suspected cause"
-        lines.append(wrap_sentence(f"{word}: {clean(found.cause.text)}"))
-        lines += [wrap_sentence(f"fix: {clean(found.cause.fix)}")] if found.cause.fix else []
-    if found.epsilon is not None and found.epsilon.worst.within:
-        text = f"{found.epsilon.text}; updates differ by {found.epsilon.worst.relative:.1e} at most"
+    if steps.cause is not None:
+        word = "cause" if steps.cause.confirmed else "suspected cause"
+        lines.append(wrap_sentence(f"{word}: {clean(steps.cause.text)}"))
+        lines += [wrap_sentence(f"fix: {clean(steps.cause.fix)}")] if steps.cause.fix else []
+    if steps.epsilon is not None and steps.epsilon.worst.within:
+        text = f"{steps.epsilon.text}; updates differ by {steps.epsilon.worst.relative:.1e} at most"
         lines.append(wrap_sentence(clean(text)))
     bounds = " and ".join(f"{BOUNDS[dtype]:g} in {dtype}" for dtype in dtypes)
     lines.append(f"tolerance of updates: relative difference of {bounds}, or twice A's own rounding error")
-    return [*lines, *(wrap_sentence(f"missing: {each}") for each in found.missing)]
+    return [*lines, *(wrap_sentence(f"missing: {entry}") for entry in steps.missing)]
 
 
-def _model_verdict(found: Verification, models: ModelComparison) -> str:
-    wrong = [each.name for each in found.networks if not each.within]
+def _model_verdict(verification: Verification, models: ModelComparison) -> str:
+    wrong = [network.name for network in verification.networks if not network.within]
     training = models.training
     if not wrong and training is not None and not training.within:
         return "FAIL: the outputs match, the updates differ"
     if not wrong:
         pairs = f", {format_count(len(models.layers), 'pair')} of layers compared" if models.layers else ""
-        outputs = format_count(len(found.networks), "output matches", "outputs match")
+        outputs = format_count(len(verification.networks), "output matches", "outputs match")
         updates = "" if training is None else ", all updates agree"
         return f"PASS: {outputs}{pairs}{updates}"
     return wrap_sentence(f"FAIL: the models differ: {clean(abbreviate_list(wrong, 8))}")
 
 
-def _verification_verdict(found: Verification) -> str:
-    if found.models is not None:
-        return _model_verdict(found, found.models)
-    networks = format_count(len(found.networks), "network")
-    wrong = [each.name for each in found.networks if not each.within]
-    parts = list(dict.fromkeys(each.part for each in found.discrepancies))
-    if not found.within:
+def _verification_verdict(result: Verification) -> str:
+    if result.models is not None:
+        return _model_verdict(result, result.models)
+    networks = format_count(len(result.networks), "network")
+    wrong = [network.name for network in result.networks if not network.within]
+    parts = list(dict.fromkeys(discrepancy.part for discrepancy in result.discrepancies))
+    if not result.within:
         differ = [*wrong, *(part for part in parts if part not in wrong)]
-        moved = ["updates"] if found.training is not None and not found.training.within else []
+        moved = ["updates"] if result.training is not None and not result.training.within else []
         return wrap_sentence(f"FAIL: the agents differ: {clean(abbreviate_list([*differ, *moved], 8))}")
-    if sidecar.has_open_entries(found.ledger):
+    if sidecar.has_open_entries(result.ledger):
         return f"FAIL: {networks} match, but a fact that affects the actions was not used"
-    if found.contents is None:
-        return f"PASS: {networks} match" + ("; --all compares the rest" if found.not_compared else "")
-    held = f"{format_count(found.contents.equal, 'entry', 'entries')} equal"
-    facts = f", {format_count(len(found.contents.facts), 'fact')} agree" if found.contents.facts else ""
-    return f"PASS: {f'{networks} match, ' if found.networks else ''}{held}{facts}"
+    if result.contents is None:
+        return f"PASS: {networks} match" + ("; --all compares the rest" if result.not_compared else "")
+    equal = f"{format_count(result.contents.equal, 'entry', 'entries')} equal"
+    facts = f", {format_count(len(result.contents.facts), 'fact')} agree" if result.contents.facts else ""
+    return f"PASS: {f'{networks} match, ' if result.networks else ''}{equal}{facts}"
 
 
-def _training_table(found: TrainStepComparison) -> list[str]:
+def _training_table(training: TrainStepComparison) -> list[str]:
     """Return a row per network and moment: the difference of both sides' updates in each float type."""
     from ckpttool.verification.output_comparison import OWN_ERROR
     from ckpttool.verification.update_comparison import BOUNDS
 
-    keys = dict.fromkeys((each.name, each.step) for each in found.moved)
-    by_type = {(each.name, each.step, each.dtype): each for each in found.moved}
+    keys = dict.fromkeys((update.name, update.step) for update in training.moved)
+    by_type = {(update.name, update.step, update.dtype): update for update in training.moved}
     columns = [("network", "left"), ("step", "right"), *((f"{d} |dA-dB|/|dA|", "right") for d in BOUNDS)]
     rows = []
     for name, step in keys:
-        each = [by_type[name, step, dtype] for dtype in BOUNDS]
-        within = "yes" if all(moved.within for moved in each) else "NO"
-        rows.append((name, str(step), *(f"{moved.relative:.2e}" for moved in each), within))
+        updates = [by_type[name, step, dtype] for dtype in BOUNDS]
+        within = "yes" if all(moved.within for moved in updates) else "NO"
+        rows.append((name, str(step), *(f"{moved.relative:.2e}" for moved in updates), within))
     bounds = " and ".join(f"{bound:g} in {dtype}" for dtype, bound in BOUNDS.items())
     sentence = (
         f"tolerance of updates: relative difference of {bounds}, or {OWN_ERROR:g}x A's own error "
         "if that is larger"
     )
-    different = [wrap_sentence(f"optimizers differ: {clean(each)}") for each in found.differences]
-    title = f"{format_count(found.steps, 'update')} of {found.algorithm}"
+    different = [
+        wrap_sentence(f"optimizers differ: {clean(difference)}") for difference in training.differences
+    ]
+    title = f"{format_count(training.steps, 'update')} of {training.algorithm}"
     return [title, render_table([*columns, ("within", "left")], rows), sentence, *different]
 
 
@@ -501,17 +503,17 @@ _HEADS = ("min", "max", "mean", "std")
 def render_stats(found: Stats, depth: int | None, sort: str, *, quiet: bool) -> str:
     """Return a line per tensor, or with `depth` per module down to that level, then warning signs."""
     if depth is not None:
-        deep = [each for each in found.modules if each.path and each.path.count("/") < depth]
-        rows = [(each.path, each.moments, "") for each in (*deep, found.modules[0])]
+        deep = [module for module in found.modules if module.path and module.path.count("/") < depth]
+        rows = [(module.path, module.moments, "") for module in (*deep, found.modules[0])]
     else:
         rows = [
-            (each.path, each.moments, _histogram_bars(each.histogram)) for each in _sort_tensors(found, sort)
+            (leaf.path, leaf.moments, _histogram_bars(leaf.histogram)) for leaf in _sort_tensors(found, sort)
         ]
     lines = _moments_table(rows)
     lines += [
-        f"{fit_path(clean(each.path), len(sign) + 2)}: {sign}"
-        for each in found.tensors
-        for sign in each.signs
+        f"{fit_path(clean(tensor.path), len(sign) + 2)}: {sign}"
+        for tensor in found.tensors
+        for sign in tensor.signs
     ]
     if quiet:
         return "\n".join(lines)
@@ -521,13 +523,13 @@ def render_stats(found: Stats, depth: int | None, sort: str, *, quiet: bool) -> 
     return "\n".join([*lines, "", f"{format_count(len(found.tensors), 'tensor')}: {everything}"])
 
 
-def _sort_tensors(found: Stats, sort: str) -> Sequence[Any]:
+def _sort_tensors(stats: Stats, sort: str) -> Sequence[Any]:
     if sort == "file":
-        return found.tensors
+        return stats.tensors
     if sort == "name":
-        return sorted(found.tensors, key=lambda each: each.path)
+        return sorted(stats.tensors, key=lambda tensor: tensor.path)
     return sorted(
-        found.tensors, key=lambda each: -(each.moments.size if sort == "size" else each.moments.norm)
+        stats.tensors, key=lambda tensor: -(tensor.moments.size if sort == "size" else tensor.moments.norm)
     )
 
 
@@ -552,8 +554,8 @@ def _moments_table(rows: Iterable[tuple[str, Moments, str]]) -> list[str]:
 def _histogram_bars(histogram: Sequence[int]) -> str:
     if not histogram:
         return ""
-    each = len(histogram) // _HISTOGRAM
-    sums = [sum(histogram[at : at + each]) for at in range(0, len(histogram), each)]
+    width = len(histogram) // _HISTOGRAM
+    sums = [sum(histogram[at : at + width]) for at in range(0, len(histogram), width)]
     most = max(sums)
     return "".join(_BARS[round(count / most * 7)] if count else " " for count in sums)
 
@@ -564,25 +566,25 @@ def render_diff(found: Diff, *, whole: bool, quiet: bool, screen: int | None = N
     `screen` is the number of lines that the text may have; None in a pipe.
     """
     head = [] if quiet else [_diff_verdict(found)]
-    if not quiet and any(each.values is not None for each in found.changed):
+    if not quiet and any(entry.values is not None for entry in found.changed):
         head.append(wrap_sentence(_MEASURES))
     notes = merge_default_sentences(() if quiet else found.notes)
     tail = [] if quiet else _declared_lines(found, whole=whole)
     tail += [wrap_sentence(f"note: {clean(note)}") for note in notes]
-    taken = sum(line.count("\n") + 1 for line in (*head, *tail))
+    shown_lines = sum(line.count("\n") + 1 for line in (*head, *tail))
     for most in (None,) if whole else _MOST_CHANGES:
         lines = _difference_lines(found, most)
-        if screen is None or len(lines) + taken <= screen:
+        if screen is None or len(lines) + shown_lines <= screen:
             break
     return "\n".join((*head, *lines, *tail))
 
 
-def _difference_lines(found: Diff, most: int | None) -> list[str]:
+def _difference_lines(result: Diff, most: int | None) -> list[str]:
     """Return at most `most` changes, and of the entries on each side only as many."""
-    lines = [line for each in found.changed[:most] for line in _change_lines(each)]
-    if most is not None and len(found.changed) > most:
-        lines.append(f"and {len(found.changed) - most:,} more differences (--all shows them)")
-    for word, names in (("left", found.only_left), ("right", found.only_right)):
+    lines = [line for entry in result.changed[:most] for line in _change_lines(entry)]
+    if most is not None and len(result.changed) > most:
+        lines.append(f"and {len(result.changed) - most:,} more differences (--all shows them)")
+    for word, names in (("left", result.only_left), ("right", result.only_right)):
         lines += [f"only {word}: {fit_path(clean(name), len(word) + 7)}" for name in names[:most]]
         if most is not None and len(names) > most:
             lines.append(f"only {word}: and {len(names) - most:,} more (--all shows them)")
@@ -596,18 +598,18 @@ _REASONS = {
 }
 
 
-def _declared_lines(found: Diff, *, whole: bool) -> list[str]:
+def _declared_lines(result: Diff, *, whole: bool) -> list[str]:
     """Return the entries declared to be on one side only: all of them, or the number of each kind."""
     if whole:
-        lines = ((each, f"only {each.side}, {_REASONS[each.what]}") for each in found.declared)
-        return [f"{fit_path(clean(each.path), len(text) + 2)}: {text}" for each, text in lines]
-    sorts = dict.fromkeys((each.side, each.what) for each in found.declared)
+        lines = ((entry, f"only {entry.side}, {_REASONS[entry.what]}") for entry in result.declared)
+        return [f"{fit_path(clean(entry.path), len(text) + 2)}: {text}" for entry, text in lines]
+    sorts = dict.fromkeys((entry.side, entry.what) for entry in result.declared)
     return [
         wrap_sentence(
             f"note: {format_count(len(names), 'entry', 'entries')} only {side}, {_REASONS[what]}: {abbreviate_list(names, 3)}"  # noqa: E501
         )
         for side, what in sorts
-        if (names := [clean(e.path) for e in found.declared if (e.side, e.what) == (side, what)])
+        if (names := [clean(e.path) for e in result.declared if (e.side, e.what) == (side, what)])
     ]
 
 
@@ -630,16 +632,18 @@ def _change_lines(change: ChangedEntry) -> list[str]:
     ]
 
 
-def _diff_verdict(found: Diff) -> str:
-    tensors = format_count(found.equal, "tensor")
-    if found.identical:
-        how = "identical after mapping" if found.by in ("agent", "conversion") else "identical"
-        between = f" ({' -> '.join(str(each) for each in found.layouts)})" if found.by == "agent" else ""
+def _diff_verdict(result: Diff) -> str:
+    tensors = format_count(result.equal, "tensor")
+    if result.identical:
+        how = "identical after mapping" if result.by in ("agent", "conversion") else "identical"
+        between = (
+            f" ({' -> '.join(str(layout) for layout in result.layouts)})" if result.by == "agent" else ""
+        )
         return f"{how}: {tensors}{between}"
-    differing = format_count(len(found.changed), "entry differs", "entries differ")
+    differing = format_count(len(result.changed), "entry differs", "entries differ")
     return (
-        f"{differing}, {len(found.only_left):,} only left, "
-        f"{len(found.only_right):,} only right, {tensors} equal"
+        f"{differing}, {len(result.only_left):,} only left, "
+        f"{len(result.only_right):,} only right, {tensors} equal"
     )
 
 
@@ -659,18 +663,18 @@ def render_diagnosis(found: Diagnosis, *, quiet: bool, alone: bool = True) -> st
     from ckpttool.cli.tree_tables import verdict_line
 
     lines = [verdict_line(found.loading)] if alone and not quiet and found.loading is not None else []
-    for number, each in enumerate(found.findings):
-        lines.append(wrap_sentence(f"{each.topic}: {clean(each.sentence)}"))
+    for number, finding in enumerate(found.findings):
+        lines.append(wrap_sentence(f"{finding.topic}: {clean(finding.sentence)}"))
         # Several findings in a row with one fix: it is below the last one.
         following = {other.fix for other in found.findings[number + 1 : number + 2]}
-        if each.fix and each.fix not in following:
-            lines.append(wrap_sentence(f"    fix: {clean(each.fix)}"))
+        if finding.fix and finding.fix not in following:
+            lines.append(wrap_sentence(f"    fix: {clean(finding.fix)}"))
     if quiet:
         return "\n".join(lines)
     lines += [wrap_sentence(f"note: {clean(note)}") for note in found.notes]
     used = [entry for entry in found.ledger if entry.use == "used"]
     lines += [wrap_sentence(clean(line)) for line in sidecar.describe_entries(used)]
-    lines += [wrap_sentence(f"assumed: {clean(each)}") for each in _merge_assumptions(found.ledger)]
+    lines += [wrap_sentence(f"assumed: {clean(entry)}") for entry in _merge_assumptions(found.ledger)]
     what = f"{clean(found.path)}: {found.format}, layout {found.layout or 'none recognised'}"
     verdict = format_count(len(found.findings), "finding") if found.findings else "no problems found"
     return "\n".join([*lines, wrap_sentence(f"{what}: {verdict}")])

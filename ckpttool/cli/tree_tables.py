@@ -103,24 +103,24 @@ def _remaining_lines(screen: int, around: Sequence[list[str]]) -> int:
     return screen - sum(len(lines) + 1 for part in around if (lines := _screen_lines(part)))
 
 
-def _surrounding_parts(found: CheckpointSummary, view: TreeView) -> list[list[str]]:
+def _surrounding_parts(summary: CheckpointSummary, view: TreeView) -> list[list[str]]:
     """Return the header, and everything below the tree."""
-    table = format_audit(found.checkpoint.code_references) if view.names else []
+    table = format_audit(summary.checkpoint.code_references) if view.names else []
     return [
-        [*_header_lines(found), *_network_lines(found, view)],
-        signature_lines(found.checkpoint.details, terminal_width()),
+        [*_header_lines(summary), *_network_lines(summary, view)],
+        signature_lines(summary.checkpoint.details, terminal_width()),
         table,
-        [wrap_sentence(f"note: {clean(note)}") for note in found.notes],
+        [wrap_sentence(f"note: {clean(note)}") for note in summary.notes],
     ]
 
 
-def _network_lines(found: CheckpointSummary, view: TreeView, *, short: bool = False) -> list[str]:
+def _network_lines(summary: CheckpointSummary, view: TreeView, *, short: bool = False) -> list[str]:
     """Return the dataflow of an agent, else the layers of models, of which `short` lists the classes."""
-    if found.binding is None and not view.models:
+    if summary.binding is None and not view.models:
         return []
     from ckpttool.cli import layer_tables
 
-    if dataflow := layer_tables.dataflow_lines(found):
+    if dataflow := layer_tables.dataflow_lines(summary):
         return dataflow
     return layer_tables.outline_lines(view) if short else layer_tables.architecture_lines(view)
 
@@ -129,17 +129,17 @@ def _screen_lines(part: list[str]) -> list[str]:
     return [line for text in part for line in text.split("\n")]
 
 
-def _header_lines(found: CheckpointSummary, *, roles: bool = True) -> list[str]:
-    checkpoint, totals = found.checkpoint, found.totals
-    layout = found.layout or "none recognised"
+def _header_lines(summary: CheckpointSummary, *, roles: bool = True) -> list[str]:
+    checkpoint, totals = summary.checkpoint, summary.totals
+    layout = summary.layout or "none recognised"
     checks = "no checksums" if checkpoint.integrity == "none" else f"{checkpoint.integrity} checksums"
     written = f", {clean(checkpoint.writer)}" if checkpoint.writer else ""
     lines = [
-        verdict_line(found.verdict),
+        verdict_line(summary.verdict),
         _title_line(checkpoint),
         f"format {checkpoint.format} ({checks}){written}",
-        f"layout {layout}" + (f": {clean(found.evidence)}" if found.evidence else ""),
-        f"{format_count(totals.tensors, 'tensor')}, {format_count(totals.parameters, 'parameter')}{_frozen_suffix(found)}, "  # noqa: E501
+        f"layout {layout}" + (f": {clean(summary.evidence)}" if summary.evidence else ""),
+        f"{format_count(totals.tensors, 'tensor')}, {format_count(totals.parameters, 'parameter')}{_frozen_suffix(summary)}, "  # noqa: E501
         f"{format_size(totals.nbytes)} ({format_size(totals.stored_nbytes)} on disk)",
     ]
     if roles and sum(1 for sums in totals.roles.values() if sums.nbytes) > 1:
@@ -172,9 +172,11 @@ def _title_line(checkpoint: Checkpoint) -> str:
     return f"{title}: {f'{RED}{what}{PLAIN}' if has_colors() else what}"
 
 
-def _frozen_suffix(found: CheckpointSummary) -> str:
+def _frozen_suffix(summary: CheckpointSummary) -> str:
     frozen = sum(
-        row.leaf.size for row in found.tensors if row.leaf.role == "parameter" and row.leaf.trainable is False
+        row.leaf.size
+        for row in summary.tensors
+        if row.leaf.role == "parameter" and row.leaf.trainable is False
     )
     return f" ({frozen:,} frozen)" if frozen else ""
 

@@ -156,9 +156,9 @@ def _help(name: str) -> str:
 
 def _usage(command: Any, words: Sequence[str]) -> str:
     """Return the command with its arguments: those given, then the names of the missing ones."""
-    given = _arguments(command, words[1:])
+    words_given = _arguments(command, words[1:])
     names = [param.metavar or param.name for param in command.params if param.param_type_name == "argument"]
-    missing = [name for name in names[len(given) :] if not name.startswith("[")]
+    missing = [name for name in names[len(words_given) :] if not name.startswith("[")]
     if missing == ["DST"] and "--to" not in words:
         from ckpttool.conversion.targets import list_targets
 
@@ -169,12 +169,12 @@ def _usage(command: Any, words: Sequence[str]) -> str:
 def _arguments(command: Any, words: Sequence[str]) -> list[str]:
     """Return the words that are no options and no values of options."""
     values = {
-        each: param.nargs
+        name: param.nargs
         for param in command.params
         if param.param_type_name == "option" and not (param.is_flag or param.count)
-        for each in param.opts
+        for name in param.opts
     }
-    found: list[str] = []
+    positional: list[str] = []
     skipped = 0
     for word in words:
         if skipped:
@@ -182,8 +182,8 @@ def _arguments(command: Any, words: Sequence[str]) -> list[str]:
         elif word.startswith("-") and word != "-":
             skipped = values.get(word, 0)
         else:
-            found.append(word)
-    return found
+            positional.append(word)
+    return positional
 
 
 def _unknown_command(word: str, words: Sequence[str], commands: Commands) -> UsageError:
@@ -227,7 +227,7 @@ def _unknown_option(
     if name and option in _PROGRAM_OPTIONS:
         hint = f"{option} comes before the command: {NAME} {option} {_PROGRAM_OPTIONS[option]} {name} ..."
         return UsageError(sentence, hint=hint)
-    others = [each for each in commands if name and option in _options(load(each))]
+    others = [candidate for candidate in commands if name and option in _options(load(candidate))]
     if others and name not in commands:  # a path is listed and diagnosed without a command
         owner = "eval" if "eval" in others else others[0]
         return UsageError(sentence, hint=shlex.join((NAME, owner, *words)))
@@ -240,20 +240,20 @@ def _similar(option: str, possibilities: Sequence[str] | None) -> list[str]:
     """Return the options that are similar without their dashes, which all have in common."""
     import difflib
 
-    names = {each.lstrip("-"): each for each in possibilities or ()}
+    names = {possibility.lstrip("-"): possibility for possibility in possibilities or ()}
     return [names[name] for name in difflib.get_close_matches(option.lstrip("-"), names)]
 
 
 def _options(command: Any) -> set[str]:
-    return {each for param in command.params for each in param.opts if each.startswith("-")}
+    return {name for param in command.params for name in param.opts if name.startswith("-")}
 
 
 def _option_hint(text: str, name: str, command: Any) -> str:
     """Return the help command, after the form of an option that has too few values."""
-    found = re.search(r"Option '(--[\w-]+)' requires", text)
-    for param in command.params if found is not None and command is not None else ():
-        if found is not None and found[1] in param.opts and param.metavar:
-            return f"{found[1]} {param.metavar}; see {_help(name)}"
+    match = re.search(r"Option '(--[\w-]+)' requires", text)
+    for param in command.params if match is not None and command is not None else ():
+        if match is not None and match[1] in param.opts and param.metavar:
+            return f"{match[1]} {param.metavar}; see {_help(name)}"
     return _help(name)
 
 
@@ -261,11 +261,11 @@ def _number_error(param: Any, text: str) -> tuple[str, str] | None:
     """Return the expected number and the value, for an option whose value is no number or out of range."""
     name = str(getattr(param.type, "name", "")).partition(" ")[0]
     number = {"int": "a whole number", "integer": "a whole number", "float": "a number"}.get(name)
-    found = re.search(r": (?:'(.*)'|(\S+)) is not (?:a valid|in the range)", text)
-    if number is None or found is None:
+    match = re.search(r": (?:'(.*)'|(\S+)) is not (?:a valid|in the range)", text)
+    if number is None or match is None:
         return None
     least = getattr(param.type, "min", None)
-    value = found[1] if found[2] is None else found[2]
+    value = match[1] if match[2] is None else match[2]
     return number if least is None else f"{number} of at least {least}", value or "nothing"
 
 

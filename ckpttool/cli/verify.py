@@ -52,13 +52,13 @@ class ModelPairOptions:
             return None, None
         from ckpttool.networks.worker import parse_model_spec
 
-        found = []
+        specs = []
         rows = (("a", self.like_a, self.like_args_a), ("b", self.like_b, self.like_args_b))
         for word, factory, arguments in rows:
             if factory is None and arguments is not None:
                 raise UsageError(f"--like-args-{word} requires --like-{word}")
-            found.append(None if factory is None else parse_model_spec(factory, arguments, (), None))
-        return found[0], found[1]
+            specs.append(None if factory is None else parse_model_spec(factory, arguments, (), None))
+        return specs[0], specs[1]
 
 
 def verify(
@@ -93,14 +93,14 @@ def verify(
         loss_a=options.loss_a or models.loss,
         loss_b=options.loss_b or models.loss,
     )
-    first, second = (use_checkpoint(each, quiet=quiet or as_json) for each in (first, second))
+    first, second = (use_checkpoint(side, quiet=quiet or as_json) for side in (first, second))
     with show_progress("verify", quiet=quiet or as_json) as moving:
-        found = verify.verify(first, second, options, progress=moving)
+        verification = verify.verify(first, second, options, progress=moving)
     if as_json:
-        console.print_document(found.document())
+        console.print_document(verification.document())
     else:
         from ckpttool.cli import tables
 
-        console.print_text(tables.render_verification(found, quiet=quiet))
-        next_steps.print_next_steps(next_steps.after_verify, second, found, quiet=quiet)
-    return 0 if found.within and not sidecar.has_open_entries(found.ledger) else 1
+        console.print_text(tables.render_verification(verification, quiet=quiet))
+        next_steps.print_next_steps(next_steps.after_verify, second, verification, quiet=quiet)
+    return 0 if verification.within and not sidecar.has_open_entries(verification.ledger) else 1
