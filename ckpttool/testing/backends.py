@@ -66,8 +66,8 @@ def reference(network: Network, row: dict[str, Sequence[float]]) -> list[list[fl
     return values
 
 
-def _apply(layer: Layer, given: list[list[float]]) -> list[float]:
-    x = given[0]
+def _apply(layer: Layer, rows: list[list[float]]) -> list[float]:
+    x = rows[0]
     match layer:
         case Dense(kernel, bias):
             shift = np.zeros(kernel.shape[1]) if bias is None else bias
@@ -84,7 +84,7 @@ def _apply(layer: Layer, given: list[list[float]]) -> list[float]:
         case Activation(name):
             return [SCALAR[name](xi) for xi in x]
         case Concat():
-            return [xi for part in given for xi in part]
+            return [xi for part in rows for xi in part]
         case Flatten():
             return x
         case Affine(scale, shift):
@@ -101,8 +101,8 @@ def _apply(layer: Layer, given: list[list[float]]) -> list[float]:
         case AtomMean(support, limit):
             groups = [x[at : at + len(support)] for at in range(0, len(x), len(support))]
             weights = [[math.exp(xi - max(group)) for xi in group] for group in groups]
-            shares = [[max(w / math.fsum(each), limit) for w in each] for each in weights]
-            return [math.fsum(w * float(s) for w, s in zip(each, support, strict=True)) for each in shares]
+            shares = [[max(w / math.fsum(weight), limit) for w in weight] for weight in weights]
+            return [math.fsum(w * float(s) for w, s in zip(share, support, strict=True)) for share in shares]
         case Softmax():
             powers = [math.exp(xi - max(x)) for xi in x]
             return [power / math.fsum(powers) for power in powers]
@@ -111,7 +111,7 @@ def _apply(layer: Layer, given: list[list[float]]) -> list[float]:
         case Repeat(count):
             return x * count
         case Multiply():
-            return [math.prod(each) for each in zip(*given, strict=True)]
+            return [math.prod(column) for column in zip(*rows, strict=True)]
         case ArgMax(counts, starts):
             ends = np.cumsum(counts).tolist()
             parts = [x[end - count : end] for end, count in zip(ends, counts, strict=True)]
@@ -243,8 +243,8 @@ class BackendContract:
 
     def check(self, policy: Policy, network: Network, batch: int, tolerance: float = 1e-5) -> None:
         obs = {name: normal(batch, width) for name, width in network.inputs}
-        given = obs if len(obs) > 1 else next(iter(obs.values()))
-        action, state = policy.step(given)
+        inputs = obs if len(obs) > 1 else next(iter(obs.values()))
+        action, state = policy.step(inputs)
         expected = [
             reference(network, {name: a[i].tolist() for name, a in obs.items()})[network.output]
             for i in range(batch)
@@ -293,9 +293,9 @@ class BackendContract:
         self.check(backend.build(scores), scores, 3)
         members = [network, renewed(network)]
         obs = normal(6, 5)
-        found = backend.build(stack_networks(members)).step(obs)[0]
+        choices = backend.build(stack_networks(members)).step(obs)[0]
         alone = [backend.build(n).step(half)[0] for n, half in zip(members, (obs[:3], obs[3:]), strict=True)]
-        np.testing.assert_array_equal(found, np.concatenate(alone))
+        np.testing.assert_array_equal(choices, np.concatenate(alone))
 
     @pytest.mark.parametrize("name", FRACTIONS)
     def test_fractions(self, backend: Backend, name: str) -> None:
@@ -305,8 +305,8 @@ class BackendContract:
     def test_of_equal_values_the_first_is_chosen(self, backend: Backend) -> None:
         policy = backend.build(chain(5, ArgMax((2, 3), (0, 10))))
         rows = [[1, 1, 2, 2, 2], [0, 3, -1, 4, 4], [-1e30, -1e30, -5, -5, -4]]
-        found = policy.step(np.array(rows, np.float32))[0]
-        np.testing.assert_array_equal(found, [[0, 10], [1, 11], [0, 12]])
+        choices = policy.step(np.array(rows, np.float32))[0]
+        np.testing.assert_array_equal(choices, [[0, 10], [1, 11], [0, 12]])
 
     def test_float64_is_computed_in_float64(self, backend: Backend) -> None:
         network = ACTOR.cast("float64")
@@ -321,11 +321,11 @@ class BackendContract:
         for network in (ACTOR, chain(4, dense(4, 4), Activation("relu")), chain(4, Activation("tanh"))):
             policy = backend.build(network)
             x = normal(3, network.inputs[0][1])
-            given, first = x.copy(), policy.step(x)[0]
+            copy, first = x.copy(), policy.step(x)[0]
             kept = first.copy()
             policy.step(x + 1)
             np.testing.assert_array_equal(first, kept)
-            np.testing.assert_array_equal(x, given)
+            np.testing.assert_array_equal(x, copy)
 
     @pytest.mark.parametrize("dtype", ["float32", "float64"])
     @pytest.mark.parametrize("batch", [1, 5])
@@ -334,11 +334,11 @@ class BackendContract:
     ) -> None:
         actors = [renewed(ACTOR).cast(dtype) for _ in range(3)]
         obs = normal(3 * batch, 17).astype(dtype)
-        found = backend.build(stack_networks(actors)).step(obs)[0]
+        actions = backend.build(stack_networks(actors)).step(obs)[0]
         alone = [backend.build(actor).step(obs[i * batch :][:batch])[0] for i, actor in enumerate(actors)]
         tolerance = 1e-5 if dtype == "float32" else 1e-12
-        assert found.dtype == dtype
-        np.testing.assert_allclose(found, np.concatenate(alone), rtol=tolerance, atol=tolerance)
+        assert actions.dtype == dtype
+        np.testing.assert_allclose(actions, np.concatenate(alone), rtol=tolerance, atol=tolerance)
 
     @pytest.mark.parametrize(
         "network",
@@ -349,9 +349,9 @@ class BackendContract:
         members = [network, renewed(network)]
         obs = {name: normal(6, width) for name, width in network.inputs}
         halves = [{name: array[half] for name, array in obs.items()} for half in (slice(3), slice(3, 6))]
-        found = backend.build(stack_networks(members)).step(obs)[0]
+        outputs = backend.build(stack_networks(members)).step(obs)[0]
         alone = [backend.build(n).step(half)[0] for n, half in zip(members, halves, strict=True)]
-        np.testing.assert_allclose(found, np.concatenate(alone), rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(outputs, np.concatenate(alone), rtol=1e-5, atol=1e-5)
 
     def test_axes_are_flattened_in_c_order(self, backend: Backend) -> None:
         policy = backend.build(chain(6, Flatten(), Activation("linear")))

@@ -105,9 +105,9 @@ class FormatContract:
 
     @pytest.fixture
     def checkpoint(self, path: str) -> Checkpoint:
-        found = self.module.read(self.module.claims(Probe(path)))
-        assert isinstance(found, Checkpoint)
-        return found
+        checkpoint = self.module.read(self.module.claims(Probe(path)))
+        assert isinstance(checkpoint, Checkpoint)
+        return checkpoint
 
     def test_it_is_registered_under_its_name(self) -> None:
         check_registration("formats", self.module.NAME)

@@ -20,7 +20,7 @@ from ckpttool.testing.formats import check_registration
 
 def canonical_names(tree: Tree, binding: RecognizedAgent) -> dict[str, Leaf | ValueLeaf]:
     """Return the leaves of the canonical agent by name."""
-    return {display(path): found for path, found in canonical_tree(tree, binding.moves).items()}
+    return {display(path): leaf for path, leaf in canonical_tree(tree, binding.moves).items()}
 
 
 # The layouts that can also hold an agent.
@@ -73,9 +73,9 @@ class LayoutContract:
         agent = canonical_names(tree, binding)
         for part in binding.parts:
             kernels = [
-                found
+                kernel
                 for n in range(len(part.layers))
-                if isinstance(found := agent.get(f"{part.title}/{n}/kernel"), Leaf)
+                if isinstance(kernel := agent.get(f"{part.title}/{n}/kernel"), Leaf)
             ]
             assert len(kernels) == len(part.layers)
             for one, next_one in pairwise(kernels):
@@ -113,12 +113,12 @@ class LayoutContract:
         assert again is not None
         assert set(written) == {move.source for move in again.moves.moves} | again.consumed
         back = canonical_tree(written, again.moves)
-        for path, found in agent.items():
+        for path, leaf in agent.items():
             if path in back or path not in plan.consumed:
-                assert same(back[path], found), display(path)
+                assert same(back[path], leaf), display(path)
         heads = [(part.title, [layer.kind for layer in part.layers]) for part in binding.parts]
         assert heads == [(part.title, [layer.kind for layer in part.layers]) for part in again.parts]
 
     def test_without_its_networks_it_is_not_recognised(self, tree: Tree) -> None:
-        rest = {path: found for path, found in tree.items() if "optimizer" in tree.names[path]}
+        rest = {path: leaf for path, leaf in tree.items() if "optimizer" in tree.names[path]}
         assert recognize_tree(Tree(rest), "agent") is None
